@@ -1,0 +1,59 @@
+"""npusim: which bits and how many cycles an attention schedule gives on NPUs and low-resource GPUs.
+
+``run`` executes one schedule for its values and simulates it for its time; ``compare`` and
+``explore`` build on it.  Submodules for direct use: ``formats`` (numbers), ``errors``.
+Importing npusim imports neither numpy nor a simulator; names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npusim import errors, formats
+    from npusim.run import RunResult, run
+
+__all__ = ["RunResult", "__version__", "errors", "formats", "run"]
+
+__version__ = "0.1.0"
+
+#: Public functions and classes by the module that holds them; public submodules name themselves.
+_HOMES = MappingProxyType(
+    {
+        "RunResult": "npusim.run",
+        "errors": "npusim.errors",
+        "formats": "npusim.formats",
+        "run": "npusim.run",
+    }
+)
+_SUBMODULES = frozenset({"errors", "formats"})
+
+
+class _Package(ModuleType):
+    """Loads public names on first use, and keeps a function where a submodule has its name.
+
+    The import system binds ``npusim.run`` to the module of that name as soon as anyone imports it;
+    users mean the function.
+    """
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - attributes are of any type
+        if name not in _HOMES:
+            raise AttributeError(f"module 'npusim' has no attribute {name!r}")
+        module = importlib.import_module(_HOMES[name])
+        value = module if name in _SUBMODULES else getattr(module, name)
+        super().__setattr__(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in _HOMES and name not in _SUBMODULES:
+            return
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

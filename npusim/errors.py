@@ -1,0 +1,59 @@
+"""Every error npusim raises on purpose, in one tree.
+
+A message names the thing, the value, the limit and the place.  ``cli`` turns any
+:class:`NpusimError` into exit code 2 (1 for :class:`CheckFailedError`).
+"""
+
+from __future__ import annotations
+
+
+class NpusimError(Exception):
+    """Base of all errors that a user's input or a program's description can cause."""
+
+
+class SpecError(NpusimError):
+    """A hardware, workload or measurement file (or an option) is wrong; names file and line."""
+
+
+class TilingError(NpusimError):
+    """Tiling fields contradict the problem, the schedule or the device."""
+
+
+class BufferOverflowError(TilingError):
+    """The tenants of one on-chip buffer need more bytes than it has."""
+
+
+class TensorError(NpusimError):
+    """Input tensors have the wrong keys, shape, dtype or values, or their file is damaged."""
+
+
+class FormatError(NpusimError):
+    """Unknown number format, rounding mode or arithmetic, or operands that do not fit it."""
+
+
+class FlagError(NpusimError):
+    """A flag is set twice, never set, or one more id is needed than the hardware has."""
+
+
+class RaceError(NpusimError):
+    """Two operations touch the same bytes and no chain of flags orders them."""
+
+
+class DeadlockError(NpusimError):
+    """No engine can ever proceed; names each waiting engine, its operation and its flag."""
+
+
+class ProgramError(NpusimError):
+    """A tile program is malformed: impure loop body, illegal program order, missing route."""
+
+
+class UnknownOpcodeError(ProgramError):
+    """An operation has no semantics or no cost for this engine (never a silent 0)."""
+
+
+class OutputError(NpusimError):
+    """A result could not be written; nothing half written is left behind."""
+
+
+class CheckFailedError(NpusimError):
+    """A baseline, a measurement or a golden vector differs by more than allowed (exit 1)."""

@@ -1,0 +1,43 @@
+"""Numbers: formats as data, casts, elementwise arithmetic, reductions and matrix units, bit by bit.
+
+Importing this package imports numpy but not numba; the first call of a kernel does.
+"""
+
+from npusim.formats.cast import ROUNDINGS, cast
+from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
+from npusim.formats.float_format import FORMATS, FloatFormat, get_format
+from npusim.formats.matmul import matmul
+from npusim.formats.mma_arithmetic import MmaArithmetic
+from npusim.formats.mma_registry import ARITHMETICS, get_arithmetic
+from npusim.formats.reductions import reduce_max, reduce_sum
+from npusim.formats.unary import VARIANTS, exp, exp2, log, log2, rcp, rsqrt, tanh
+
+__all__ = [
+    "ARITHMETICS",
+    "FORMATS",
+    "ROUNDINGS",
+    "VARIANTS",
+    "FloatFormat",
+    "MmaArithmetic",
+    "add",
+    "cast",
+    "div",
+    "exp",
+    "exp2",
+    "fma",
+    "get_arithmetic",
+    "get_format",
+    "log",
+    "log2",
+    "matmul",
+    "maximum",
+    "minimum",
+    "mul",
+    "rcp",
+    "reduce_max",
+    "reduce_sum",
+    "rsqrt",
+    "sqrt",
+    "sub",
+    "tanh",
+]

@@ -1,0 +1,108 @@
+"""Numba kernels behind :func:`npusim.formats.cast`: round bit patterns, all integer, once.
+
+Both kernels take the target as one tuple, see ``CastPlan.numbers`` in ``cast.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.jit import float32_bits, kernel
+
+NEAREST_EVEN, NEAREST_AWAY, TOWARD_ZERO, FLOOR, CEIL, ODD = range(6)
+
+
+@kernel
+def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
+    """Round float32 patterns (int32) to nearest even; branch-free so that it vectorises."""
+    width = np.int32(plan[0])
+    floor_exponent = np.int32(plan[1] + 127)
+    top = np.int32(plan[2])
+    over = np.int32(plan[3])
+    nan = np.int32(plan[5])
+    sign_shift = np.int32(plan[6])
+    over_sign = np.int32(plan[7])
+    nan_sign = np.int32(plan[8])
+    pad = np.int32(plan[9])
+    base = np.int32(np.int32(23) - width)
+    for i in range(source.size):
+        pattern = np.int32(source[i])
+        magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
+        sign = np.int32(np.int32(pattern >> np.int32(31)) & np.int32(1))
+        field = np.int32(magnitude >> np.int32(23))
+        hidden = np.int32(0x800000) if field > np.int32(0) else np.int32(0)
+        exponent = max(field, np.int32(1))
+        significand = np.int32(np.int32(magnitude & np.int32(0x7FFFFF)) | hidden)
+        below = max(np.int32(floor_exponent - exponent), np.int32(0))
+        # 25 places drop a 24-bit significand entirely, and keep the shift defined.
+        shift = min(np.int32(base + below), np.int32(25))
+        last = np.int32(np.int32(significand >> shift) & np.int32(1))
+        half = np.int32(np.int32(1) << np.int32(shift - np.int32(1)))
+        rounded = np.int32(np.int32(significand + np.int32(half + np.int32(last - 1))) >> shift)
+        above = max(np.int32(exponent - floor_exponent), np.int32(0))
+        code = np.int32(np.int32(above << width) + rounded)
+        sign = np.int32(sign & over_sign) if code > top else sign
+        code = over if code > top else code
+        is_nan = magnitude > np.int32(0x7F800000)
+        code = nan if is_nan else code
+        sign = np.int32(sign & nan_sign) if is_nan else sign
+        out[i] = np.int32(np.int32(code | np.int32(sign << sign_shift)) << pad)
+
+
+@kernel
+def narrow_float64(source: Any, out: Any, plan: Any, rounding: int) -> None:
+    """Round float64 patterns (int64) in any mode; the only rounding between source and target."""
+    width, floor_exponent = plan[0], plan[1] + 1023
+    top, over, infinity, nan, sign_shift, over_sign, nan_sign, pad = plan[2:]
+    base = 52 - width
+    for i in range(source.size):
+        magnitude = source[i] & 0x7FFFFFFFFFFFFFFF
+        sign = (source[i] >> 63) & 1
+        field = magnitude >> 52
+        hidden = 1 << 52 if field > 0 else 0
+        exponent = max(field, 1)
+        significand = (magnitude & 0xFFFFFFFFFFFFF) | hidden
+        # 54 places drop a 53-bit significand entirely, and keep the shift defined.
+        shift = min(base + max(floor_exponent - exponent, 0), 54)
+        kept = significand >> shift
+        lost = significand & ((1 << shift) - 1)
+        half = 1 << (shift - 1)
+        if rounding == NEAREST_EVEN:
+            up = lost > half or (lost == half and (kept & 1) == 1)
+        elif rounding == NEAREST_AWAY:
+            up = lost >= half
+        elif rounding == FLOOR:
+            up = sign == 1 and lost > 0
+        elif rounding == CEIL:
+            up = sign == 0 and lost > 0
+        else:
+            up = rounding == ODD and lost > 0 and (kept & 1) == 0
+        code = (max(exponent - floor_exponent, 0) << width) + kept + (1 if up else 0)
+        if magnitude > 0x7FF0000000000000:
+            code = nan
+            sign &= nan_sign
+        elif magnitude == 0x7FF0000000000000:
+            code = infinity
+            sign &= over_sign
+        elif code > top:
+            inward = rounding in (TOWARD_ZERO, ODD) or rounding == (CEIL if sign else FLOOR)
+            code = top if inward else over
+            sign = sign if inward else sign & over_sign
+        out[i] = (code | (sign << sign_shift)) << pad
+
+
+@kernel
+def widen_float16(source: Any, out: Any) -> None:
+    """Write the float32 pattern (int32) of every float16 pattern (int16); exact."""
+    for i in range(source.size):
+        pattern = np.int32(source[i])
+        magnitude = np.int32(pattern & np.int32(0x7FFF))
+        sign = np.int32(pattern & np.int32(-0x80000000))
+        moved = np.int32(np.int32(magnitude << np.int32(13)) + np.int32((127 - 15) << 23))
+        special = np.int32(np.int32(magnitude << np.int32(13)) | np.int32(0x7F800000))
+        tiny = np.int32(float32_bits(np.float32(np.float32(magnitude) * np.float32(2.0**-24))))
+        value = special if magnitude >= np.int32(0x7C00) else moved
+        value = tiny if magnitude < np.int32(0x400) else value
+        out[i] = np.int32(value | sign)

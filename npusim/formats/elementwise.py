@@ -1,0 +1,176 @@
+"""Elementwise arithmetic in a named format: one IEEE rounding an operation, hardware NaN rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from npusim.errors import FormatError
+from npusim.formats.cast import Array, cast, widen
+from npusim.formats.float_format import FloatFormat, get_format
+
+MaxNan = Literal["number", "propagate"]
+_NATIVE = ("float32", "float64")
+
+
+def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ...]:
+    """Return the operands as arrays of the format's dtype; Python numbers are converted.
+
+    Raises
+    ------
+    FormatError
+        If an array has another dtype, or the format is not a floating-point one.
+    """
+    if fmt.is_integer:
+        raise FormatError(f"elementwise arithmetic needs a floating-point format, not {fmt.name}")
+    checked = []
+    for position, array in enumerate(arrays):
+        if isinstance(array, (int, float)):
+            checked.append(cast(float(array), fmt))
+            continue
+        values = np.asarray(array)
+        if values.dtype != fmt.dtype:
+            raise FormatError(
+                f"operand {position} has dtype {values.dtype}; {fmt.name} needs {fmt.dtype}"
+            )
+        checked.append(values)
+    return tuple(checked)
+
+
+def _lanes(values: Array, fmt: FloatFormat) -> Array:
+    """Return exact values in a type whose own rounding cannot change the final one.
+
+    float32 has more than 2p + 2 bits for every p <= 11 and covers the exponents of products of
+    5-bit formats; formats with float32's 8-bit exponent need float64, or a product or quotient
+    would be rounded twice near their subnormal range.
+    """
+    wide = widen(values)
+    return wide.astype(np.float64) if fmt.exponent_bits > 5 else wide
+
+
+def _rounded_once(operation: Callable[..., Array], arrays: tuple[Any, ...], name: Any) -> Array:
+    """Apply an IEEE ``operation`` and round its result once, to ``name``."""
+    fmt = get_format(name)
+    operands = check_operands(arrays, fmt)
+    with np.errstate(all="ignore"):
+        if fmt.name in _NATIVE:
+            return np.asarray(operation(*operands))
+        return cast(np.asarray(operation(*(_lanes(item, fmt) for item in operands))), fmt)
+
+
+def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+    """Return ``x + y`` rounded once to ``fmt``.
+
+    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted
+    first).  Overflow gives the format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0)
+    is +0, a NaN result is canonical (float32 and float64: numpy's own NaN).  The same holds for
+    :func:`sub`, :func:`mul`, :func:`div` and :func:`sqrt`.
+
+    Raises
+    ------
+    FormatError
+        On an unknown format or an operand of another dtype.
+
+    Examples
+    --------
+    >>> add(np.float16(2048), np.float16(1), "float16").item()
+    2048.0
+    """
+    return _rounded_once(np.add, (x, y), fmt)
+
+
+def sub(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+    """Return ``x - y`` rounded once to ``fmt``; see :func:`add`."""
+    return _rounded_once(np.subtract, (x, y), fmt)
+
+
+def mul(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+    """Return ``x * y`` rounded once to ``fmt``; see :func:`add`."""
+    return _rounded_once(np.multiply, (x, y), fmt)
+
+
+def div(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+    """Return ``x / y`` rounded once to ``fmt``; x/0 is Inf and 0/0 NaN; see :func:`add`."""
+    return _rounded_once(np.divide, (x, y), fmt)
+
+
+def sqrt(x: Any, fmt: str | FloatFormat) -> Array:
+    """Return the square root of ``x`` rounded once to ``fmt``; sqrt(-0) is -0, see :func:`add`."""
+    return _rounded_once(np.sqrt, (x,), fmt)
+
+
+def fma(x: Any, y: Any, z: Any, fmt: str | FloatFormat) -> Array:
+    """Return ``x * y + z`` rounded once (fused) to ``fmt``; see :func:`add`.
+
+    The float64 sum is rounded to odd (its last bit tells whether anything was lost), so that
+    the rounding to the target sees on which side of a tie the exact sum lies.
+    """
+    target = get_format(fmt)
+    operands = check_operands((x, y, z), target)
+    if target.name == "float64":
+        from npusim.formats import elementwise_kernels
+
+        shaped = np.broadcast_arrays(*operands)
+        first, second, third = (np.ascontiguousarray(item).reshape(-1) for item in shaped)
+        out = np.empty(first.size)
+        elementwise_kernels.fma_float64(first, second, third, out)
+        return out.reshape(shaped[0].shape)
+    with np.errstate(all="ignore"):
+        first, second, third = (widen(item).astype(np.float64) for item in operands)
+        return cast(_add_to_odd(first * second, third), target)
+
+
+def _add_to_odd(x: Array, y: Array) -> Array:
+    """Return the float64 sum rounded to odd; both operands exact, no overflow possible."""
+    total = np.asarray(x + y)
+    virtual = total - x
+    error = np.asarray((x - (total - virtual)) + (y - virtual))
+    bits = total.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    # One step towards the error: away from zero if it has the sum's sign.
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.asarray(np.where(inexact, bits + step, bits)).view(np.float64)
+
+
+def _select(x: Any, y: Any, name: Any, *, nan: str, largest: bool) -> Array:
+    """Return the larger or smaller operand; +0 counts as larger than -0."""
+    from npusim.formats import elementwise_kernels
+
+    fmt = get_format(name)
+    if nan not in ("number", "propagate"):
+        raise FormatError(f"unknown NaN rule {nan!r} of max and min; known: number, propagate")
+    shaped = np.broadcast_arrays(*check_operands((x, y), fmt))
+    signed = np.dtype(f"i{fmt.size_bytes}")
+    first, second = (np.ascontiguousarray(item).reshape(-1).view(signed) for item in shaped)
+    out = np.empty(first.size, signed)
+    rules = (largest, nan == "propagate")
+    elementwise_kernels.select_patterns(first, second, out, pattern_limits(fmt), rules)
+    return out.view(fmt.dtype).reshape(shaped[0].shape)
+
+
+def pattern_limits(fmt: FloatFormat) -> tuple[int, int, int]:
+    """Return all magnitude bits, the largest pattern that is no NaN, and the canonical NaN."""
+    last = fmt.max_code + (1 if fmt.has_infinity else 0)
+    every = (1 << (8 * fmt.size_bytes - 1)) - 1
+    return every, last << fmt.storage_shift, fmt.canonical_nan_bits
+
+
+def maximum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
+    """Return the larger of ``x`` and ``y``; max(-0, +0) is +0.
+
+    ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (NVIDIA
+    ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (``max.NaN``).
+
+    Raises
+    ------
+    FormatError
+        On an unknown format or rule or an operand of another dtype.
+    """
+    return _select(x, y, fmt, nan=nan, largest=True)
+
+
+def minimum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
+    """Return the smaller of ``x`` and ``y``; min(-0, +0) is -0; NaN as in :func:`maximum`."""
+    return _select(x, y, fmt, nan=nan, largest=False)

@@ -1,0 +1,140 @@
+"""Numba kernels of elementwise functions: the same bits on every CPU, and speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.exponential import (
+    LN2,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    RELATIVE_ERROR,
+    expm1_polynomial,
+)
+from npusim.formats.jit import bits_float64, float32_bits, fma32, fma64, inline, kernel
+
+_expm1 = inline(expm1_polynomial)
+
+#: Coefficients of exp2p, highest power first (golden/README.md).
+_P6 = np.float32(float.fromhex("0x1.c3c16ap-13"))
+_P5 = np.float32(float.fromhex("0x1.4739acp-10"))
+_P4 = np.float32(float.fromhex("0x1.3d0428p-7"))
+_P3 = np.float32(float.fromhex("0x1.c68922p-5"))
+_P2 = np.float32(float.fromhex("0x1.ebfd64p-3"))
+_P1 = np.float32(float.fromhex("0x1.62e42ap-1"))
+
+
+@kernel
+def fma_float64(x: Any, y: Any, z: Any, out: Any) -> None:
+    """Fused multiply-add of flat float64 arrays."""
+    for i in range(out.size):
+        out[i] = fma64(x[i], y[i], z[i])
+
+
+@kernel
+def exp2p_float32(x: Any, out: Any) -> None:
+    """Polynomial 2**x of flat float32 arrays into int32 patterns; 0 unless x > -126."""
+    for i in range(out.size):
+        value = x[i]
+        inside = value > np.float32(-126.0)
+        safe = min(value, np.float32(128.0)) if inside else np.float32(0.0)
+        whole = np.float32(np.floor(safe))
+        f = np.float32(safe - whole)
+        p = fma32(_P6, f, _P5)
+        p = fma32(p, f, _P4)
+        p = fma32(p, f, _P3)
+        p = fma32(p, f, _P2)
+        p = fma32(p, f, _P1)
+        p = fma32(p, f, np.float32(1.0))
+        power = np.int32(np.int32(whole) << np.int32(23))
+        bits = np.int32(np.int32(float32_bits(p)) + power)
+        out[i] = bits if inside else np.int32(0)
+
+
+@kernel
+def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
+    """Compute exp (or 2**x) of flat float32 arrays; flags results the error bound leaves undecided."""
+    for i in range(out.size):
+        value = np.float64(x[i])
+        # Past these limits the result is 0 or Inf; NaN fails both comparisons and stays.
+        limited = -160.0 if value < -160.0 else value
+        limited = 160.0 if limited > 160.0 else limited
+        if binary:
+            whole = np.rint(limited)
+            r = (limited - whole) * LN2
+        else:
+            whole = np.rint(limited * LOG2_E)
+            r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
+        is_number = not np.isnan(value)
+        steps = np.int64(whole) if is_number else np.int64(0)
+        scale = bits_float64(np.uint64((steps + 1023) << 52))
+        result = (1.0 + _expm1(r)) * scale
+        low = np.float32(result * (1.0 - RELATIVE_ERROR))
+        high = np.float32(result * (1.0 + RELATIVE_ERROR))
+        out[i] = np.float32(result)
+        undecided[i] = is_number and low != high
+
+
+@kernel
+def exp_float64(x: Any, out: Any) -> None:
+    """Compute exp of flat float64 arrays, within 2**-49 (not claimed to be correctly rounded)."""
+    for i in range(out.size):
+        value = x[i]
+        limited = -800.0 if value < -800.0 else value
+        limited = 800.0 if limited > 800.0 else limited
+        whole = np.rint(limited * LOG2_E)
+        r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
+        steps = np.int64(0) if np.isnan(value) else np.int64(whole)
+        # Two factors, because 2**whole alone can leave the float64 range.
+        half = steps >> 1
+        first = bits_float64(np.uint64((half + 1023) << 52))
+        second = bits_float64(np.uint64((steps - half + 1023) << 52))
+        out[i] = ((1.0 + _expm1(r)) * first) * second
+
+
+@kernel
+def gather(table: Any, patterns: Any, out: Any) -> None:
+    """``table[pattern]`` of flat unsigned patterns; the table covers every pattern."""
+    for i in range(patterns.size):
+        out[i] = table[patterns[i]]
+
+
+@kernel
+def select_patterns(x: Any, y: Any, out: Any, limits: Any, rules: Any) -> None:
+    """Larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
+
+    Patterns compare as integers once those of negative numbers have their magnitude inverted,
+    and +0 comes out above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
+    """
+    largest, propagate = rules
+    top, infinity, nan = limits
+    for i in range(out.size):
+        first, second = np.int64(x[i]), np.int64(y[i])
+        first_nan = (first & top) > infinity
+        second_nan = (second & top) > infinity
+        first_key = first ^ top if first < 0 else first
+        second_key = second ^ top if second < 0 else second
+        takes_first = first_key >= second_key if largest else first_key <= second_key
+        takes_first = (takes_first or second_nan) and not first_nan
+        chosen = first if takes_first else second
+        lost = first_nan or second_nan if propagate else first_nan and second_nan
+        out[i] = nan if lost else chosen
+
+
+@kernel
+def max_rows(x: Any, out: Any, limits: Any) -> None:
+    """Largest pattern of each row of a 2-D array of signed patterns; NaN only if all are."""
+    top, infinity, nan = limits
+    lowest = -top - 1
+    for row in range(x.shape[0]):
+        best = np.int64(lowest)
+        for column in range(x.shape[1]):
+            pattern = np.int64(x[row, column])
+            key = pattern ^ top if pattern < 0 else pattern
+            key = lowest if (pattern & top) > infinity else key
+            best = max(best, key)
+        pattern = best ^ top if best < 0 else best
+        out[row] = nan if best == lowest else pattern

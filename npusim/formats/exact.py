@@ -1,0 +1,134 @@
+"""Exact rounding of rationals, and elementary functions to any precision (the slow, sure path).
+
+``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments
+whose result is rational are answered exactly, all other results are irrational, so that enough
+digits always decide on which side of a rounding boundary they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Context, Decimal
+from fractions import Fraction
+
+from npusim.errors import FormatError
+from npusim.formats.float_format import FloatFormat
+
+#: Digits of the working precision.  The worst float32 case of these functions is decided by
+#: about 60 bits (18 digits); float16 and bfloat16 need fewer.
+DIGITS = 60
+_CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
+
+
+def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
+    """Return the code (sign bit apart) of ``abs(value)`` rounded to ``fmt``, unbounded above.
+
+    A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for
+    ``floor`` and ``ceil``.
+
+    Raises
+    ------
+    FormatError
+        If the rounding mode is unknown.
+    """
+    magnitude = abs(value)
+    if magnitude == 0:
+        return 0
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    while Fraction(2) ** exponent > magnitude:
+        exponent -= 1
+    while Fraction(2) ** (exponent + 1) <= magnitude:
+        exponent += 1
+    exponent = max(exponent, fmt.min_exponent)
+    scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
+    kept = scaled.numerator // scaled.denominator
+    lost = scaled - kept
+    if rounding in ("nearest_even", "none", "rint"):
+        up = lost > Fraction(1, 2) or (lost == Fraction(1, 2) and kept % 2 == 1)
+    elif rounding == "nearest_away":
+        up = lost >= Fraction(1, 2)
+    elif rounding == "toward_zero":
+        up = False
+    elif rounding == "floor":
+        up = lost > 0 and value < 0
+    elif rounding == "ceil":
+        up = lost > 0 and value > 0
+    elif rounding == "odd":
+        up = lost > 0 and kept % 2 == 0
+    else:
+        raise FormatError(f"unknown rounding mode {rounding!r}")
+    return ((exponent - fmt.min_exponent) << fmt.mantissa_bits) + kept + up
+
+
+def _decimal(value: Fraction) -> Decimal:
+    """Return a rational as a decimal of working precision (binary floats: exact enough)."""
+    exact = Context(prec=400, Emin=-(10**9), Emax=10**9)
+    return exact.divide(Decimal(value.numerator), Decimal(value.denominator))
+
+
+def _is_power_of_two(value: Fraction) -> bool:
+    return value.numerator & (value.numerator - 1) == 0 and (
+        value.denominator & (value.denominator - 1) == 0
+    )
+
+
+def _log2_exact(value: Fraction) -> int:
+    return value.numerator.bit_length() - value.denominator.bit_length()
+
+
+def _square_root(value: Fraction) -> Fraction | None:
+    """Return the rational square root, if there is one."""
+    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    if top * top == value.numerator and bottom * bottom == value.denominator:
+        return Fraction(top, bottom)
+    return None
+
+
+def function_value(name: str, x: Fraction) -> Fraction:
+    """Return ``name(x)`` exactly if rational, else within 10**-58 relative.
+
+    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh; ``x`` is inside the domain.
+
+    Raises
+    ------
+    FormatError
+        If the function is unknown.
+    """
+    context = _CONTEXT
+    match name:
+        case "exp":
+            return Fraction(1) if x == 0 else Fraction(context.exp(_decimal(x)))
+        case "exp2":
+            if x.denominator == 1:
+                return Fraction(2) ** x.numerator
+            return Fraction(context.exp(context.multiply(_decimal(x), context.ln(Decimal(2)))))
+        case "log":
+            return Fraction(0) if x == 1 else Fraction(context.ln(_decimal(x)))
+        case "log2":
+            if _is_power_of_two(x):
+                return Fraction(_log2_exact(x))
+            return Fraction(context.divide(context.ln(_decimal(x)), context.ln(Decimal(2))))
+        case "rcp":
+            return 1 / x
+        case "rsqrt":
+            root = _square_root(x)
+            if root is not None:
+                return 1 / root
+            return Fraction(context.divide(Decimal(1), context.sqrt(_decimal(x))))
+        case "tanh":
+            return _tanh(x)
+    raise FormatError(f"no exact oracle for function {name!r}")
+
+
+def _tanh(x: Fraction) -> Fraction:
+    """Return tanh within 10**-50 relative; small arguments lose digits, so they get more."""
+    if x == 0:
+        return Fraction(0)
+    if abs(x) > 200:
+        # 1 - tanh(x) < 10**-170: nothing distinguishes it from just below one.
+        return Fraction(1 if x > 0 else -1) * (1 - Fraction(1, 10**150))
+    context = Context(prec=DIGITS + 60, Emin=-(10**9), Emax=10**9)
+    if abs(x) < Fraction(1, 10**20):
+        return x - x**3 / 3  # next term below 10**-80 relative
+    growth = context.exp(context.multiply(Decimal(2), _decimal(x)))
+    return Fraction(context.divide(context.subtract(growth, Decimal(1)), context.add(growth, 1)))

@@ -1,0 +1,115 @@
+"""Elementary functions in float64 by fixed sequences of IEEE operations.
+
+Only ``+ - * /``, square root and exact scaling are used, in one written order, so the bits are
+the same on every machine (numpy's own ``exp`` and ``log`` change with the CPU's dispatch).  Each
+function states the relative error it stays within; callers that claim correct rounding test
+against that bound and hand the undecided inputs to :mod:`npusim.formats.exact`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.cast import Array
+
+#: Every function here is within this relative error of the true value (tested, 4x slack).
+RELATIVE_ERROR = 2.0**-49
+
+LOG2_E = float.fromhex("0x1.71547652b82fep+0")
+#: ln 2 in two parts; the first has 32 trailing zero bits, so its product with an exponent is exact.
+LN2_HIGH = float.fromhex("0x1.62e42feep-1")
+LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+LN2 = float.fromhex("0x1.62e42fefa39efp-1")
+
+
+def expm1_polynomial(r: Array) -> Array:
+    """Return exp(r) - 1 for abs(r) <= 0.35: Taylor to degree 13 (next term below 2**-57)."""
+    tail: Any = 1.0 / 6227020800.0
+    tail = tail * r + 1.0 / 479001600.0
+    tail = tail * r + 1.0 / 39916800.0
+    tail = tail * r + 1.0 / 3628800.0
+    tail = tail * r + 1.0 / 362880.0
+    tail = tail * r + 1.0 / 40320.0
+    tail = tail * r + 1.0 / 5040.0
+    tail = tail * r + 1.0 / 720.0
+    tail = tail * r + 1.0 / 120.0
+    tail = tail * r + 1.0 / 24.0
+    tail = tail * r + 1.0 / 6.0
+    tail = tail * r + 0.5
+    return r + (r * r) * tail
+
+
+def exp64(x: Array) -> Array:
+    """Return exp(x), float64 in and out; NaN stays NaN, large arguments give Inf or 0."""
+    limited = np.clip(x, -800.0, 800.0)
+    whole = np.rint(limited * LOG2_E)
+    r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
+    return _scaled(1.0 + expm1_polynomial(r), whole)
+
+
+def exp2_64(x: Array) -> Array:
+    """Return 2**x, float64 in and out; exact for whole x."""
+    limited = np.clip(x, -1200.0, 1200.0)
+    whole = np.rint(limited)
+    return _scaled(1.0 + expm1_polynomial((limited - whole) * LN2), whole)
+
+
+def _scaled(value: Array, whole: Array) -> Array:
+    """Return value * 2**whole; a NaN exponent keeps the NaN of ``value``."""
+    steps = np.where(np.isnan(whole), 0.0, whole).astype(np.int32)
+    return np.asarray(np.ldexp(value, steps))
+
+
+def _log_parts(x: Array) -> tuple[Array, Array]:
+    """Return (exponent, natural log of the mantissa in [sqrt(1/2), sqrt(2))) of positive x."""
+    mantissa, exponent = np.frexp(x)
+    small = mantissa < float.fromhex("0x1.6a09e667f3bcdp-1")
+    mantissa = np.where(small, 2.0 * mantissa, mantissa)
+    power = (exponent - small).astype(np.float64)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square = s * s
+    tail: Any = 1.0 / 25.0
+    for odd in range(23, 1, -2):
+        tail = tail * square + 1.0 / odd
+    return power, 2.0 * s + 2.0 * s * (square * tail)
+
+
+def _of_positive(x: Array, value: Array) -> Array:
+    """Return ``value`` where x is positive and finite; log of 0 is -Inf, of negatives NaN."""
+    out = np.where(x > 0, value, np.where(x == 0, -np.inf, np.nan))
+    return np.asarray(np.where(np.isposinf(x), np.inf, out))
+
+
+def log64(x: Array) -> Array:
+    """Return the natural logarithm, float64 in and out."""
+    usable = np.where((x > 0) & np.isfinite(x), x, 1.0)
+    power, fraction = _log_parts(usable)
+    return _of_positive(x, power * LN2_HIGH + (fraction + power * LN2_LOW))
+
+
+def log2_64(x: Array) -> Array:
+    """Return the binary logarithm, float64 in and out; exact for powers of two."""
+    usable = np.where((x > 0) & np.isfinite(x), x, 1.0)
+    power, fraction = _log_parts(usable)
+    return _of_positive(x, power + fraction * LOG2_E)
+
+
+def tanh64(x: Array) -> Array:
+    """Return the hyperbolic tangent, float64 in and out; -0 stays -0."""
+    magnitude = np.minimum(np.abs(x), 30.0)  # tanh(30) is 1 to 86 bits; NaN passes through
+    doubled = 2.0 * magnitude
+    near = expm1_polynomial(np.minimum(doubled, 0.34))
+    growth = np.where(doubled < 0.34, near, exp64(doubled) - 1.0)
+    return np.asarray(np.copysign(growth / (growth + 2.0), x))
+
+
+def rcp64(x: Array) -> Array:
+    """Return 1 / x, float64 in and out; 1/±0 is ±Inf."""
+    return np.asarray(1.0 / x)
+
+
+def rsqrt64(x: Array) -> Array:
+    """Return 1 / sqrt(x), float64 in and out; of ±0 ±Inf, of negatives NaN."""
+    return np.asarray(1.0 / np.sqrt(x))

@@ -1,0 +1,169 @@
+"""Number formats as data: widths, limits and NaN convention of every format npusim computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from npusim.formats.lookup import lookup
+
+NanConvention = Literal["ieee", "all_ones", "none"]
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """A binary number format: sign, exponent and mantissa widths, and where NaN and Inf live.
+
+    Attributes
+    ----------
+    name, bits
+        Registry name and the width of an encoding (tf32: 19 bits, stored in 32).
+    exponent_bits, mantissa_bits, bias
+        Field widths; a normal value is ``(1 + m / 2**mantissa_bits) * 2**(e - bias)``.
+    has_infinity
+        False for ``float8_e4m3fn`` and ``int8``.
+    nan
+        ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: only exponent and mantissa
+        all ones (OCP E4M3); ``none``: no NaN (int8).
+    dtype
+        The numpy dtype arrays of this format are stored in.
+    canonical_nan_bits
+        The NaN a computed result carries: sign 0, all other bits 1, as NVIDIA hardware returns
+        (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.
+
+    Notes
+    -----
+    Source: IEEE 754-2019 (float16/32/64), OCP 8-bit Floating Point Specification 1.0 (FP8),
+    PTX ISA (tf32: the float32 layout with 10 mantissa bits, low 13 bits zero).
+    """
+
+    name: str
+    bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    has_infinity: bool
+    nan: NanConvention
+    dtype: np.dtype[Any]
+    canonical_nan_bits: int
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values are whole numbers (int8)."""
+        return self.exponent_bits == 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one stored element (tf32 is stored as float32: 4)."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal value (and of every subnormal)."""
+        return 1 - self.bias
+
+    @property
+    def max_code(self) -> int:
+        """Encoding of the largest finite value, without unused storage bits."""
+        if self.is_integer:
+            return 127
+        all_ones = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+        if self.nan == "all_ones":
+            return all_ones - 1
+        return all_ones - (1 << self.mantissa_bits)
+
+    @property
+    def storage_shift(self) -> int:
+        """Unused low bits of the stored pattern (13 for tf32 in float32, else 0)."""
+        return 8 * self.size_bytes - self.bits
+
+    @property
+    def max_finite(self) -> float:
+        """Largest finite value."""
+        if self.is_integer:
+            return 127.0
+        significand = (1 << self.mantissa_bits) | (self.max_code & ((1 << self.mantissa_bits) - 1))
+        exponent = (self.max_code >> self.mantissa_bits) - self.bias
+        return significand * 2.0 ** (exponent - self.mantissa_bits)
+
+    @property
+    def min_normal(self) -> float:
+        """Smallest positive normal value (1 for int8)."""
+        return 1.0 if self.is_integer else 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        """Smallest positive value, the spacing of all subnormals (1 for int8)."""
+        return 1.0 if self.is_integer else self.min_normal * 2.0**-self.mantissa_bits
+
+    @property
+    def bits_dtype(self) -> np.dtype[Any]:
+        """Unsigned integer dtype of the same size as ``dtype``, for bit patterns."""
+        return np.dtype(f"u{self.size_bytes}")
+
+
+def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
+    """Return a format with Inf and IEEE NaN; bias is half the exponent range."""
+    return FloatFormat(
+        name=name,
+        bits=1 + exponent_bits + mantissa_bits,
+        exponent_bits=exponent_bits,
+        mantissa_bits=mantissa_bits,
+        bias=(1 << (exponent_bits - 1)) - 1,
+        has_infinity=True,
+        nan="ieee",
+        dtype=np.dtype(dtype),
+        canonical_nan_bits=(1 << (8 * np.dtype(dtype).itemsize - 1)) - 1,
+    )
+
+
+def _all_formats() -> Mapping[str, FloatFormat]:
+    """Build the registry."""
+    float64 = FloatFormat(
+        "float64", 64, 11, 52, 1023, True, "ieee", np.dtype(np.float64), 0x7FF8 << 48
+    )
+    e4m3 = FloatFormat(
+        "float8_e4m3fn", 8, 4, 3, 7, False, "all_ones", np.dtype(ml_dtypes.float8_e4m3fn), 0x7F
+    )
+    int8 = FloatFormat("int8", 8, 0, 7, 0, False, "none", np.dtype(np.int8), 0)
+    formats = (
+        float64,
+        _ieee("float32", 8, 23, np.float32),
+        _ieee("tf32", 8, 10, np.float32),
+        _ieee("bfloat16", 8, 7, ml_dtypes.bfloat16),
+        _ieee("float16", 5, 10, np.float16),
+        e4m3,
+        _ieee("float8_e5m2", 5, 2, ml_dtypes.float8_e5m2),
+        int8,
+    )
+    return MappingProxyType({item.name: item for item in formats})
+
+
+FORMATS: Mapping[str, FloatFormat] = _all_formats()
+
+
+def get_format(name: str | FloatFormat) -> FloatFormat:
+    """Return the format called ``name``; a :class:`FloatFormat` is returned as it is.
+
+    Raises
+    ------
+    FormatError
+        If the name is unknown; lists near names.
+
+    Examples
+    --------
+    >>> get_format("float8_e4m3fn").max_finite
+    448.0
+    """
+    return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
+
+
+def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
+    """Return the format stored as ``dtype`` (float32, not tf32, for ``np.float32``), if any."""
+    by_dtype = {item.dtype: item for item in FORMATS.values() if item.name != "tf32"}
+    return by_dtype.get(np.dtype(dtype))

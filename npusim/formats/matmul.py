@@ -1,0 +1,207 @@
+"""Matrix multiplication as a named matrix unit computes it, every bit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from npusim.errors import FormatError
+from npusim.formats.cast import Array, cast, widen
+from npusim.formats.float_format import FloatFormat
+from npusim.formats.mma_arithmetic import MmaArithmetic
+from npusim.formats.mma_paths import Path, Problem, multiply
+from npusim.formats.mma_registry import get_arithmetic
+
+#: Environment variable naming the number of threads when ``threads`` is not given.
+THREADS_VARIABLE = "NPUSIM_THREADS"
+
+
+def thread_count(threads: int | None) -> int:
+    """Return ``threads``, else ``NPUSIM_THREADS``, else 1.
+
+    Raises
+    ------
+    FormatError
+        If the number is not a positive integer.
+    """
+    text = os.environ.get(THREADS_VARIABLE, "1") if threads is None else str(threads)
+    if not text.isdecimal() or int(text) < 1:
+        raise FormatError(f"threads ({THREADS_VARIABLE}) is {text!r}; must be a positive integer")
+    return int(text)
+
+
+def _check(values: Any, fmt: FloatFormat, role: str, name: str) -> Array:
+    """Return an operand as an array of its format's dtype with at least two axes."""
+    array = np.asarray(values)
+    if array.dtype != fmt.dtype:
+        raise FormatError(
+            f"{name}: {role} is {fmt.name}, needs dtype {fmt.dtype}; got {array.dtype}"
+        )
+    if array.ndim < 2:
+        raise FormatError(f"{name}: {role} of shape {array.shape}; needs at least two axes")
+    return array
+
+
+def _check_shapes(
+    a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
+) -> tuple[int, ...]:
+    """Return the shape of the result.
+
+    Raises
+    ------
+    FormatError
+        If the shapes do not fit one another or the instruction.
+    """
+    name = arithmetic.name
+    (rows, depth), (b_depth, columns) = a.shape[-2:], b.shape[-2:]
+    if depth != b_depth:
+        raise FormatError(f"{name}: A has K = {depth}, B has K = {b_depth}")
+    if depth % arithmetic.k:
+        raise FormatError(
+            f"{name}: K = {depth} is not a multiple of the instruction's K = {arithmetic.k}"
+        )
+    try:
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise FormatError(
+            f"{name}: leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast"
+        ) from None
+    shape = (*lead, rows, columns)
+    if c is not None:
+        try:
+            fits = np.broadcast_shapes(c.shape, shape) == shape
+        except ValueError:
+            fits = False
+        if not fits or c.shape[-2:] != shape[-2:]:
+            raise FormatError(f"{name}: C has shape {c.shape}; the result has {shape}")
+    return shape
+
+
+def checked_operands(
+    a: Any, b: Any, c: Any, arithmetic: MmaArithmetic
+) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
+    """Return A, B and C as arrays and the shape of the result.
+
+    Raises
+    ------
+    FormatError
+        If a dtype or a shape does not fit.
+    """
+    first = _check(a, arithmetic.a, "A", arithmetic.name)
+    second = _check(b, arithmetic.b, "B", arithmetic.name)
+    third = None if c is None else _check(c, arithmetic.acc, "C", arithmetic.name)
+    return first, second, third, _check_shapes(first, second, third, arithmetic)
+
+
+def _values(array: Array, fmt: FloatFormat) -> Array:
+    """Return operand values as float32 (float64 for float64); tf32 drops its low 13 bits."""
+    wide = np.ascontiguousarray(widen(array))
+    if fmt.name == "tf32":
+        # A NaN whose payload lies in the dropped bits must stay a NaN.
+        quiet = np.where(np.isnan(wide), np.float32(np.nan), wide)
+        return (quiet.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return wide
+
+
+def _permuted(values: Array, arithmetic: MmaArithmetic, axis: int) -> Array:
+    """Return the operand with each instruction's k in the order of its index groups."""
+    if arithmetic.index_groups is None:
+        return values
+    order = np.concatenate([np.array(group) for group in arithmetic.index_groups])
+    starts = np.arange(0, values.shape[axis], arithmetic.k)
+    permuted: Array = np.take(values, (starts[:, None] + order).reshape(-1), axis=axis)
+    return permuted
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    arithmetic: str | MmaArithmetic,
+    threads: int | None = None,
+) -> Array:
+    """Return ``a @ b + c`` as chained instructions of one matrix unit compute it.
+
+    Parameters
+    ----------
+    a, b
+        ``(..., M, K)`` and ``(..., K, N)`` in the arithmetic's input dtypes (tf32: float32, its
+        low 13 bits are dropped); leading axes broadcast.
+    c
+        ``(..., M, N)`` in the accumulator's dtype, or None for zeros; part of the first block.
+    arithmetic
+        A name in ``ARITHMETICS`` or a value of that type.
+    threads
+        Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.
+
+    Returns
+    -------
+    ndarray
+        ``(..., M, N)`` in the accumulator's dtype.  NaN results are canonical; overflow gives
+        Inf; an exact zero is +0.
+
+    Raises
+    ------
+    FormatError
+        On an unknown arithmetic, a dtype or shape that does not fit, or K that is no multiple
+        of the instruction's.
+
+    Notes
+    -----
+    Source of the algorithm: reference/numerics.md §1; checked against every vector of
+    ``golden/mma_h200.npz`` and ``golden/mma_leeds.npz``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.ones((1, 4), np.float16)
+    >>> matmul(x, x.T, arithmetic="volta.mma.k4.f16.f32").item()
+    4.0
+    """
+    chosen = get_arithmetic(arithmetic)
+    return matmul_on_path(a, b, c, arithmetic=chosen, threads=thread_count(threads), path=None)
+
+
+def matmul_on_path(
+    a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads: int, path: Path | None
+) -> Array:
+    """As :func:`matmul`, on a given path (tests compare them); None chooses the fastest."""
+    first, second, third, shape = checked_operands(a, b, c, arithmetic)
+    out = np.zeros(shape, np.float64 if arithmetic.acc.name == "float64" else np.float32)
+    if third is not None:
+        out[...] = widen(third)
+    if out.size and first.shape[-1]:
+        left = _permuted(_values(first, arithmetic.a), arithmetic, -1)
+        right = _permuted(_values(second, arithmetic.b), arithmetic, -2)
+        problem = Problem(
+            arithmetic=arithmetic,
+            a=left.reshape(-1, *first.shape[-2:]),
+            b=right.reshape(-1, *second.shape[-2:]),
+            out=out.reshape(-1, *shape[-2:]),
+            a_of=_batch_index(first.shape[:-2], shape[:-2]),
+            b_of=_batch_index(second.shape[:-2], shape[:-2]),
+        )
+        with np.errstate(all="ignore"):
+            multiply(problem, threads, path)
+    return _canonical(out, arithmetic)
+
+
+def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """Return for each matrix of the result which matrix of an operand it uses."""
+    own = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
+    return np.ascontiguousarray(np.broadcast_to(own, shape)).reshape(-1)
+
+
+def _canonical(out: Array, arithmetic: MmaArithmetic) -> Array:
+    """Return the results in the accumulator's dtype, every NaN canonical."""
+    if arithmetic.acc.bits < 32:
+        return cast(out, arithmetic.acc)
+    is_nan = np.isnan(out)
+    if is_nan.any():
+        out.view(arithmetic.acc.bits_dtype)[is_nan] = arithmetic.acc.canonical_nan_bits
+    return out
+
+

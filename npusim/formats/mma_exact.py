@@ -1,0 +1,93 @@
+"""Fast numba kernel of matrix units that add a block exactly and round once (Ascend Cube).
+
+Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one
+power of two and the terms span at most 51 bits (then no addition rounds), or if its error bound
+cannot move it across a float32 rounding boundary.  The rest takes the scalar path.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
+from npusim.formats.mma_scalar import exact_block, special_sum
+
+#: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
+#: 33 * 2**-53 with a factor of almost 4 to spare.
+ERROR_BOUND = 2.0**-46
+
+
+@inline
+def lowest_bit(x: Any) -> Any:
+    """Return the value of the lowest set bit of a normal float64 (Inf and NaN: anything)."""
+    bits = np.int64(float64_bits(x))
+    significand = (bits & 0xFFFFFFFFFFFFF) | 0x10000000000000
+    field = (bits >> 52) & 0x7FF
+    return np.float64(significand & -significand) * bits_float64(np.uint64(max(field - 52, 1) << 52))
+
+
+@kernel
+def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
+    """Largest magnitude and largest common power of two of each column's blocks of ``x`` (K, N).
+
+    NaN counts as Inf, a block of zeros has unit 1.
+    """
+    for kb in range(x.shape[0] // block):
+        for j in range(x.shape[1]):
+            largest[kb, j] = 0.0
+            unit[kb, j] = np.inf
+        for k in range(kb * block, (kb + 1) * block):
+            for j in range(x.shape[1]):
+                value = x[k, j]
+                size = abs(value) if value == value else np.inf
+                largest[kb, j] = max(largest[kb, j], size)
+                unit[kb, j] = min(unit[kb, j], lowest_bit(value) if value != 0.0 else np.inf)
+        for j in range(x.shape[1]):
+            unit[kb, j] = unit[kb, j] if largest[kb, j] > 0.0 else 1.0
+
+
+@functools.cache
+def exact_kernel(block: int) -> Callable[..., None]:
+    """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
+
+    @kernel
+    def exact(a: Any, b: Any, c: Any, a_range: Any, a_unit: Any, b_range: Any, b_unit: Any) -> None:
+        columns = c.shape[1]
+        before = np.empty(columns, np.float32)
+        doubtful = np.empty(columns, np.bool_)
+        for kb in range(a.shape[1] // block):
+            k0 = kb * block
+            for i in range(c.shape[0]):
+                reach, step = block * a_range[kb, i], a_unit[kb, i]
+                count = 0
+                for j in range(columns):
+                    old = np.float64(c[i, j])
+                    size = abs(old)
+                    bound = size + reach * b_range[kb, j]
+                    total = old
+                    for k in range(block):
+                        total = fma64(a[i, k0 + k], b[k0 + k, j], total)
+                    unit = step * b_unit[kb, j]
+                    big = unit * (1.5 * 2.0**52)
+                    narrow = bound <= unit * 2.0**51 and (size + big) - big == size
+                    error = bound * ERROR_BOUND
+                    low, high = np.float32(total - error), np.float32(total + error)
+                    settled = low == high and (low != np.float32(0.0) or error == 0.0)
+                    result = np.float32(total) if total != 0.0 else np.float32(0.0)
+                    before[j] = c[i, j]
+                    doubtful[j] = not (narrow or settled)
+                    count += 0 if narrow or settled else 1
+                    c[i, j] = result
+                if count > 0:
+                    for j in range(columns):
+                        if doubtful[j]:
+                            special = special_sum(a, b, i, j, k0, k0 + block, before[j])
+                            again = exact_block(a, b, i, j, k0, k0 + block, before[j])
+                            c[i, j] = again if special == 0 else special
+
+    result: Callable[..., None] = exact
+    return result

@@ -1,0 +1,189 @@
+"""Fast numba kernels of the matrix units: whole rows of outputs, no branch in an inner loop.
+
+Operands come decoded (:func:`decode_operand`): exact lane values and int16 exponents.  Once the
+largest exponent E of a block is known, ``trunc(s * 2**(F + e - E))`` of a product is the integer
+conversion of ``(a * b) * 2**(F - E)``: the product of two operands is exact in the lane type, the
+scale is a power of two, and the conversion truncates toward zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.jit import (
+    bits_float32,
+    bits_float64,
+    float32_bits,
+    fma32,
+    fma64,
+    inline,
+    kernel,
+)
+from npusim.formats.reduction_kernels import round_lane
+
+#: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
+ZERO_EXPONENT = -1000
+NO_PRODUCT = -500
+#: Columns worked on at a time: 16 rows of operands and exponents stay in a 32 KiB L1 cache.
+COLUMNS = 256
+
+
+@kernel
+def sequential_float32(a: Any, b: Any, c: Any) -> None:
+    """Overwrite c with a chain of float32 fused multiply-adds, ascending k."""
+    for i in range(c.shape[0]):
+        for k in range(a.shape[1]):
+            x = a[i, k]
+            for j in range(c.shape[1]):
+                c[i, j] = fma32(x, b[k, j], c[i, j])
+
+
+@kernel
+def sequential_float64(a: Any, b: Any, c: Any) -> None:
+    """Overwrite c with a chain of float64 fused multiply-adds, ascending k."""
+    for i in range(c.shape[0]):
+        for k in range(a.shape[1]):
+            x = a[i, k]
+            for j in range(c.shape[1]):
+                c[i, j] = fma64(x, b[k, j], c[i, j])
+
+
+@kernel
+def decode_operand(x: Any, min_exponent: int, values: Any, exponents: Any) -> int:
+    """Split flat float32 operands; return how many are NaN or Inf (decoded as zeros)."""
+    floor = np.int32(min_exponent)
+    special = 0
+    for i in range(x.size):
+        magnitude = np.int32(np.int32(float32_bits(x[i])) & np.int32(0x7FFFFFFF))
+        exponent = np.int32(np.int32(magnitude >> np.int32(23)) - np.int32(127))
+        exponent = max(exponent, floor)
+        finite = magnitude < np.int32(0x7F800000)
+        present = finite and magnitude != np.int32(0)
+        special += 0 if finite else 1
+        values[i] = x[i] if finite else np.float32(0.0)
+        exponents[i] = np.int16(exponent) if present else np.int16(ZERO_EXPONENT)
+    return special
+
+
+@inline
+def power_of_two(n: Any) -> Any:
+    """2**n as float32 for an int32 n in the normal range."""
+    return bits_float32(np.uint32(np.int32(np.int32(n + np.int32(127)) << np.int32(23))))
+
+
+@inline
+def power_of_two_wide(n: Any) -> Any:
+    """2**n as float64 for n in the normal range."""
+    return bits_float64(np.uint64((np.int64(n) + 1023) << 52))
+
+
+@inline
+def align_row(largest: Any, c: Any, exponents: Any, scales: Any, fraction: Any, floor: Any) -> None:
+    """Turn the largest product exponents of a row into block exponents and product scales."""
+    wide = scales.itemsize == 8
+    none = np.int32(NO_PRODUCT)
+    absent = np.int32(-300)  # below every real exponent; 2**(F + 300) is still a float64
+    for j in range(c.size):
+        exponent = np.int32(largest[j])
+        exponent = exponent if exponent > none else absent
+        magnitude = np.int32(np.int32(float32_bits(c[j])) & np.int32(0x7FFFFFFF))
+        own = np.int32(max(np.int32(magnitude >> np.int32(23)), np.int32(1)) - np.int32(127))
+        own = own if magnitude != np.int32(0) else absent
+        exponent = max(max(exponent, own), floor)
+        exponents[j] = exponent
+        # Where the limits bite no product survives the truncation, or there is none.
+        if wide:
+            scales[j] = power_of_two_wide(np.int32(fraction - exponent))
+        else:
+            limited = min(max(np.int32(fraction - exponent), np.int32(-100)), np.int32(100))
+            scales[j] = power_of_two(limited)
+
+
+@inline
+def exact_value(sum0: Any, sum1: Any, c: Any, exponent: Any, fraction: Any) -> Any:
+    """Return (sum of the truncated terms) * 2**(E - F), exact in float64."""
+    up = power_of_two_wide(np.int32(fraction - exponent))
+    own = np.float64(np.int64(np.float64(c) * up))
+    total = (np.float64(sum0) + np.float64(sum1)) + own
+    return total * power_of_two_wide(np.int32(exponent - fraction))
+
+
+@inline
+def finish_float32(sums: Any, exponents: Any, c: Any, fraction: Any, keep: Any) -> None:
+    """Round a row toward zero into float32; ``keep`` masks the fraction bits (E8M13)."""
+    infinity = np.float32(np.inf)
+    for j in range(c.size):
+        old = c[j]
+        value = exact_value(sums[0, j], sums[1, j], old, exponents[j], fraction)
+        nearest = np.float32(value)
+        bits = np.int32(float32_bits(nearest))
+        away = abs(np.float64(nearest)) > abs(value)
+        bits = np.int32(bits - np.int32(1)) if away else bits
+        result = bits_float32(np.uint32(np.int32(bits & keep)))
+        result = nearest if abs(value) >= 2.0**128 else result
+        # A c of Inf or NaN stays: every product here is finite.
+        c[j] = result if abs(old) < infinity else old
+
+
+@inline
+def finish_float16(sums: Any, exponents: Any, c: Any, fraction: Any) -> None:
+    """Round a row to nearest even float16 values, directly from the exact sums."""
+    infinity = np.float32(np.inf)
+    for j in range(c.size):
+        old = c[j]
+        value = exact_value(sums[0, j], sums[1, j], old, exponents[j], fraction)
+        result = np.float32(round_lane(value, 10, -14, 65504.0))
+        c[j] = result if abs(old) < infinity else old
+
+
+@functools.cache
+def fused_kernel(block: int) -> Callable[..., None]:
+    """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
+
+    The block length is a constant of the compiled code, so that its loops unroll and the loops
+    over columns become the innermost, vectorised ones.
+    """
+    part = min(block, 16)  # 16 truncated products of at most 27 bits fit an int32 sum
+    parts = block // part
+
+    @kernel
+    def fused(
+        a: Any, ea: Any, b: Any, eb: Any, c: Any, fraction: int, floor: int, keep: int, half: bool
+    ) -> None:
+        columns = c.shape[1]
+        largest = np.empty(columns, np.int16)
+        exponents = np.empty(columns, np.int32)
+        scales = np.empty(columns, a.dtype)
+        sums = np.zeros((2, columns), np.int32)
+        bits, lowest, mask = np.int32(fraction), np.int32(floor), np.int32(keep)
+        for k0 in range(0, a.shape[1], block):
+            for i in range(c.shape[0]):
+                largest[:] = np.int16(2 * ZERO_EXPONENT)
+                for first in range(k0, k0 + block, part):
+                    for j in range(columns):
+                        top = largest[j]
+                        for k in range(part):
+                            both = np.int16(ea[i, first + k] + eb[first + k, j])
+                            top = both if both > top else top
+                        largest[j] = top
+                align_row(largest, c[i], exponents, scales, bits, lowest)
+                for p in range(parts):
+                    first = k0 + p * part
+                    for j in range(columns):
+                        scale = scales[j]
+                        total = np.int32(0)
+                        for k in range(part):
+                            term = (a[i, first + k] * b[first + k, j]) * scale
+                            total = np.int32(total + np.int32(term))
+                        sums[p, j] = total
+                if half:
+                    finish_float16(sums, exponents, c[i], bits)
+                else:
+                    finish_float32(sums, exponents, c[i], bits, mask)
+
+    result: Callable[..., None] = fused
+    return result

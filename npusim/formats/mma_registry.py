@@ -1,0 +1,196 @@
+"""Every matrix-unit arithmetic npusim knows, by name ``<arch>.<op>.k<K>.<in>.<acc>``.
+
+Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLAB-tensor-core
+(parameters only), confirmed by golden vectors where ``evidence`` says so.  Of the Ascend cube no
+bit-level description is public: its rows are assumptions, and marked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from npusim.formats.lookup import lookup
+from npusim.formats.mma_arithmetic import Evidence, MmaArithmetic
+
+_FORMAT_OF_INPUT: Mapping[str, str] = MappingProxyType(
+    {
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "tf32": "tf32",
+        "e4m3": "float8_e4m3fn",
+        "e5m2": "float8_e5m2",
+        "f32": "float32",
+        "f64": "float64",
+    }
+)
+_MODEL = "MMA-Sim and MATLAB-tensor-core models"
+_SILICON = "golden/mma_h200.npz, golden/mma_leeds.npz"
+_FP8 = ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3")
+
+
+def _formats_of(inputs: str) -> tuple[str, str]:
+    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2."""
+    if inputs in _FORMAT_OF_INPUT:
+        return _FORMAT_OF_INPUT[inputs], _FORMAT_OF_INPUT[inputs]
+    return _FORMAT_OF_INPUT[inputs[:4]], _FORMAT_OF_INPUT[inputs[4:]]
+
+
+def _fused(
+    unit: str, k: int, inputs: str, acc: str, block: int, fraction: int, evidence: Evidence
+) -> MmaArithmetic:
+    """Return a fused dot-add row; float16 results round to nearest, float32 toward zero."""
+    a_format, b_format = _formats_of(inputs)
+    # MATLAB-tensor-core: alignment exponents of float32 results are limited to 2**-(F + 108),
+    # of float16 results to 2**(4 - F).  FP8 products cannot reach the first limit, and golden
+    # vectors of wgmma with 13 fraction bits rule out the second.
+    floor = None if fraction == 13 else -(fraction + 108) if acc == "f32" else 4 - fraction
+    return MmaArithmetic(
+        name=f"{unit}.k{k}.{inputs}.{acc}",
+        a_format=a_format,
+        b_format=b_format,
+        acc_format=_FORMAT_OF_INPUT[acc],
+        k=k,
+        block=block,
+        fraction_bits=fraction,
+        rounding="toward_zero" if acc == "f32" else "nearest_even",
+        method="fused",
+        evidence=evidence,
+        source=_SILICON if evidence == "hardware-vectors" else _MODEL,
+        min_alignment_exponent=floor,
+    )
+
+
+def _half_family(
+    unit: str, depths: Mapping[str, tuple[int, ...]], fraction: int, block_bytes: int
+) -> Iterator[MmaArithmetic]:
+    """Yield the 16- and 19-bit input rows of one unit; a block is ``block_bytes`` of operands."""
+    for inputs, ks in depths.items():
+        width = 4 if inputs == "tf32" else 2
+        for k in ks:
+            for acc in ("f32", "f16") if inputs == "f16" else ("f32",):
+                block = min(k, block_bytes // width)
+                yield _fused(unit, k, inputs, acc, block, fraction, "published-model")
+
+
+def _short_fp8(unit: str, ks: tuple[int, ...], block: int) -> Iterator[MmaArithmetic]:
+    """Yield FP8 rows with 13 fraction bits and the E8M13 accumulator (Ada, Hopper wgmma)."""
+    for inputs in _FP8:
+        for k in ks:
+            for acc in ("f32", "f16"):
+                row = _fused(unit, k, inputs, acc, min(k, block), 13, "published-model")
+                yield replace(row, kept_fraction_bits=13) if acc == "f32" else row
+
+
+def _two_step_fp8(unit: str) -> Iterator[MmaArithmetic]:
+    """Yield ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last."""
+    even = tuple(k for k in range(32) if k % 4 < 2)
+    odd = tuple(k for k in range(32) if k % 4 >= 2)
+    for inputs in _FP8:
+        for acc in ("f32", "f16"):
+            row = _fused(unit, 32, inputs, acc, 16, 25, "published-model")
+            yield replace(row, index_groups=(even, odd), c_mode="late")
+
+
+def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
+    """Yield FP8 rows of Blackwell's own tensor core: 32 products, 25 fraction bits."""
+    for inputs in _FP8:
+        for acc in ("f32", "f16"):
+            yield _fused(unit, 32, inputs, acc, 32, 25, "published-model")
+
+
+def _ascend() -> Iterator[MmaArithmetic]:
+    """Yield the default and the two alternates of the Cube (numerics.md §5)."""
+    for inputs in ("f16", "bf16"):
+        fmt = _FORMAT_OF_INPUT[inputs]
+        exact = MmaArithmetic(
+            name=f"ascend.cube.k16.{inputs}.f32",
+            a_format=fmt,
+            b_format=fmt,
+            acc_format="float32",
+            k=16,
+            block=16,
+            fraction_bits=None,
+            rounding="nearest_even",
+            method="exact",
+            evidence="assumed",
+            source="assumption: one 16-deep fractal and c, exact sum, one rounding",
+        )
+        yield exact
+        yield replace(
+            exact,
+            name=f"ascend.cube_fma.k16.{inputs}.f32",
+            block=1,
+            method="sequential",
+            source="assumption: float32 fused multiply-adds, ascending k",
+        )
+        truncating = _fused("ascend.cube_rz24", 16, inputs, "f32", 16, 24, "assumed")
+        yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
+
+
+def _ieee() -> Iterator[MmaArithmetic]:
+    """Yield plain IEEE chains of fused multiply-adds."""
+    for width, short in (("float64", "f64"), ("float32", "f32")):
+        yield MmaArithmetic(
+            name=f"ieee.{short}",
+            a_format=width,
+            b_format=width,
+            acc_format=width,
+            k=1,
+            block=1,
+            fraction_bits=None,
+            rounding="nearest_even",
+            method="sequential",
+            evidence="published-model",
+            source="IEEE 754-2019 fusedMultiplyAdd, ascending k",
+        )
+
+
+#: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
+_CONFIRMED: frozenset[str] = frozenset()
+
+
+def _rows() -> Iterator[MmaArithmetic]:
+    """Yield every row."""
+    f16 = {"f16": (4,)}
+    yield from _half_family("volta.mma", f16, 23, 8)
+    yield from _half_family("turing.mma", {"f16": (8,)}, 24, 16)
+    ampere = {"f16": (8, 16), "bf16": (8, 16), "tf32": (4, 8)}
+    yield from _half_family("ampere.mma", ampere, 24, 16)
+    yield from _half_family("ada.mma", ampere, 24, 16)
+    yield from _short_fp8("ada.mma", (16, 32), 16)
+    yield from _half_family("hopper.mma", ampere, 25, 32)
+    yield from _two_step_fp8("hopper.mma")
+    group = {"f16": (16,), "bf16": (16,), "tf32": (8,)}
+    yield from _half_family("hopper.wgmma", group, 25, 32)
+    yield from _short_fp8("hopper.wgmma", (32,), 32)
+    yield from _half_family("blackwell.mma", ampere, 25, 32)
+    yield from _two_step_fp8("blackwell.mma")
+    yield from _half_family("blackwell.tcgen05", group, 25, 32)
+    yield from _wide_fp8("blackwell.tcgen05")
+    yield from _half_family("rtx_blackwell.mma", ampere, 25, 32)
+    yield from _wide_fp8("rtx_blackwell.mma")
+    yield from _ascend()
+    yield from _ieee()
+
+
+ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: row for row in _rows()})
+
+
+def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
+    """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
+
+    Raises
+    ------
+    FormatError
+        If the name is unknown; lists near names.
+
+    Examples
+    --------
+    >>> get_arithmetic("hopper.wgmma.k32.e4m3.f32").fraction_bits
+    13
+    """
+    if isinstance(name, MmaArithmetic):
+        return name
+    return lookup(ARITHMETICS, name, "arithmetic")

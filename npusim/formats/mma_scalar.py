@@ -1,0 +1,203 @@
+"""One output at a time: the numba path that is right for every operand, NaN and Inf included.
+
+The fast kernels hand over what they cannot decide; small problems use it directly.  Operands are
+float32 values (exact for every input format), accumulators float32 values, B is (K, N).
+``plan`` is ``MmaPlan.numbers`` of ``matmul.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.jit import bits_float32, float32_bits, float64_bits, inline, kernel
+from npusim.formats.reduction_kernels import round_lane
+
+(
+    BLOCK,
+    STEP,
+    FRACTION,
+    A_MIN,
+    B_MIN,
+    OUT_BITS,
+    OUT_MIN,
+    OUT_TOP,
+    NEAREST,
+    KEPT_DROP,
+    ZERO_EXPONENT,
+    MIN_ALIGNMENT,
+    LATE,
+) = range(13)
+#: Marks "no exponent": below every real one.
+NOTHING = -100000
+FUSED, EXACT, SEQUENTIAL = range(3)
+
+
+@inline
+def decode(value: Any, min_exponent: Any) -> Any:
+    """Return (significand with 23 fraction bits, exponent) of abs(value), finite float32."""
+    magnitude = np.int64(float32_bits(value)) & 0x7FFFFFFF
+    field = magnitude >> 23
+    significand = magnitude & 0x7FFFFF
+    if field > 0:
+        significand |= 0x800000
+    exponent = max(field, 1) - 127
+    if exponent < min_exponent:  # a subnormal of the narrow format; the lost bits are zeros
+        significand >>= min(min_exponent - exponent, 63)
+        exponent = np.int64(min_exponent)
+    return significand, exponent
+
+
+@inline
+def special_sum(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any) -> Any:
+    """Return the IEEE sum of c and the products if one of them is NaN or Inf, else 0."""
+    total = np.float32(0.0) if np.isfinite(c) else c
+    for k in range(first, last):
+        x, y = a[i, k], b[k, j]
+        if not (np.isfinite(x) and np.isfinite(y)):
+            total += x * y
+    return total
+
+
+@inline
+def round_integer(total: Any, unit: Any, plan: Any) -> Any:
+    """Return ``total * 2**unit`` rounded once to the output format, as float32."""
+    if total == 0:
+        return np.float32(0.0)
+    magnitude = abs(total)
+    exponent = np.int64(unit)
+    probe = magnitude
+    while probe > 1:
+        probe >>= 1
+        exponent += 1
+    exponent = max(exponent, plan[OUT_MIN])
+    drop = exponent - plan[OUT_BITS] - unit
+    if drop <= 0:
+        kept = magnitude << -drop
+    else:
+        drop = min(drop, 62)
+        kept = magnitude >> drop
+        if plan[NEAREST] == 1:
+            lost = magnitude & ((np.int64(1) << drop) - 1)
+            half = np.int64(1) << (drop - 1)
+            if lost > half or (lost == half and (kept & 1) == 1):
+                kept += 1
+    code = ((exponent - plan[OUT_MIN]) << plan[OUT_BITS]) + kept
+    result = np.float32(np.inf)
+    if code <= plan[OUT_TOP]:
+        # As a float32: the same fraction and exponent, or a subnormal that float32 can hold.
+        result = np.float32(np.ldexp(np.float64(kept), exponent - plan[OUT_BITS]))
+    bits = np.int64(float32_bits(result)) >> plan[KEPT_DROP] << plan[KEPT_DROP]
+    result = bits_float32(np.uint32(bits))
+    return np.float32(-result) if total < 0 else result
+
+
+@inline
+def fused_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any, plan: Any) -> Any:
+    """One fused dot-add of finite operands: align, truncate, add, round once."""
+    top = np.int64(NOTHING)
+    for k in range(first, last):
+        sa, ea = decode(a[i, k], plan[A_MIN])
+        sb, eb = decode(b[k, j], plan[B_MIN])
+        if sa != 0 and sb != 0:
+            top = max(top, ea + eb)
+        else:
+            top = max(top, np.int64(plan[ZERO_EXPONENT]))
+    sc, ec = decode(c, plan[OUT_MIN])
+    top = max(top, ec if sc != 0 else np.int64(plan[ZERO_EXPONENT]))
+    top = max(top, np.int64(plan[MIN_ALIGNMENT]))
+    fraction = plan[FRACTION]
+    total = np.int64(0)
+    for k in range(first, last):
+        sa, ea = decode(a[i, k], plan[A_MIN])
+        sb, eb = decode(b[k, j], plan[B_MIN])
+        term = (sa * sb) >> min(46 - fraction + top - ea - eb, 63)
+        negative = (a[i, k] < 0) != (b[k, j] < 0)
+        total += -term if negative else term
+    shift = 23 - fraction + top - ec
+    term = sc >> min(shift, 63) if shift >= 0 else sc << -shift
+    total += -term if c < 0 else term
+    return round_integer(total, top - fraction, plan)
+
+
+@inline
+def exact_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any) -> Any:
+    """Exact sum of finite c and products, rounded once to nearest even float32.
+
+    Keeps the running sum as float64 parts that do not overlap (Shewchuk); what lies below the
+    largest part moves it to the odd neighbour, so that the last rounding sees it.
+    """
+    parts = np.zeros(64, np.float64)
+    count = 0
+    for k in range(first - 1, last):
+        x = np.float64(c) if k < first else np.float64(a[i, k]) * np.float64(b[k, j])
+        kept = 0
+        for index in range(count):
+            y = parts[index]
+            if abs(x) < abs(y):
+                x, y = y, x
+            high = x + y
+            low = y - (high - x)
+            if low != 0.0:
+                parts[kept] = low
+                kept += 1
+            x = high
+        parts[kept] = x
+        count = kept + 1
+    top = parts[count - 1]
+    bits = np.int64(float64_bits(top))
+    if count > 1 and (bits & 1) == 0:
+        towards_zero = (parts[count - 2] > 0) != (top > 0)
+        top = np.nextafter(top, 0.0 if towards_zero else (np.inf if top > 0 else -np.inf))
+    result = np.float32(top)
+    return np.float32(0.0) if top == 0.0 else result
+
+
+@inline
+def chain(a: Any, b: Any, i: Any, j: Any, c: Any, plan: Any, exact: Any) -> Any:
+    """Return one output of A·B + C: all blocks along k, c carried from block to block."""
+    depth = a.shape[1]
+    block, step = plan[BLOCK], plan[STEP]
+    late = plan[LATE] == 1
+    outer = c
+    for start in range(0, depth, step):
+        carried = np.float32(0.0) if late else outer
+        for first in range(start, start + step, block):
+            special = special_sum(a, b, i, j, first, first + block, carried)
+            if special != 0:  # NaN or Inf
+                carried = special
+            elif exact:
+                carried = exact_block(a, b, i, j, first, first + block, carried)
+            else:
+                carried = fused_block(a, b, i, j, first, first + block, carried, plan)
+        if late:
+            added = np.float32(carried + outer)
+            if plan[OUT_BITS] == 10:
+                added = np.float32(round_lane(np.float64(added), 10, -14, 65504.0))
+            outer = added
+        else:
+            outer = carried
+    return outer
+
+
+@kernel
+def matmul_scalar(
+    a: Any, b: Any, c: Any, left: Any, right: Any, plan: Any, exact: bool
+) -> None:
+    """Overwrite each c (batch, M, N) with A[left[n]] (M, K) · B[right[n]] (K, N) + C."""
+    for n in range(c.shape[0]):
+        for i in range(c.shape[1]):
+            for j in range(c.shape[2]):
+                c[n, i, j] = chain(a[left[n]], b[right[n]], i, j, c[n, i, j], plan, exact)
+
+
+@kernel
+def matmul_scalar_where(
+    a: Any, b: Any, start: Any, rows: Any, columns: Any, out: Any, plan: Any
+) -> None:
+    """Compute the outputs in a marked row or column again, from ``start``, into ``out``."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            if rows[i] or columns[j]:
+                out[i, j] = chain(a, b, i, j, start[i, j], plan, False)

@@ -1,0 +1,63 @@
+"""Numba kernels of sequential sums: one rounding after every addition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npusim.formats.jit import bits_float64, float64_bits, inline, kernel
+
+#: Rows summed side by side, one per vector lane.
+ROWS = 64
+
+
+@inline
+def round_lane(value: Any, mantissa_bits: Any, min_exponent: Any, limit: Any) -> Any:
+    """Round a float64 to nearest even in a narrower format, as float64; Inf beyond ``limit``.
+
+    Adding 1.5 * 2**52 units of the result leaves no bit below a unit, so that the hardware's own
+    rounding does the work; below ``2**min_exponent`` the unit stays that of the subnormals.
+    """
+    magnitude = abs(value)
+    exponent = (np.int64(float64_bits(magnitude)) >> 52) - 1023
+    # The upper limit keeps the constant finite for Inf and NaN, which pass through.
+    unit = min(max(exponent, min_exponent), 900) - mantissa_bits
+    big = 1.5 * bits_float64(np.uint64((unit + 52 + 1023) << 52))
+    rounded = (magnitude + big) - big
+    rounded = np.inf if rounded > limit else rounded
+    return np.copysign(rounded, value)
+
+
+@kernel
+def sum_rows(x: Any, start: Any, out: Any) -> None:
+    """((start + x0) + x1) ... of each row, in the arrays' own dtype."""
+    for row in range(x.shape[0]):
+        total = start[row]
+        for column in range(x.shape[1]):
+            total += x[row, column]
+        out[row] = total
+
+
+@kernel
+def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any) -> None:
+    """As :func:`sum_rows`, each sum of float32 values rounded to the narrower format of ``plan``.
+
+    ``plan`` = (mantissa bits, smallest exponent, largest finite value).  The float64 sum is
+    rounded twice at most where 53 bits are innocuous (they exceed 2p + 2).
+    """
+    mantissa_bits, min_exponent, limit = plan
+    totals = np.empty(ROWS, np.float64)
+    turned = np.empty((x.shape[1], ROWS), np.float32)
+    for first in range(0, x.shape[0], ROWS):
+        rows = min(ROWS, x.shape[0] - first)
+        for row in range(rows):
+            totals[row] = np.float64(start[first + row])
+            for column in range(x.shape[1]):
+                turned[column, row] = x[first + row, column]
+        for column in range(x.shape[1]):
+            for row in range(ROWS):
+                exact = totals[row] + np.float64(turned[column, row])
+                totals[row] = round_lane(exact, mantissa_bits, min_exponent, limit)
+        for row in range(rows):
+            out[first + row] = np.float32(totals[row])

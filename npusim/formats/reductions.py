@@ -1,0 +1,155 @@
+"""Sums and maxima along the last axis with a declared dtype, order and start value."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from npusim.errors import FormatError
+from npusim.formats.cast import Array, cast, widen
+from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
+from npusim.formats.float_format import FloatFormat, get_format
+
+Order = Literal["sequential", "tree_halves", "vector_lanes"]
+ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes")
+#: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
+VECTOR_BLOCK_BYTES = 32
+
+
+def reduce_sum(
+    x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, start: Any = None
+) -> Array:
+    """Return the sum of ``x`` along its last axis, every addition rounded to ``fmt``.
+
+    Parameters
+    ----------
+    x
+        ``(..., n)`` in the format's dtype, n >= 1 (n = 0 only with a start value).
+    order
+        ``sequential``: ((start + x0) + x1) + ...; without a start, (x0 + x1) + ....
+        ``tree_halves``: x[i] + x[i + n/2], again on the halves until one is left; at odd n the
+        element in the middle waits for the next round.
+        ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of halves, repeated
+        on the block sums until one is left; lanes beyond n do not take part.
+    start
+        Scalar or ``(...)``; ``tree_halves`` and ``vector_lanes`` add it last, ``start + sum``.
+
+    Returns
+    -------
+    ndarray
+        Shape ``(...)``.  NaN and Inf follow IEEE additions; a NaN result is canonical (float32,
+        float64: numpy's own).
+
+    Raises
+    ------
+    FormatError
+        On an unknown format or order, another dtype, or nothing to add.
+
+    Notes
+    -----
+    # Model: how the Ascend vector unit pairs the lanes of a block is not published; the tree of
+    halves inside a block is an assumption.
+
+    Examples
+    --------
+    >>> reduce_sum(np.ones(4096, np.float16), "float16").item()
+    2048.0
+    """
+    target = get_format(fmt)
+    if order not in ORDERS:
+        raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
+    (values,) = check_operands((x,), target)
+    first = _start_of(values, target, start)
+    if order == "sequential":
+        return _sequential(values, target, first)
+    if values.shape[-1] == 0:
+        return np.array(first)
+    width = VECTOR_BLOCK_BYTES // target.size_bytes
+    total = _halves(values, target) if order == "tree_halves" else _lanes(values, target, width)
+    return total if first is None else add(first, total, target)
+
+
+def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
+    """Return the start value as an array of the result's shape, or None."""
+    if values.ndim == 0:
+        raise FormatError("a reduction needs at least one axis")
+    if start is None:
+        if values.shape[-1] == 0:
+            raise FormatError("a sum of nothing needs a start value")
+        return None
+    (first,) = check_operands((start,), target)
+    try:
+        return np.broadcast_to(first, values.shape[:-1])
+    except ValueError:
+        raise FormatError(
+            f"start of shape {first.shape} does not fit results of shape {values.shape[:-1]}"
+        ) from None
+
+
+def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Array:
+    """Sum left to right; narrow formats on float32 lanes, where one addition is innocuous."""
+    from npusim.formats import reduction_kernels
+
+    shape, columns = values.shape[:-1], values.shape[-1]
+    wide = widen(values).reshape(-1, columns)
+    skip = 0 if first is not None else 1
+    begin = wide[:, 0] if first is None else widen(np.ascontiguousarray(first)).reshape(-1)
+    body = np.ascontiguousarray(wide[:, skip:])
+    out = np.empty(wide.shape[0], wide.dtype)
+    with np.errstate(all="ignore"):
+        if target.name in ("float32", "float64"):
+            reduction_kernels.sum_rows(body, np.ascontiguousarray(begin), out)
+            return out.reshape(shape)
+    plan = (target.mantissa_bits, target.min_exponent, target.max_finite)
+    reduction_kernels.sum_rows_rounded(body, np.ascontiguousarray(begin), out, plan)
+    return cast(out, target).reshape(shape)
+
+
+def _halves(values: Array, target: FloatFormat) -> Array:
+    """Fold the upper half onto the lower until one element is left."""
+    while values.shape[-1] > 1:
+        count = values.shape[-1]
+        half = (count + 1) // 2
+        folded = add(values[..., : count - half], values[..., half:], target)
+        rest = values[..., count - half : half]
+        values = np.concatenate((folded, rest), axis=-1) if rest.shape[-1] else folded
+    return np.ascontiguousarray(values[..., 0])
+
+
+def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
+    """Reduce blocks of ``width`` lanes to one value each until one value is left."""
+    while values.shape[-1] > 1:
+        count = values.shape[-1]
+        blocks = -(-count // width)
+        # Model: a masked lane adds -0, the one value that changes no sum.
+        padded = np.full((*values.shape[:-1], blocks * width), -0.0, dtype=target.dtype)
+        padded[..., :count] = values
+        values = _halves(padded.reshape(*values.shape[:-1], blocks, width), target)
+    return np.ascontiguousarray(values[..., 0])
+
+
+def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None) -> Array:
+    """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
+
+    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN
+    (all NaN: canonical NaN) and +0 over -0, as :func:`npusim.formats.maximum`.
+
+    Raises
+    ------
+    FormatError
+        On an unknown format, another dtype, or nothing to compare.
+    """
+    from npusim.formats import elementwise_kernels
+
+    target = get_format(fmt)
+    (values,) = check_operands((x,), target)
+    first = _start_of(values, target, start)
+    if values.shape[-1] == 0:
+        return np.array(first)
+    signed = np.dtype(f"i{target.size_bytes}")
+    patterns = np.ascontiguousarray(values).reshape(-1, values.shape[-1]).view(signed)
+    best = np.empty(patterns.shape[0], signed)
+    elementwise_kernels.max_rows(patterns, best, pattern_limits(target))
+    result = best.view(target.dtype).reshape(values.shape[:-1])
+    return result if first is None else maximum(first, result, target)

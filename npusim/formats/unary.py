@@ -1,0 +1,266 @@
+"""Elementary functions in a named format: correctly rounded, or as a machine computes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from npusim.errors import FormatError
+from npusim.formats import exponential
+from npusim.formats.cast import Array, cast, widen
+from npusim.formats.elementwise import check_operands
+from npusim.formats.exact import function_value, round_fraction
+from npusim.formats.float_format import FloatFormat, get_format
+from npusim.formats.lookup import lookup
+
+#: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {
+        "exp": exponential.exp64,
+        "exp2": exponential.exp2_64,
+        "log": exponential.log64,
+        "log2": exponential.log2_64,
+        "rcp": exponential.rcp64,
+        "rsqrt": exponential.rsqrt64,
+        "tanh": exponential.tanh64,
+    }
+)
+
+
+@dataclass(frozen=True)
+class UnaryVariant:
+    """How one function is computed: in which formats, and what says so.
+
+    Attributes
+    ----------
+    formats
+        Formats it exists in.
+    table
+        Key of the packaged difference table against the correctly rounded result, if any.
+    evidence, source
+        As in ``MmaArithmetic``.
+    """
+
+    formats: tuple[str, ...]
+    table: str | None
+    evidence: str
+    source: str
+
+
+_ALL = ("float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+_CORRECT = UnaryVariant(_ALL, None, "assumed", "IEEE 754-2019 §9.2: correctly rounded")
+
+
+def _measured(formats: tuple[str, ...], table: str | None, instruction: str) -> UnaryVariant:
+    source = f"{instruction} on an H200, every input (golden/unary.npz)"
+    return UnaryVariant(formats, table, "hardware-vectors", source)
+
+
+VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
+    {
+        "exp": MappingProxyType(
+            {
+                "correct": _CORRECT,
+                "hopper_hexp": _measured(("float16",), None, "hexp"),
+            }
+        ),
+        "exp2": MappingProxyType(
+            {
+                "correct": _CORRECT,
+                "exp2p": UnaryVariant(
+                    ("float32",), None, "hardware-vectors", "golden/README.md, exp2p"
+                ),
+                "hopper_ex2": _measured(("float16", "bfloat16"), "ex2", "ex2.approx(.ftz)"),
+                "hopper_hexp2": _measured(("float16",), None, "hexp2"),
+            }
+        ),
+        "log": MappingProxyType({"correct": _CORRECT}),
+        "log2": MappingProxyType({"correct": _CORRECT}),
+        "rcp": MappingProxyType(
+            {"correct": _CORRECT, "hopper_hrcp": _measured(("float16",), None, "hrcp")}
+        ),
+        "rsqrt": MappingProxyType({"correct": _CORRECT}),
+        "tanh": MappingProxyType(
+            {
+                "correct": _CORRECT,
+                "hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"),
+            }
+        ),
+    }
+)
+
+
+def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
+    """Return ``name(x)`` correctly rounded to ``fmt``; ``x`` flat, float32 or float64 values."""
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        value = FUNCTIONS[name](wide)
+        out = cast(value, fmt)
+        bits = out.view(fmt.bits_dtype)
+        low = cast(value * (1.0 - exponential.RELATIVE_ERROR), fmt).view(fmt.bits_dtype)
+        high = cast(value * (1.0 + exponential.RELATIVE_ERROR), fmt).view(fmt.bits_dtype)
+    for index in np.flatnonzero((low != high) & np.isfinite(wide)):
+        bits[index] = _exact_bits(name, float(wide[index]), fmt)
+    return out
+
+
+def _exact_bits(name: str, x: float, fmt: FloatFormat) -> int:
+    """Return the storage pattern of the correctly rounded result, by exact arithmetic."""
+    value = function_value(name, Fraction(x))
+    code = round_fraction(value, fmt)
+    if code > fmt.max_code:
+        code = fmt.max_code + 1 if fmt.has_infinity else fmt.canonical_nan_bits
+    return (code | (int(value < 0) << (fmt.bits - 1))) << fmt.storage_shift
+
+
+@functools.cache
+def unary_table(name: str, fmt: FloatFormat, variant: str) -> Array:
+    """Return the result pattern of every pattern of an 8- or 16-bit format (read-only)."""
+    patterns = np.arange(1 << fmt.bits, dtype=fmt.bits_dtype)
+    table = _rounded(name, widen(patterns.view(fmt.dtype)), fmt).view(fmt.bits_dtype)
+    difference_key = VARIANTS[name][variant].table
+    if difference_key is not None:
+        table = table + _packaged_difference(f"{difference_key}_{fmt.name}").astype(table.dtype)
+    table.setflags(write=False)
+    return table
+
+
+@functools.cache
+def _packaged_difference(key: str) -> Array:
+    """Return a packaged table of (hardware - correctly rounded) patterns."""
+    from importlib.resources import files
+
+    path = files("npusim.formats").joinpath("hopper_unary.npz")
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        difference: Array = archive[key]
+    return difference
+
+
+def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
+    """Check the arguments and compute by table, kernel or the general path."""
+    target = get_format(fmt)
+    chosen = lookup(VARIANTS[name], variant, f"variant of {name}")
+    if target.name not in chosen.formats:
+        places = ", ".join(chosen.formats)
+        raise FormatError(f"{name} variant {variant!r} is for {places}, not {target.name}")
+    (values,) = check_operands((x,), target)
+    if target.bits <= 16:
+        table = unary_table(name, target, variant)
+        return _gathered(table, values, target)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if variant == "exp2p":
+        return _exp2p(flat).reshape(values.shape)
+    if target.name == "float64":
+        return _float64(name, flat).reshape(values.shape)
+    if target.name == "float32" and name in ("exp", "exp2"):
+        return _exp_float32(name, flat).reshape(values.shape)
+    return _rounded(name, flat, target).reshape(values.shape)
+
+
+def _gathered(table: Array, values: Array, target: FloatFormat) -> Array:
+    """Look every pattern up."""
+    from npusim.formats import elementwise_kernels
+
+    patterns = np.ascontiguousarray(values).reshape(-1).view(target.bits_dtype)
+    out = np.empty_like(patterns)
+    elementwise_kernels.gather(table, patterns, out)
+    return out.view(target.dtype).reshape(values.shape)
+
+
+def _exp2p(flat: Array) -> Array:
+    """Return the polynomial of golden/README.md, bit for bit."""
+    from npusim.formats import elementwise_kernels
+
+    out = np.empty(flat.size, np.int32)
+    elementwise_kernels.exp2p_float32(flat, out)
+    return out.view(np.float32)
+
+
+def _float64(name: str, flat: Array) -> Array:
+    """Return the float64 evaluation itself: reproducible, within 2**-49, not correctly rounded."""
+    if name == "exp":
+        from npusim.formats import elementwise_kernels
+
+        out = np.empty(flat.size)
+        elementwise_kernels.exp_float64(flat, out)
+        return out
+    with np.errstate(all="ignore"):
+        return FUNCTIONS[name](flat)
+
+
+def _exp_float32(name: str, flat: Array) -> Array:
+    """Return exp or exp2 correctly rounded to float32; undecided inputs go the exact way."""
+    from npusim.formats import elementwise_kernels
+
+    fmt = get_format("float32")
+    out = np.empty(flat.size, np.float32)
+    undecided = np.empty(flat.size, np.bool_)
+    elementwise_kernels.exp_float32(flat, out, undecided, name == "exp2")
+    bits = out.view(np.uint32)
+    for index in np.flatnonzero(undecided):
+        bits[index] = _exact_bits(name, float(flat[index]), fmt)
+    is_nan = np.isnan(out)
+    if is_nan.any():
+        bits[is_nan] = fmt.canonical_nan_bits
+    return out
+
+
+def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return e**x in ``fmt``; any shape, dtype of the format.
+
+    ``correct`` is correctly rounded in every format but float64 (there: reproducible, within
+    2**-49).  Variants are listed in ``VARIANTS``; ``hopper_hexp`` is the H200's half intrinsic,
+    which was measured to be correctly rounded for all inputs.  exp(-Inf) is +0, NaN is canonical.
+
+    Raises
+    ------
+    FormatError
+        On an unknown format or variant, or an operand of another dtype.
+
+    Examples
+    --------
+    >>> exp(np.float16([0, 1]), "float16").tolist()
+    [1.0, 2.71875]
+    """
+    return _apply("exp", x, fmt, variant)
+
+
+def exp2(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return 2**x in ``fmt``; see :func:`exp`.
+
+    ``exp2p`` (float32) is the polynomial of the golden attention kernels: 0 unless x > -126 (so
+    NaN gives 0), Horner in float32 fma, exponent added as an integer; not meant for x >= 128.
+    ``hopper_ex2`` (float16, bfloat16) is the H200's ``ex2.approx``.
+    """
+    return _apply("exp2", x, fmt, variant)
+
+
+def log(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the natural logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
+    return _apply("log", x, fmt, variant)
+
+
+def log2(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the binary logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
+    return _apply("log2", x, fmt, variant)
+
+
+def rcp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return 1/x in ``fmt``; 1/±0 is ±Inf, 1/±Inf ±0; see :func:`exp`."""
+    return _apply("rcp", x, fmt, variant)
+
+
+def rsqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return 1/sqrt(x) in ``fmt``; of ±0 ±Inf, of negatives NaN; see :func:`exp`."""
+    return _apply("rsqrt", x, fmt, variant)
+
+
+def tanh(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the hyperbolic tangent in ``fmt``; tanh(-0) is -0; see :func:`exp`."""
+    return _apply("tanh", x, fmt, variant)

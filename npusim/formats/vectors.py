@@ -1,0 +1,164 @@
+"""Golden vectors of matrix units: load an ``.npz`` and compare every output bit.
+
+Form of the file (``golden/README.md``): keys ``<registry name>@<chip>/<A|B|C|D>`` and optionally
+``/kind``, all bit patterns, A (case, M, K), B (case, K, N), C and D (case, M, N).
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from npusim.errors import TensorError
+from npusim.formats.cast import Array
+from npusim.formats.float_format import FloatFormat
+from npusim.formats.matmul import matmul
+from npusim.formats.mma_arithmetic import MmaArithmetic
+from npusim.formats.mma_registry import get_arithmetic
+
+_ROLES = ("A", "B", "C", "D")
+
+
+@dataclass(frozen=True)
+class MmaVectors:
+    """The cases of one instruction on one chip, as arrays in its formats.
+
+    ``a`` (case, M, K), ``b`` (case, K, N), ``c`` and ``d`` (case, M, N); ``kind`` (case,) or None.
+    """
+
+    name: str
+    arithmetic: MmaArithmetic
+    a: Array
+    b: Array
+    c: Array
+    d: Array
+    kind: Array | None
+
+
+@dataclass(frozen=True)
+class VectorReport:
+    """How many outputs of one instruction agree, and the first that does not (or None)."""
+
+    matched: int
+    total: int
+    first_mismatch: str | None
+
+
+def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
+    """Return the vectors of a file by name ``<registry name>@<chip>``, sorted.
+
+    Raises
+    ------
+    TensorError
+        If the file is missing, damaged, truncated, no ``.npz`` or contains a pickle, or if keys,
+        dtypes or shapes are not those of the form; the message names file and key.
+    FormatError
+        If a name is not in ``ARITHMETICS``.
+    """
+    arrays = _read(Path(path))
+    names = sorted({key.rpartition("/")[0] for key in arrays})
+    if not names or "" in names:
+        raise TensorError(f"{path}: keys must be <name>@<chip>/<A|B|C|D|kind>; got {_some(arrays)}")
+    return MappingProxyType({name: _vectors(Path(path), name, arrays) for name in names})
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """Read every array, refusing pickles."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise TensorError(f"{path}: a single .npy array, not an .npz archive")
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise TensorError(f"{path}: no such file") from None
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise TensorError(f"{path}: damaged or truncated .npz ({error})") from error
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise TensorError(f"{path}: contains pickled objects; refused") from error
+        raise TensorError(f"{path}: damaged .npz ({error})") from error
+
+
+def _some(arrays: Mapping[str, Array]) -> str:
+    keys = sorted(arrays)
+    return ", ".join(repr(key) for key in keys[:3]) + (", ..." if len(keys) > 3 else "")
+
+
+def _vectors(path: Path, name: str, arrays: Mapping[str, Array]) -> MmaVectors:
+    """Check the arrays of one name and give them their dtypes."""
+    unit = get_arithmetic(name.partition("@")[0])
+    formats: dict[str, FloatFormat] = {"A": unit.a, "B": unit.b, "C": unit.acc, "D": unit.acc}
+    typed = {}
+    for role, fmt in formats.items():
+        key = f"{name}/{role}"
+        if key not in arrays:
+            raise TensorError(f"{path}: {key} is missing")
+        bits = arrays[key]
+        if bits.dtype != fmt.bits_dtype or bits.ndim != 3:
+            raise TensorError(
+                f"{path}: {key} is {bits.dtype} with {bits.ndim} axes; "
+                f"needs {fmt.bits_dtype} with 3 (case, rows, columns)"
+            )
+        typed[role] = np.ascontiguousarray(bits).view(fmt.dtype)
+    a, b, c, d = (typed[role] for role in _ROLES)
+    cases, rows, depth = a.shape
+    wanted = {"B": (cases, depth, b.shape[2]), "C": (cases, rows, b.shape[2])}
+    wanted["D"] = wanted["C"]
+    for role, shape in wanted.items():
+        if typed[role].shape != shape:
+            raise TensorError(
+                f"{path}: {name}/{role} has shape {typed[role].shape}; A and B need {shape}"
+            )
+    if depth == 0 or depth % unit.k:
+        raise TensorError(f"{path}: {name}/A has K = {depth}; {unit.name} adds {unit.k} at a time")
+    kind = arrays.get(f"{name}/kind")
+    if kind is not None and kind.shape != (cases,):
+        raise TensorError(f"{path}: {name}/kind has shape {kind.shape}; needs ({cases},)")
+    return MmaVectors(name, unit, a, b, c, d, kind)
+
+
+def check_vectors(path: str | Path) -> dict[str, VectorReport]:
+    """Return for every name in the file how many outputs of :func:`matmul` have the same bits.
+
+    NaN and signed zero are compared as bits too.
+
+    Raises
+    ------
+    TensorError, FormatError
+        As :func:`load_vectors`.
+    """
+    return {name: _compare(vectors) for name, vectors in load_vectors(path).items()}
+
+
+def _compare(vectors: MmaVectors) -> VectorReport:
+    """Evaluate all cases of one name at once."""
+    result = matmul(vectors.a, vectors.b, vectors.c, arithmetic=vectors.arithmetic)
+    bits = vectors.arithmetic.acc.bits_dtype
+    got, wanted = result.view(bits), vectors.d.view(bits)
+    differs = got != wanted
+    count = int(np.count_nonzero(differs))
+    first = None if count == 0 else _describe(vectors, result, np.argwhere(differs)[0])
+    return VectorReport(matched=differs.size - count, total=differs.size, first_mismatch=first)
+
+
+def _describe(vectors: MmaVectors, result: Array, index: Array) -> str:
+    """Return where the first difference is, as bits and as values."""
+    case, row, column = (int(item) for item in index)
+    width = 2 * vectors.arithmetic.acc.size_bytes
+    bits = vectors.arithmetic.acc.bits_dtype
+
+    def shown(array: Array) -> str:
+        pattern = int(array.view(bits)[case, row, column])
+        return f"0x{pattern:0{width}x} = {float(array[case, row, column])!r}"
+
+    kind = "" if vectors.kind is None else f" (kind {int(vectors.kind[case])})"
+    return (
+        f"case {case}{kind}, row {row}, column {column}: got {shown(result)}, "
+        f"expected {shown(vectors.d)}, c {shown(vectors.c)}"
+    )

@@ -1,0 +1,147 @@
+"""Where tiles live: an allocator per memory, and rings of slots handed between engines.
+
+A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers take the
+front slot, read it and release it.  Generation ``g`` lives in slot ``g % depth``; it is ready
+after every producer's commit and its slot is free again after every consumer's release.  That is
+Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake without hidden state.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import BufferOverflowError, ProgramError
+from npusim.formats import get_format
+from npusim.ir.tile import RingTile, Tile
+from npusim.units import format_bytes, round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FlagKind = Literal["binary", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class AddressSpace:
+    """One physical memory: how much of it there is and how allocations are aligned."""
+
+    name: str
+    capacity_bytes: int
+    alignment_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """``depth`` slots of ``slot_bytes`` in one memory, handed from producers to consumers in order.
+
+    ``flag`` says how the hand-over is signalled: ``binary`` event flags between the pipes of one
+    core (one id a slot and direction), or ``counter`` flags between cores (one ready and one free
+    counter).  A consumer of a counter ring acknowledges every ``period`` releases.
+    """
+
+    name: str
+    space: str
+    offset_bytes: int
+    slot_bytes: int
+    depth: int
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+    flag: FlagKind = "binary"
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ProgramError(f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot")
+        if not 1 <= self.period <= self.depth:
+            raise ProgramError(
+                f"ring {self.name}: acknowledgement period {self.period} must lie in 1..depth = {self.depth}, "
+                "or its producer would wait for ever"
+            )
+
+    def fill(
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
+    ) -> RingTile:
+        """Return the producer's view of the slot being filled (waits if ``first``, commits if ``last``)."""
+        return self._tile(True, rows, cols, fmt, stride, first, last)
+
+    def front(
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
+    ) -> RingTile:
+        """Return a consumer's view of its front slot (waits if ``first``, releases if ``last``)."""
+        return self._tile(False, rows, cols, fmt, stride, first, last)
+
+    def _tile(
+        self, is_producer: bool, rows: int, cols: int, fmt: str, stride: int | None, first: bool, last: bool
+    ) -> RingTile:
+        return RingTile(self, is_producer, rows, cols, stride or cols, fmt, 0, first, last)
+
+
+@dataclass(slots=True)
+class Tenant:
+    """One allocation of a memory, as error messages and occupancy tables list it."""
+
+    name: str
+    slot_bytes: int
+    depth: int
+
+    def __str__(self) -> str:
+        times = f"{self.depth}×" if self.depth > 1 else ""
+        return f"{self.name} {times}{format_bytes(self.slot_bytes)}"
+
+
+@dataclass
+class Allocator:
+    """Places tiles and rings one after the other; :meth:`check` judges the result as a whole.
+
+    Checking after everything is placed lets the error name every tenant, not just the one that
+    happened to come last.
+    """
+
+    spaces: Mapping[str, AddressSpace]
+    used_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    tenants: dict[str, list[Tenant]] = field(default_factory=lambda: defaultdict(list))
+    rings: list[Ring] = field(default_factory=list)
+
+    def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
+        """Place a tile that one engine keeps for itself (running state)."""
+        size = rows * cols * get_format(fmt).size_bytes
+        return Tile(space, self._place(space, name, size, 1), rows, cols, cols, fmt)
+
+    def ring(
+        self, space: str, name: str, slot_bytes: int, depth: int, *,
+        producers: Sequence[str], consumers: Sequence[str], flag: FlagKind = "binary", period: int = 1,
+    ) -> Ring:  # fmt: skip
+        """Place a ring of ``depth`` slots."""
+        slot = round_up(slot_bytes, self._space(space).alignment_bytes)
+        offset = self._place(space, name, slot, depth)
+        ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period)
+        self.rings.append(ring)
+        return ring
+
+    def check(self) -> None:
+        """Raise :class:`BufferOverflowError` naming every tenant of each memory that is too small."""
+        faults: dict[str, list[str]] = {}
+        for space, used in self.used_bytes.items():
+            capacity = self._space(space).capacity_bytes
+            if used > capacity:
+                listed = " + ".join(str(t) for t in self.tenants[space])
+                fault = (
+                    f"{listed} = {format_bytes(used)} > {format_bytes(capacity)}"
+                    f" ({used:,} bytes needed, {capacity:,} there)"
+                )
+                faults.setdefault(fault, []).append(space)
+        if faults:
+            raise BufferOverflowError("; ".join(f"{', '.join(s)}: {f}" for f, s in faults.items()))
+
+    def _space(self, space: str) -> AddressSpace:
+        if space not in self.spaces:
+            raise ProgramError(f"no memory {space!r} on this device; there are {', '.join(self.spaces)}")
+        return self.spaces[space]
+
+    def _place(self, space: str, name: str, slot_bytes: int, depth: int) -> int:
+        offset = round_up(self.used_bytes[space], self._space(space).alignment_bytes)
+        self.used_bytes[space] = offset + slot_bytes * depth
+        self.tenants[space].append(Tenant(name, slot_bytes, depth))
+        return offset

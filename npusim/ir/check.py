@@ -1,0 +1,165 @@
+"""Checks that make a tile program safe to execute in any order its flags allow.
+
+* program order is legal: every wait is satisfied by an operation listed before it;
+* flags: ids of each ordered pair of pipes, counters between cores, and their maximum;
+* loops are pure and advance every ring by a constant;
+* races: two operations on the same bytes are ordered by queues and flags (``ir.races``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.errors import FlagError, ProgramError
+from npusim.ir.program import Item, Loop
+from npusim.ir.races import check_races
+from npusim.ir.walk import ResolvedOp, Walker, compile_items, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    from npusim.ir.program import Phase, TileProgram
+
+
+@dataclass(frozen=True, slots=True)
+class FlagBudget:
+    """How many flags a core group has (the device file's ``flags``)."""
+
+    event_ids_per_pair: int
+    cross_core_ids: int
+    cross_core_counter_max: int
+
+
+def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: bool = True) -> None:
+    """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
+
+    Every shape of block is checked once, its loops for as many iterations as the deepest ring has
+    slots and two more: after that their flags and slots repeat.  Not ``thorough``: of each phase
+    only the shapes of the first and the last block.
+    """
+    if budget:
+        check_flags(program, budget)
+    for phase in program.phases:
+        ends = [phase.blocks[0], phase.blocks[-1]]
+        for block in representative_blocks(phase, None if thorough else ends).values():
+            _check_loops(program, phase.body(block))
+            # Two blocks in a row: what one leaves in a ring meets what the next puts there.
+            check_order(program, first_operations(program, phase, [block, block]))
+            check_races(program, first_operations(program, phase, [block, block]))
+
+
+def representative_blocks(phase: Phase, among: Sequence[Hashable] | None = None) -> dict[Hashable, Hashable]:
+    """Return one block of each shape of a phase, or of the blocks given."""
+    found: dict[Hashable, Hashable] = {}
+    for block in phase.blocks if among is None else among:
+        found.setdefault(phase.shape(block), block)
+    return found
+
+
+def first_operations(program: TileProgram, phase: Phase, blocks: Iterable[Hashable]) -> Iterator[ResolvedOp]:
+    """Yield the resolved operations of ``blocks``, each loop cut to its first iterations."""
+    deepest = max((r.depth for r in program.rings), default=1)
+    walker = Walker(program)
+    for block in blocks:
+        yield from walk(walker, _cut_loops(phase.body(block), deepest + 2))
+
+
+def _cut_loops(items: Iterable[Item], count: int) -> Iterator[Item]:
+    for item in items:
+        if isinstance(item, Loop):
+            body = item.body
+            yield Loop(
+                item.name, item.indices[:count], lambda i, body=body: _cut_loops(body(i), count)
+            )
+        else:
+            yield item
+
+
+def check_flags(program: TileProgram, budget: FlagBudget) -> None:
+    """Raise :class:`FlagError` if a pair of pipes or a core group needs more flags than there are.
+
+    A binary ring uses one id a slot from each producer to each consumer and as many back; a
+    counter ring one id each way, and a count of at most its depth.
+    """
+    pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    counters: list[str] = []
+    for ring in program.rings:
+        ends = [(p, c) for p in ring.producers for c in ring.consumers if p != c]
+        if ring.flag == "counter":
+            counters += [f"{ring.name} ready", f"{ring.name} free"]
+            if ring.depth > budget.cross_core_counter_max:
+                raise FlagError(
+                    f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts to "
+                    f"{budget.cross_core_counter_max} at most; use fewer slots"
+                )
+            continue
+        for producer, consumer in ends:
+            pairs[producer, consumer].append((f"{ring.name} ready", ring.depth))
+            pairs[consumer, producer].append((f"{ring.name} free", ring.depth))
+    for (source, target), uses in pairs.items():
+        needed = sum(n for _, n in uses)
+        if needed > budget.event_ids_per_pair:
+            listed = ", ".join(f"{name} {n}" for name, n in uses)
+            raise FlagError(
+                f"flags {source} -> {target}: {needed} ids needed ({listed}), {budget.event_ids_per_pair} there; "
+                "use shallower rings"
+            )
+    if len(counters) > budget.cross_core_ids:
+        raise FlagError(
+            f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {budget.cross_core_ids} there"
+        )
+
+
+def check_order(program: TileProgram, operations: Iterable[ResolvedOp]) -> None:
+    """Raise :class:`ProgramError` if an operation waits for one listed after it."""
+    walker = Walker(program)
+    counts = [0] * len(walker.endpoints)
+    for resolved in operations:
+        for wait in resolved.waits:
+            if counts[wait.peer] < wait.count:
+                peer = walker.endpoints[wait.peer]
+                verb = "commit" if peer.is_producer else "release"
+                raise ProgramError(
+                    f"{program.name}: {resolved} comes too early in program order; list the {verb} of ring "
+                    f"{peer.ring} number {wait.count} on {peer.queue} before it"
+                )
+        for endpoint in resolved.sets:
+            counts[endpoint] += 1
+
+
+def _check_loops(program: TileProgram, items: Iterable[Item]) -> None:
+    """Raise :class:`ProgramError` unless every loop body is pure and uniform."""
+    walker = Walker(program)
+    for item in items:
+        if not isinstance(item, Loop) or not item.indices:
+            continue
+        first, last = item.indices[0], item.indices[-1]
+        if list(item.body(first)) != list(item.body(first)):
+            raise ProgramError(f"{program.name}: loop {item.name}: body({first}) differs when called twice")
+        templates = [compile_items(walker, item.body(i)) for i in (first, last)]
+        if templates[0].advance != templates[1].advance:
+            raise ProgramError(
+                f"{program.name}: loop {item.name}: iterations {first} and {last} move the rings by different amounts"
+            )
+        shapes = [[_structure(op) for op in walk(Walker(program), item.body(i))] for i in (first, last)]
+        for a, b in zip(*shapes, strict=False):
+            if a != b:
+                raise ProgramError(
+                    f"{program.name}: loop {item.name}: iterations {first} and {last} differ: {a} against {b}"
+                )
+        if len(shapes[0]) != len(shapes[1]):
+            raise ProgramError(
+                f"{program.name}: loop {item.name}: iterations {first} and {last} differ in length"
+            )
+        _check_loops(program, item.body(first))
+
+
+def _structure(resolved: ResolvedOp) -> object:
+    op = resolved.op
+    steps = [
+        (s.opcode, s.attributes, [(type(o).__name__, o.rows, o.cols, o.fmt) for o in s.operands()])
+        for s in op.steps
+    ]
+    return (op.label, op.queue, steps, resolved.sets)

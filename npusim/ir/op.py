@@ -1,0 +1,92 @@
+"""Primitive tile operations and the entries of instruction queues that carry them.
+
+A :class:`Step` is one primitive operation on tiles; a :class:`TileOp` is a run of steps on one
+engine, with waits only before the first and sets only after the last, so that its cost is the
+exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, unique
+
+from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
+
+
+@unique
+class Opcode(Enum):
+    """What one step computes; each member has one row in ``numerics.semantics`` and ``timing.cost``."""
+
+    COPY = "copy"  #: dst = src, bit for bit (a data move or a register copy)
+    CAST = "cast"  #: dst = src rounded once to dst's format
+    FILL = "fill"  #: dst = constant
+    MATMUL = "matmul"  #: dst = a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
+    ADD = "add"  #: dst = a + b
+    SUB = "sub"  #: dst = a - b
+    MUL = "mul"  #: dst = a * b
+    DIV = "div"  #: dst = a / b
+    MAX = "max"  #: dst = max(a, b)
+    EXP = "exp"  #: dst = e^a, or another exponential named by ``variant``
+    ROW_MAX = "row_max"  #: dst (rows, 1) = maximum of each row
+    ROW_SUM = "row_sum"  #: dst (rows, 1) = sum of each row, in the named order
+    SELECT = "select"  #: dst = a where mask (int8) is non-zero, else the constant
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What qualifies a step; empty strings mean the format's natural behaviour."""
+
+    accumulate: bool = False
+    transpose_b: bool = False
+    arithmetic: str = ""  #: registry name of the matrix arithmetic
+    variant: str = ""  #: named exponential
+    order: str = ""  #: order of a row sum
+    started: bool = False  #: a row sum whose last source is its start value
+    rounding: str = "nearest_even"
+    overflow: str = ""
+
+
+PLAIN = Attributes()
+Source = Operand | float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format."""
+
+    opcode: Opcode
+    dst: Operand
+    srcs: tuple[Source, ...]
+    attributes: Attributes = PLAIN
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Return destination and sources, without constants."""
+        return (self.dst, *(s for s in self.srcs if isinstance(s, (Tile, RingTile, GlobalTile))))
+
+
+@dataclass(slots=True)
+class TileOp:
+    """One entry of an instruction queue.
+
+    ``queue`` issues it in order, ``engine`` executes it.  ``label`` is what traces and errors call
+    it.  ``handshake`` lists slots it passes on without touching their bytes (a core with no rows
+    of a ragged tile still has to keep step).  Never mutated after construction.
+    """
+
+    label: str
+    queue: str
+    engine: str
+    steps: tuple[Step, ...]
+    handshake: tuple[RingTile, ...] = field(default=())
+
+    def ring_tiles(self) -> list[RingTile]:
+        """Return every ring slot this operation touches or passes on."""
+        found = list(self.handshake)
+        for step in self.steps:
+            if type(step.dst) is RingTile:
+                found.append(step.dst)
+            found.extend(s for s in step.srcs if type(s) is RingTile)
+        return found

@@ -1,0 +1,106 @@
+"""The tile program: phases of blocks, each a sequence of operations and loops in program order.
+
+Program order is itself a legal order of execution: ``numerics`` walks it and computes values.
+``timing`` deals the same operations to queues and honours only queues, engines, flags and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from npusim.errors import ProgramError
+from npusim.ir.op import TileOp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.ir.buffers import AddressSpace, Ring, Tenant
+    from npusim.ir.tile import GlobalTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Iterations that differ only in global-memory coordinates and in constants.
+
+    ``body`` is a pure function of its index; all iterations have the same operations, handshakes
+    and costs (``ir.check`` compares them), so a timing backend may run any of them for any other.
+    An iteration of another shape (a ragged or masked tile) is an item of its own.
+    """
+
+    name: str
+    indices: Sequence[int]
+    body: Callable[[int], Iterable[Item]]
+
+
+Item = TileOp | Loop
+Block = Hashable
+Assignment = Literal["round_robin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """An in-order instruction queue of a core group.
+
+    ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes
+    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.
+    """
+
+    name: str
+    core: str
+    engine: str
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a program that ends in a launch or an all-core barrier.
+
+    ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
+    global-memory coordinates.  ``body`` yields a block's items.
+    """
+
+    name: str
+    blocks: Sequence[Block]
+    body: Callable[[Block], Iterable[Item]]
+    shape: Callable[[Block], Hashable]
+    assignment: Assignment = "round_robin"
+
+    def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
+        """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
+        return self.blocks[group::group_count]
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """One schedule on one device for one problem.
+
+    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.
+    ``flops`` counts the multiply-adds of the matrix products twice, without padding; ``constants``
+    compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted.
+    """
+
+    name: str
+    queues: tuple[Queue, ...]
+    rings: tuple[Ring, ...]
+    spaces: dict[str, AddressSpace]
+    tenants: dict[str, list[Tenant]]
+    tensors: dict[str, GlobalTensor]
+    phases: tuple[Phase, ...]
+    flops: int
+    constants: dict[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=())
+
+    def queue_index(self, name: str) -> int:
+        """Return the position of the queue called ``name``."""
+        for index, queue in enumerate(self.queues):
+            if queue.name == name:
+                return index
+        known = ", ".join(q.name for q in self.queues)
+        raise ProgramError(f"program {self.name}: no queue {name!r}; there are {known}")
+
+    def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
+        """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
+        used = {s: sum(t.slot_bytes * t.depth for t in ts) for s, ts in self.tenants.items()}
+        return {s: (used.get(s, 0), space.capacity_bytes) for s, space in self.spaces.items()}

@@ -1,0 +1,136 @@
+"""Typed regions of memory: on-chip tiles, slots of rings, and cuts of tensors in global memory.
+
+A tile is two-dimensional.  ``space`` names one physical memory as one core group sees it
+(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's own slots in global memory); tensors in global
+memory are addressed by :class:`GlobalTile` instead, since all groups share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from npusim.ir.buffers import Ring
+
+Role = Literal["input", "output", "workspace", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """``rows`` x ``cols`` elements of format ``fmt`` in ``space``, rows ``stride`` elements apart."""
+
+    space: str
+    offset_bytes: int
+    rows: int
+    cols: int
+    stride: int
+    fmt: str
+
+    def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
+        """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
+        width = self.cols - col if cols is None else cols
+        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        return Tile(self.space, offset, rows, width, self.stride, self.fmt)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements themselves, without the gaps between rows."""
+        return self.rows * self.cols * get_format(self.fmt).size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTensor:
+    """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups."""
+
+    name: str
+    batch: int
+    heads: int
+    rows: int
+    cols: int
+    fmt: str
+    role: Role
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.batch * self.heads * self.rows * self.cols * get_format(self.fmt).size_bytes
+
+    def tile(
+        self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None
+    ) -> GlobalTile:
+        """Return a cut of one head's matrix; ``cols`` defaults to the rest of the row."""
+        return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTile:
+    """``rows`` x ``cols`` elements of one head of a :class:`GlobalTensor`, from (``row``, ``col``)."""
+
+    tensor: GlobalTensor
+    batch: int
+    head: int
+    row: int
+    rows: int
+    col: int
+    cols: int
+
+    @property
+    def fmt(self) -> str:
+        """Format of the tensor."""
+        return self.tensor.fmt
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements of this cut."""
+        return self.rows * self.cols * get_format(self.tensor.fmt).size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RingTile:
+    """A region of the slot that a ring's producer or consumer holds at this point of the program.
+
+    ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
+    ``last`` makes it hand the slot on when it is done.  The walker knows which generation that is.
+    """
+
+    ring: Ring
+    is_producer: bool
+    rows: int
+    cols: int
+    stride: int
+    fmt: str
+    offset_bytes: int = 0
+    first: bool = True
+    last: bool = True
+
+    def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
+        """Return a sub-region of the same slot with the same handshake."""
+        width = self.cols - col if cols is None else cols
+        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        return RingTile(
+            self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, self.first, self.last
+        )
+
+    def held(self, *, first: bool, last: bool) -> RingTile:
+        """Return the same region with another handshake."""
+        return RingTile(
+            self.ring, self.is_producer, self.rows, self.cols, self.stride, self.fmt,
+            self.offset_bytes, first, last,
+        )  # fmt: skip
+
+    def slot(self, generation: int) -> Tile:
+        """Return the bytes of this region in the slot of ``generation``."""
+        ring = self.ring
+        offset = ring.offset_bytes + (generation % ring.depth) * ring.slot_bytes + self.offset_bytes
+        return Tile(ring.space, offset, self.rows, self.cols, self.stride, self.fmt)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements themselves."""
+        return self.rows * self.cols * get_format(self.fmt).size_bytes
+
+
+Operand = Tile | RingTile | GlobalTile

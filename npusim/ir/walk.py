@@ -1,0 +1,245 @@
+"""The walker: turns ring handshakes into counted waits, for one operation or for whole bodies.
+
+Every producer and consumer of a ring is an *endpoint* with one counter: how many generations it
+has handed on.  In program order the same number is its cursor.  Endpoint ``e`` working on
+generation ``g`` must see every producer's counter at ``g + 1`` (a consumer) or every consumer's
+counter at ``g - depth + 1`` (a producer).  Schedules never compute a slot or a flag.
+
+Two views of the same rules:
+
+* :func:`walk` resolves concrete operations one after the other (numerics, checks, graphs);
+* :func:`compile_items` resolves a body once relative to its cursors, so that timing can replay it
+  at any later point of the program (``Template``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+from npusim.errors import ProgramError
+from npusim.ir.op import TileOp
+from npusim.ir.program import Item, Loop, Phase, TileProgram
+from npusim.ir.tile import RingTile, Tile
+
+Path = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One side of a ring: the ``queue`` that commits (producer) or releases (consumer) its slots."""
+
+    index: int
+    ring: str
+    queue: str
+    is_producer: bool
+    peers: tuple[int, ...]  #: endpoints of the other side, without those of the same queue
+    lag: int  #: a consumer waits for generation + 1, a producer for generation + 1 - depth
+    period: int  #: a producer sees releases only in multiples of this
+    is_cross_core: bool
+
+    def __str__(self) -> str:
+        return f"{self.ring} {'free' if self.is_producer else 'ready'}"
+
+
+def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
+    """Return every endpoint of the program's rings, producers before consumers ring by ring."""
+    found: list[Endpoint] = []
+    for ring in program.rings:
+        first = len(found)
+        sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
+        for offset, (queue, is_producer) in enumerate(sides):
+            peers = tuple(
+                first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue
+            )
+            found.append(
+                Endpoint(
+                    first + offset, ring.name, queue, is_producer, peers,
+                    1 - ring.depth if is_producer else 1,
+                    ring.period if is_producer else 1, ring.flag == "counter",
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """``endpoint`` may go on once the counter of ``peer`` has reached ``count``."""
+
+    endpoint: int
+    peer: int
+    count: int
+
+
+@dataclass(slots=True)
+class ResolvedOp:
+    """An operation at one point of a program: its waits, its sets, and where it stands."""
+
+    op: TileOp
+    queue: int
+    waits: tuple[Wait, ...]
+    sets: tuple[int, ...]  #: endpoints whose counter it advances
+    cursors: dict[tuple[str, bool], int]  #: (ring, is_producer) -> generation, for slot addresses
+    path: Path  #: enclosing (loop, index) pairs, outermost first
+
+    def tile(self, operand: RingTile) -> Tile:
+        """Return the bytes behind a ring operand of this operation."""
+        return operand.slot(self.cursors[operand.ring.name, operand.is_producer])
+
+    def __str__(self) -> str:
+        where = " ".join(f"{name}={index}" for name, index in self.path)
+        return f"{self.op.label} on {self.op.queue}" + (f" ({where})" if where else "")
+
+
+class Walker:
+    """Keeps one cursor per endpoint and resolves operations in program order."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.endpoints = list_endpoints(program)
+        self._by_side = {(e.ring, e.queue, e.is_producer): e.index for e in self.endpoints}
+        self._queues = {q.name: i for i, q in enumerate(program.queues)}
+        self.cursors = [0] * len(self.endpoints)
+
+    def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
+        """Return ``op`` with counted waits at the present cursors, and move them on."""
+        handshakes = self._handshakes(op)
+        cursors, waits, sets = self.cursors, [], []
+        generations: dict[tuple[str, bool], int] = {}
+        for index, (first, last) in handshakes.items():
+            endpoint = self.endpoints[index]
+            generation = cursors[index]
+            generations[endpoint.ring, endpoint.is_producer] = generation
+            if first:
+                need = _round_up(generation + endpoint.lag, endpoint.period)
+                waits += [Wait(index, peer, need) for peer in endpoint.peers if need > 0]
+            if last:
+                cursors[index] = generation + 1
+                sets.append(index)
+        return ResolvedOp(op, self._queues[op.queue], tuple(waits), tuple(sets), generations, path)
+
+    def _handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
+        """Return ``{endpoint: (waits, hands on)}`` of one operation."""
+        found: dict[int, tuple[bool, bool]] = {}
+        for tile in op.ring_tiles():
+            side = (tile.ring.name, op.queue, tile.is_producer)
+            index = self._by_side.get(side)
+            if index is None:
+                role = "producer" if tile.is_producer else "consumer"
+                raise ProgramError(f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}")
+            first, last = found.get(index, (False, False))
+            found[index] = (first or tile.first, last or tile.last)
+        return found
+
+
+def _round_up(need: int, period: int) -> int:
+    return need if period == 1 or need <= 0 else -(-need // period) * period
+
+
+def walk(walker: Walker, items: Iterable[Item], path: Path = ()) -> Iterator[ResolvedOp]:
+    """Yield every operation of ``items`` in program order, loops unrolled."""
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                yield from walk(walker, item.body(index), (*path, (item.name, index)))
+        else:
+            yield walker.resolve(item, path)
+
+
+@dataclass(slots=True)
+class OpTemplate:
+    """An operation with waits relative to its endpoint's cursor at the start of the template.
+
+    ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach
+    ``cursor[endpoint] + delta`` (rounded up to the endpoint's period).
+    """
+
+    op: TileOp
+    queue: int
+    waits: tuple[tuple[int, int, int], ...]
+    sets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class LoopTemplate:
+    """``count`` repetitions of ``body``; ``start`` is the advance from the template's start to it."""
+
+    name: str
+    count: int
+    start: tuple[int, ...]
+    body: Template
+
+
+@dataclass(slots=True)
+class Template:
+    """A body resolved once: runs of operations and loops, and how far it moves every cursor."""
+
+    parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
+    advance: tuple[int, ...]
+
+    def op_count(self) -> int:
+        """Return the number of operations, loops unrolled."""
+        return sum(
+            p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts
+        )
+
+
+def compile_items(walker: Walker, items: Iterable[Item]) -> Template:
+    """Resolve ``items`` relative to cursors of zero; loops are compiled from their first iteration."""
+    origin = walker.cursors
+    walker.cursors = [0] * len(origin)
+    try:
+        return _compile(walker, items)
+    finally:
+        walker.cursors = origin
+
+
+def _compile(walker: Walker, items: Iterable[Item]) -> Template:
+    parts: list[tuple[OpTemplate, ...] | LoopTemplate] = []
+    run: list[OpTemplate] = []
+    for item in items:
+        if isinstance(item, Loop):
+            if not item.indices:
+                continue
+            if run:
+                parts.append(tuple(run))
+                run = []
+            start = tuple(walker.cursors)
+            walker.cursors = [0] * len(start)
+            body = _compile(walker, item.body(item.indices[0]))
+            count = len(item.indices)
+            walker.cursors = [s + count * a for s, a in zip(start, body.advance, strict=True)]
+            parts.append(LoopTemplate(item.name, count, start, body))
+        else:
+            run.append(_op_template(walker, item))
+    if run:
+        parts.append(tuple(run))
+    return Template(tuple(parts), tuple(walker.cursors))
+
+
+def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
+    cursors, waits, sets = walker.cursors, [], []
+    for index, (first, last) in walker._handshakes(op).items():
+        endpoint = walker.endpoints[index]
+        if first:
+            waits += [(index, peer, cursors[index] + endpoint.lag) for peer in endpoint.peers]
+        if last:
+            cursors[index] += 1
+            sets.append(index)
+    return OpTemplate(op, walker._queues[op.queue], tuple(waits), tuple(sets))
+
+
+class Templates:
+    """Compiles each shape of block of a program once and keeps the result."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program = program
+        self.walker = Walker(program)
+        self._cache: dict[tuple[str, Hashable], Template] = {}
+
+    def of(self, phase: Phase, block: Hashable) -> Template:
+        """Return the template of ``block``, shared by all blocks of its shape."""
+        key = (phase.name, phase.shape(block))
+        template = self._cache.get(key)
+        if template is None:
+            template = self._cache[key] = compile_items(self.walker, phase.body(block))
+        return template

@@ -1,0 +1,99 @@
+"""Bits of a program's chosen blocks, compared with float64: the numeric half of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from npusim.formats import get_arithmetic
+from npusim.ir.op import Opcode
+from npusim.ir.walk import Walker, walk
+from npusim.numerics.executor import execute
+from npusim.numerics.reference import attention, summarise_errors
+from npusim.numerics.result import NumericResult
+
+if TYPE_CHECKING:
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.numerics.store import HeadSource
+    from npusim.spec.problem import Problem
+
+Choice = Literal["sample", "all"] | Sequence[int]
+#: Elements of K that a sample may touch: bounds the memory and time of the default sample.
+SAMPLE_ELEMENTS = 1 << 25
+
+
+def evaluate(
+    program: TileProgram, problem: Problem, inputs: HeadSource, *, rows: Choice = "sample", heads: Choice = "sample"
+) -> NumericResult:
+    """Execute the chosen blocks and return their bits, errors and events.
+
+    ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
+    ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
+    """
+    phase = program.phases[-1]
+    wanted = chosen_heads(problem, heads)
+    blocks = [b for b in _blocks(phase, rows) if b.head in wanted]
+    done = execute(program, inputs, {phase.name: blocks})
+    output = program.tensors["o"]
+    written, outputs, references = {}, [], []
+    for block in blocks:
+        matrix = done.tensors.head(output, block.batch, block.head)
+        cut = matrix[block.row : block.row + block.rows]
+        written[block.batch, block.head, block.row] = cut
+        q = inputs("q", block.batch, block.head)[block.row : block.row + block.rows]
+        k, v = (inputs(n, block.batch, block.kv_head) for n in ("k", "v"))
+        outputs.append(cut)
+        references.append(attention(q, k, v, problem, block.row))
+    return NumericResult(
+        rows=written,
+        shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
+        sample=_describe(problem, wanted, rows, blocks),
+        error=summarise_errors(outputs, references, output.fmt),
+        overflow_counts=dict(done.events.overflow),
+        nan_counts=dict(done.events.nan),
+        first_events=tuple(done.events.first.values()),
+        arithmetic=_arithmetic(program, phase, blocks),
+    )
+
+
+def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
+    """Return the heads to compute."""
+    if isinstance(heads, str):
+        if heads == "all":
+            return set(range(problem.heads))
+        each = problem.batch * problem.seq_kv * problem.head_dim
+        return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
+    return set(heads)
+
+
+def _blocks(phase: Phase, rows: Choice) -> list[object]:
+    if isinstance(rows, str):
+        if rows == "all":
+            return list(phase.blocks)
+        last = max(b.row for b in phase.blocks)
+        return [b for b in phase.blocks if b.row == last]
+    wanted = np.asarray(sorted(rows))
+    return [b for b in phase.blocks if ((wanted >= b.row) & (wanted < b.row + b.rows)).any()]
+
+
+def _describe(problem: Problem, heads: set[int], rows: Choice, blocks: Sequence[object]) -> str:
+    total = problem.batch * problem.heads * problem.seq_q
+    count = sum(b.rows for b in blocks)
+    if count == total:
+        return f"all {total} rows"
+    per_head = sorted({(b.row, b.row + b.rows) for b in blocks})
+    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
+    return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
+
+
+def _arithmetic(program: TileProgram, phase: Phase, blocks: Sequence[object]) -> dict[str, str]:
+    """Return ``{matrix arithmetic: evidence}`` of what was executed."""
+    names = {
+        step.attributes.arithmetic
+        for resolved in walk(Walker(program), phase.body(blocks[0]))
+        for step in resolved.op.steps
+        if step.opcode is Opcode.MATMUL
+    } if blocks else set()  # fmt: skip
+    return {name: get_arithmetic(name).evidence for name in sorted(names)}

@@ -1,0 +1,78 @@
+"""Numeric events while a program executes: overflow to Inf, NaN from numbers; counted and located."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.numerics.result import NumericEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.ir.op import Step
+    from npusim.ir.walk import ResolvedOp
+
+
+@dataclass
+class EventLog:
+    """Counts elements by operation and keeps the first event of each kind."""
+
+    phase: str = ""
+    lanes: Sequence[str] = ()
+    overflow: Counter[str] = field(default_factory=Counter)
+    nan: Counter[str] = field(default_factory=Counter)
+    first: dict[str, NumericEvent] = field(default_factory=dict)
+
+    def look(
+        self, resolved: ResolvedOp, step: Step, result: NDArray[Any], sources: Sequence[NDArray[Any]]
+    ) -> None:
+        """Record where ``result`` is Inf or NaN although the step's sources were not.
+
+        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
+        event: only elements whose sources are all finite count as overflow, and only NaN from
+        sources without NaN as a new NaN.
+        """
+        with np.errstate(invalid="ignore"):
+            finite = np.isfinite(result)
+            if finite.all():
+                return
+            matmul = step.opcode.name == "MATMUL"
+            clean, known = _finite_and_number(sources, result.shape, matmul)
+            nan = np.isnan(result) & known
+            overflow = ~finite & ~np.isnan(result) & clean
+        label = f"{resolved.op.label}.{step.opcode.value}"
+        for kind, where, counter in (("overflow", overflow, self.overflow), ("nan", nan, self.nan)):
+            count = int(where.sum())
+            if not count:
+                continue
+            counter[label] += count
+            if kind not in self.first:
+                lane, row, col = (int(x[0]) for x in np.nonzero(where))
+                self.first[kind] = NumericEvent(
+                    kind, label, resolved.op.queue, self.phase, self.lanes[lane], resolved.path, row, col
+                )
+
+
+def _finite_and_number(
+    sources: Sequence[NDArray[Any]], shape: tuple[int, ...], is_matmul: bool
+) -> tuple[Any, Any]:
+    """Return where all sources of an element are finite, and where none is NaN."""
+    clean: Any = np.ones(shape, bool)
+    known: Any = np.ones(shape, bool)
+    for source in sources:
+        if source.dtype == np.int8:
+            continue
+        ok, number = np.isfinite(source), ~np.isnan(source)
+        if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
+            # Each element depends on whole rows and columns: judge the lane as one.
+            ok = ok.all(axis=(-2, -1), keepdims=True)
+            number = number.all(axis=(-2, -1), keepdims=True)
+        elif shape[-1] == 1 != source.shape[-1]:
+            ok, number = ok.all(axis=-1, keepdims=True), number.all(axis=-1, keepdims=True)
+        clean, known = clean & ok, known & number
+    return clean, known

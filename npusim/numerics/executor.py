@@ -1,0 +1,132 @@
+"""Executes a tile program for its values, in program order, over poisoned memories.
+
+Blocks of one shape run in step, one lane each: the same operations on arrays with a leading lane
+axis.  Bits do not depend on how blocks are put together, since lanes never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.ir.op import Step, TileOp
+from npusim.ir.program import Item, Loop, Phase, TileProgram
+from npusim.ir.tile import GlobalTile, Operand, RingTile
+from npusim.ir.walk import ResolvedOp, Walker, walk
+from npusim.numerics.events import EventLog
+from npusim.numerics.semantics import apply
+from npusim.numerics.store import BufferStore, HeadSource, TensorStore
+
+if TYPE_CHECKING:
+    from npusim.ir.op import Source
+
+Array = NDArray[Any]
+#: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
+LANES = 16
+
+
+@dataclass
+class Execution:
+    """The state after execution: tensors in global memory and numeric events."""
+
+    tensors: TensorStore
+    events: EventLog = field(default_factory=EventLog)
+
+
+def execute(
+    program: TileProgram, inputs: HeadSource, blocks: dict[str, Sequence[Hashable]] | None = None
+) -> Execution:
+    """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
+
+    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype.
+    """
+    state = Execution(TensorStore(program, inputs))
+    for phase in program.phases:
+        chosen = phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks)
+        for lanes in _lanes(phase, chosen):
+            _Lockstep(program, phase, lanes, state).run()
+    return state
+
+
+def _lanes(phase: Phase, blocks: Iterable[Hashable]) -> Iterator[list[Hashable]]:
+    """Yield groups of blocks of one shape, at most ``LANES`` together."""
+    groups: dict[Hashable, list[Hashable]] = {}
+    for block in blocks:
+        groups.setdefault(phase.shape(block), []).append(block)
+    for group in groups.values():
+        for start in range(0, len(group), LANES):
+            yield group[start : start + LANES]
+
+
+class _Lockstep:
+    """Some blocks of one shape, executed operation by operation."""
+
+    def __init__(self, program: TileProgram, phase: Phase, blocks: list[Hashable], state: Execution) -> None:
+        self.program, self.phase, self.blocks = program, phase, blocks
+        self.tensors, self.events = state.tensors, state.events
+        self.store = BufferStore(program, len(blocks))
+        self.events.phase = phase.name
+        self.events.lanes = [str(b) for b in blocks]
+        self._constants: dict[tuple[float, str], Array] = {}
+
+    def run(self) -> None:
+        walker = Walker(self.program)
+        first, *others = (self.phase.body(b) for b in self.blocks)
+        rest = [_flatten(items) for items in others]
+        for resolved in walk(walker, first):
+            self.execute(resolved, [next(ops) for ops in rest])
+
+    def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp]) -> None:
+        """Execute one operation of the first lane; ``twins`` are the same operation of the others."""
+        for index, step in enumerate(resolved.op.steps):
+            same = [twin.steps[index] for twin in twins]
+            self._step(resolved, step, same)
+
+    def _step(self, resolved: ResolvedOp, step: Step, same: list[Step]) -> None:
+        fmt = step.dst.fmt
+        sources = [
+            self._read(resolved, source, [t.srcs[i] for t in same], fmt)
+            for i, source in enumerate(step.srcs)
+        ]
+        is_global = isinstance(step.dst, GlobalTile)
+        before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
+        result = apply(step.opcode, sources, before, fmt, step.attributes)
+        if fmt != "int8":
+            self.events.look(resolved, step, np.broadcast_to(result, before.shape), sources)
+        if is_global:
+            for lane, one in enumerate([step, *same]):
+                assert isinstance(one.dst, GlobalTile)
+                self.tensors.cut(one.dst)[...] = result[lane]
+        else:
+            before[...] = result
+
+    def _read(self, resolved: ResolvedOp, source: Source, twins: list[Source], fmt: str) -> Array:
+        if isinstance(source, float | int):
+            return self._constant(float(source), fmt)
+        if isinstance(source, GlobalTile):
+            return self.tensors.read([source, *(t for t in twins if isinstance(t, GlobalTile))])
+        return self.store.view(self._tile(resolved, source))
+
+    def _constant(self, value: float, fmt: str) -> Array:
+        key = (value, fmt)
+        if key not in self._constants:
+            self._constants[key] = formats.cast(np.full((1, 1, 1), value, np.float64), fmt)
+        return self._constants[key]
+
+    @staticmethod
+    def _tile(resolved: ResolvedOp, operand: Operand) -> Any:
+        return resolved.tile(operand) if isinstance(operand, RingTile) else operand
+
+
+def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                yield from _flatten(item.body(index))
+        else:
+            yield item

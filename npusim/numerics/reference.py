@@ -1,0 +1,80 @@
+"""Float64 attention on the same inputs, and how far outputs are from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.numerics.result import ErrorSummary
+
+if TYPE_CHECKING:
+    from npusim.spec.problem import Problem
+
+Array = NDArray[Any]
+#: Upper edges of the ULP histogram's bins.
+ULP_BINS = (("0", 0), ("1", 1), ("2", 2), ("3-4", 4), ("5-8", 8))
+
+
+def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArray[np.float64]:
+    """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
+
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) in any format.  Every input is finite.
+    """
+    wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
+    scores = wide_q @ wide_k.T * problem.scale
+    if problem.causal:
+        queries = np.arange(row, row + len(q))[:, None] + problem.causal_offset
+        scores = np.where(np.arange(len(k))[None, :] <= queries, scores, -np.inf)
+    scores -= scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores)
+    result: NDArray[np.float64] = weights @ wide_v / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]], fmt: str) -> ErrorSummary:
+    """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled."""
+    output = np.concatenate([o.reshape(-1, o.shape[-1]) for o in outputs])
+    reference = np.concatenate(references)
+    wide = output.astype(np.float64)
+    finite = np.isfinite(wide)
+    is_nan = np.isnan(wide)
+    error = np.where(finite, wide - reference, 0.0)
+    kept = np.where(finite, reference, 0.0)
+    norm = float(np.sqrt((kept**2).sum()))
+    ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)[finite]
+    return ErrorSummary(
+        rmse=float(np.sqrt((error**2).sum())) / norm if norm else 0.0,
+        max_abs_error=float(np.abs(error).max(initial=0.0)),
+        max_ulp=int(ulps.max(initial=0)),
+        ulp_histogram=_histogram(ulps),
+        nan_count=int(is_nan.sum()),
+        inf_count=int((~finite & ~is_nan).sum()),
+        nan_row_fraction=float(is_nan.any(axis=1).mean()),
+        count=output.size,
+    )
+
+
+def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
+    """Return how many representable values lie between corresponding elements."""
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[formats.get_format(fmt).size_bytes]
+
+    def ordered(x: Array) -> NDArray[np.int64]:
+        raw = np.ascontiguousarray(x).view(bits).astype(np.int64)
+        half = np.int64(1) << (8 * np.dtype(bits).itemsize - 1)
+        return np.where(raw & half, half - raw, raw)  # sign-magnitude to a line, -0 and +0 together
+
+    distance: NDArray[np.int64] = np.abs(ordered(a) - ordered(b))
+    return distance
+
+
+def _histogram(ulps: NDArray[np.int64]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    lower = -1
+    for name, upper in ULP_BINS:
+        found[name] = int(((ulps > lower) & (ulps <= upper)).sum())
+        lower = upper
+    found[f">{lower}"] = int((ulps > lower).sum())
+    return found

@@ -1,0 +1,83 @@
+"""What the execution of values returns: tensors, errors against float64, and numeric events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class NumericEvent:
+    """The first place where a kind of event happened: ``overflow`` (finite in, Inf out) or ``nan``."""
+
+    kind: str
+    operation: str
+    queue: str
+    phase: str
+    block: str
+    path: tuple[tuple[str, int], ...]
+    row: int
+    col: int
+
+    def __str__(self) -> str:
+        where = " ".join(f"{name}={index}" for name, index in self.path)
+        return f"{self.kind} in {self.operation} ({self.block}{' ' + where if where else ''} row {self.row} col {self.col})"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSummary:
+    """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
+
+    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
+    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Non-finite outputs are
+    counted in ``nan_count``/``inf_count`` and left out of the other figures.
+    """
+
+    rmse: float
+    max_abs_error: float
+    max_ulp: int
+    ulp_histogram: dict[str, int]
+    nan_count: int
+    inf_count: int
+    nan_row_fraction: float
+    count: int
+
+
+@dataclass(frozen=True)
+class NumericResult:
+    """Bits of the chosen blocks, and what happened on the way.
+
+    ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).
+    ``overflow_counts`` and ``nan_counts`` count elements per operation; ``arithmetic`` names the
+    matrix units' arithmetic and its evidence.
+    """
+
+    rows: dict[tuple[int, int, int], NDArray[Any]]
+    shape: tuple[int, int, int, int]
+    sample: str
+    error: ErrorSummary
+    overflow_counts: dict[str, int]
+    nan_counts: dict[str, int]
+    first_events: tuple[NumericEvent, ...]
+    arithmetic: dict[str, str]
+
+    @cached_property
+    def output(self) -> NDArray[Any]:
+        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed."""
+        blocks = list(self.rows.values())
+        full = np.full(self.shape, np.nan, blocks[0].dtype) if blocks else np.empty((0, 0, 0, 0))
+        for (batch, head, row), block in self.rows.items():
+            full[batch, head, row : row + len(block)] = block
+        return full
+
+    @cached_property
+    def computed(self) -> NDArray[np.bool_]:
+        """Which rows were computed, (batch, heads, seq_q)."""
+        done = np.zeros(self.shape[:3], np.bool_)
+        for (batch, head, row), block in self.rows.items():
+            done[batch, head, row : row + len(block)] = True
+        return done

@@ -1,0 +1,100 @@
+"""What each opcode computes: one table, Opcode -> function on arrays of the formats' own dtypes.
+
+Arrays have shape ``(lanes, rows, cols)``; a column operand ``(lanes, rows, 1)`` spreads over the
+columns.  Every result is rounded once, to the destination's format, by ``npusim.formats``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.errors import ProgramError, UnknownOpcodeError
+from npusim.ir.op import Attributes, Opcode
+
+Array = NDArray[Any]
+#: (sources, destination before the step, destination's format, attributes) -> result
+Semantics = Callable[[Sequence[Array], Array, str, Attributes], Array]
+
+
+def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
+    """Return what a step writes.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
+    row = SEMANTICS.get(opcode)
+    if row is None:
+        raise UnknownOpcodeError(f"{opcode.name} has no semantics")
+    return row(sources, before, fmt, attributes)
+
+
+def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
+    return sources[0]
+
+
+def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    overflow: Any = attributes.overflow or None
+    rounding: Any = attributes.rounding
+    return formats.cast(sources[0], fmt, rounding=rounding, overflow=overflow)
+
+
+def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
+    a, b = sources
+    if attributes.transpose_b:
+        b = b.swapaxes(-1, -2)
+    arithmetic = formats.get_arithmetic(attributes.arithmetic)
+    # The unit loads whole fractals: what a ragged tail leaves empty is zero (design section 1).
+    tail = -a.shape[-1] % arithmetic.k
+    if tail:
+        a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
+        b = np.concatenate([b, np.zeros((*b.shape[:-2], tail, b.shape[-1]), b.dtype)], axis=-2)
+    return formats.matmul(a, b, before if attributes.accumulate else None, arithmetic=arithmetic)
+
+
+def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
+    def run(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
+        return function(sources[0], sources[1], fmt)
+
+    return run
+
+
+def _exp(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.exp(sources[0], fmt, variant=attributes.variant or "correct")
+
+
+def _row_max(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
+    return formats.reduce_max(sources[0], fmt)[..., None]
+
+
+def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    order: Any = attributes.order
+    if not order:
+        raise ProgramError("a row sum must name its order")
+    start = sources[1][..., 0] if attributes.started else None
+    return formats.reduce_sum(sources[0], fmt, order, start=start)[..., None]
+
+
+def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
+    mask, kept, other = sources
+    return np.where(mask != 0, kept, other)
+
+
+SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
+    {
+        Opcode.COPY: _copy,
+        Opcode.CAST: _cast,
+        Opcode.FILL: _copy,
+        Opcode.MATMUL: _matmul,
+        Opcode.ADD: _binary(formats.add),
+        Opcode.SUB: _binary(formats.sub),
+        Opcode.MUL: _binary(formats.mul),
+        Opcode.DIV: _binary(formats.div),
+        Opcode.MAX: _binary(formats.maximum),
+        Opcode.EXP: _exp,
+        Opcode.ROW_MAX: _row_max,
+        Opcode.ROW_SUM: _row_sum,
+        Opcode.SELECT: _select,
+    }
+)

@@ -1,0 +1,226 @@
+"""The one place where numerics and timing meet: a request in, a :class:`RunResult` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from npusim.errors import SpecError
+from npusim.ir.check import FlagBudget, check
+from npusim.schedules import Schedule, find_schedule
+from npusim.spec.load import load_device, load_workload
+from npusim.spec.overrides import apply_overrides
+from npusim.spec.tiling import Tiling, build_tiling
+from npusim.tensors import load_tensors
+from npusim.timing import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.result import NumericResult
+    from npusim.schedules.registry import Precision
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+    from npusim.spec.workload import Workload
+    from npusim.timing.result import TimingResult
+
+DEFAULT_HW = "ascend_910b2"
+DEFAULT_WORKLOAD = "pangu_38b"
+
+Choice = Literal["sample", "all"] | "Sequence[int]"
+TensorSource = "str | Path | Mapping[str, NDArray[Any]]"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Bits and cycles of one schedule on one device for one problem.
+
+    ``timing`` is always there; ``numerics`` unless it was switched off.  ``notes`` are what the run
+    wants its reader to know (assumptions, samples, warnings).
+    """
+
+    name: str
+    schedule: str
+    precision: str
+    formats: dict[str, str]
+    device: DeviceSpec
+    workload: str
+    problem: Problem
+    tiling: Tiling
+    program: TileProgram
+    timing: TimingResult
+    numerics: NumericResult | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the device clock that the cores take, without the launch."""
+        return self.timing.cycles
+
+    @property
+    def latency_us(self) -> float:
+        """Whole call in microseconds, launch included."""
+        return self.timing.latency_s * 1e6
+
+    @property
+    def output(self) -> Any:
+        """Output tensor (batch, heads, seq_q, value_head_dim), or None without numerics."""
+        return None if self.numerics is None else self.numerics.output
+
+    @property
+    def tflops(self) -> float:
+        """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
+        return self.program.flops / self.timing.latency_s / 1e12
+
+
+def run(
+    schedule: str,
+    *,
+    hw: str | Path | DeviceSpec = DEFAULT_HW,
+    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    seq: int | None = None,
+    seq_q: int | None = None,
+    seq_kv: int | None = None,
+    batch: int | None = None,
+    tensor_parallel: int | None = None,
+    causal: bool | None = None,
+    tiling: Mapping[str, object] | Tiling | None = None,
+    precision: str | None = None,
+    tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
+    prefix: str = "",
+    numerics: bool = True,
+    rows: Literal["sample", "all"] | Sequence[int] = "sample",
+    heads: Literal["sample", "all"] | Sequence[int] = "sample",
+    seed: int | None = None,
+    method: str = "auto",
+    trace_groups: Sequence[int] = (0,),
+    overrides: Mapping[str, str] | None = None,
+) -> RunResult:
+    """Predict bits and cycles of one attention schedule on one device.
+
+    Parameters
+    ----------
+    schedule
+        Name of the schedule: ``flash``, ...
+    hw, workload
+        Names of packaged files, paths, or the loaded objects.
+    seq, seq_q, seq_kv, batch, tensor_parallel, causal
+        Replace what the workload says; with ``tensors`` the sizes come from them.
+    tiling
+        Fields of the schedule's tiling; the others keep their defaults.
+    precision
+        Name of one of the schedule's precision presets.
+    tensors
+        Q, K and V: a file, the name of packaged data, or a mapping of (batch, heads, tokens, head
+        size) arrays; by default they are drawn from the workload's recipe with ``seed``.
+    numerics, rows, heads
+        Whether bits are computed, and for which query rows (their whole Q blocks) and heads.
+    method
+        How time is computed: ``des``, ``replay`` (links not shared) or ``auto``.
+    trace_groups
+        Core groups whose operations are kept for the timeline.
+    overrides
+        ``{dotted key of the device file: value}``.
+
+    Raises
+    ------
+    NpusimError
+        A subclass says what is wrong: `SpecError`, `TilingError`, `TensorError`, ...
+
+    Examples
+    --------
+    >>> result = run("flash", seq=1024, numerics=False)
+    >>> result.cycles > 0
+    True
+    """
+    device = load_device(hw) if isinstance(hw, str | Path) else hw
+    if overrides:
+        device = apply_overrides(device, overrides)
+    load = load_workload(workload) if isinstance(workload, str | Path) else workload
+    chosen = find_schedule(schedule, device.family)
+    given = load_tensors(tensors, prefix=prefix) if tensors is not None else None
+    problem = _problem(load, given, seq, seq_q, seq_kv, batch, tensor_parallel, causal)
+    fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
+    preset = _precision(chosen, precision)
+    program = chosen.program(problem, fields, device, preset)
+    check(program, flag_budget(device), thorough=False)
+    timing = _simulate(method, program, device, trace_groups)
+    bits = _evaluate(program, problem, given, seed, rows, heads) if numerics else None
+    return RunResult(
+        name=f"{schedule}-{load.name}-{problem.seq_kv}",
+        schedule=schedule, precision=preset.name, formats=preset.formats(), device=device,
+        workload=load.name, problem=problem, tiling=fields, program=program, timing=timing, numerics=bits,
+        notes=_notes(program, bits),
+    )  # fmt: skip
+
+
+def flag_budget(device: DeviceSpec) -> FlagBudget:
+    """Return how many flags the device has, for ``ir.check``."""
+    flags = device.flags
+    return FlagBudget(
+        flags.event_ids_per_pair_count.value,
+        flags.cross_core_ids_count.value,
+        flags.cross_core_counter_max_count.value,
+    )
+
+
+def _problem(
+    load: Workload, given: Mapping[str, NDArray[Any]] | None, seq: int | None, seq_q: int | None,
+    seq_kv: int | None, batch: int | None, tensor_parallel: int | None, causal: bool | None,
+) -> Problem:  # fmt: skip
+    if given is None:
+        return load.problem(
+            seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal
+        )
+    q, k, v = (given[name] for name in ("q", "k", "v"))
+    asked = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel}
+    clash = [name for name, value in asked.items() if value is not None]
+    if clash:
+        raise SpecError(f"{', '.join(clash)}: sizes come from the tensors given; leave these options out")
+    return load.problem(
+        batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
+        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=str(q.dtype),
+    )  # fmt: skip
+
+
+def _precision(schedule: Schedule, name: str | None) -> Precision:
+    chosen = name or schedule.default_precision
+    if chosen not in schedule.precisions:
+        known = ", ".join(schedule.precisions)
+        raise SpecError(f"precision {chosen!r}: {schedule.name} has {known}")
+    return schedule.precisions[chosen]
+
+
+def _simulate(
+    method: str, program: TileProgram, device: DeviceSpec, trace_groups: Sequence[int]
+) -> TimingResult:
+    if method not in METHODS:
+        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    return METHODS[method](program, device, trace_groups=trace_groups)
+
+
+def _evaluate(
+    program: TileProgram, problem: Problem, given: Mapping[str, NDArray[Any]] | None, seed: int | None,
+    rows: Literal["sample", "all"] | Sequence[int], heads: Literal["sample", "all"] | Sequence[int],
+) -> NumericResult:  # fmt: skip
+    from npusim.numerics.evaluate import evaluate
+    from npusim.numerics.inputs import array_source, recipe_source
+
+    inputs = array_source(given) if given is not None else recipe_source(problem, seed)
+    return evaluate(program, problem, inputs, rows=rows, heads=heads)
+
+
+def _notes(program: TileProgram, bits: NumericResult | None) -> tuple[str, ...]:
+    notes = list(program.notes)
+    if bits is not None:
+        notes += [
+            f"matrix arithmetic {name} is assumed: no public bit-level source"
+            for name, evidence in bits.arithmetic.items()
+            if evidence == "assumed"
+        ]
+    return tuple(notes)

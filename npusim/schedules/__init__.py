@@ -1,0 +1,34 @@
+"""Attention algorithms as tile programs: steps x mapping, one file per algorithm.
+
+``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all.
+"""
+
+from __future__ import annotations
+
+import difflib
+from types import MappingProxyType
+
+from npusim.errors import SpecError
+from npusim.schedules import flash
+from npusim.schedules.registry import Schedule
+
+__all__ = ["SCHEDULES", "Schedule", "find_schedule"]
+
+SCHEDULES = MappingProxyType({(s.name, s.family): s for s in (flash.SCHEDULE,)})
+
+
+def find_schedule(name: str, family: str) -> Schedule:
+    """Return the schedule called ``name`` for a core family.
+
+    Raises :class:`SpecError` naming the near names, or the families that have it.
+    """
+    schedule = SCHEDULES.get((name, family))
+    if schedule is not None:
+        return schedule
+    families = [f for n, f in SCHEDULES if n == name]
+    if families:
+        raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}")
+    known = sorted({n for n, _ in SCHEDULES})
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise SpecError(f"unknown schedule {name!r}; there are {', '.join(known)}.{hint}")

@@ -1,0 +1,80 @@
+"""What a schedule is to the rest of npusim: fields, presets, and a builder; keyed by core family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from npusim.errors import BufferOverflowError, TilingError
+from npusim.spec.tiling import Tiling, tiling_fields
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+
+
+class Precision(Protocol):
+    """Format of every intermediate of one schedule, under a preset's name."""
+
+    @property
+    def name(self) -> str:
+        """Name of the preset."""
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}``."""
+
+
+Builder = Callable[["Problem", Tiling, "DeviceSpec", Precision], "TileProgram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One algorithm on one core family.
+
+    ``build(problem, tiling, device, precision)`` returns the tile program and raises
+    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
+    ``causal`` is what a run without an explicit mask assumes.
+    """
+
+    name: str
+    family: str
+    summary: str
+    tiling: type[Tiling]
+    precisions: Mapping[str, Precision]
+    default_precision: str
+    causal: bool
+    build: Builder
+
+    def program(
+        self, problem: Problem, tiling: Tiling, device: DeviceSpec, precision: Precision
+    ) -> TileProgram:
+        """Return the program; if a buffer overflows, say which larger blocks would still fit."""
+        try:
+            return self.build(problem, tiling, device, precision)
+        except BufferOverflowError as error:
+            fitting = self._largest_blocks(problem, tiling, device, precision)
+            raise BufferOverflowError(f"{error}; {fitting}") from None
+
+    def _largest_blocks(
+        self, problem: Problem, tiling: Tiling, device: DeviceSpec, precision: Precision
+    ) -> str:
+        """Return, for each block size, its largest value that fits with the others as they are."""
+        found = []
+        for field in tiling_fields(type(tiling)):
+            value = getattr(tiling, field.name)
+            if not field.name.startswith("block") or not isinstance(value, int):
+                continue
+            step = field.multiple_of or 1
+            for smaller in range(value - value % step, 0, -step):
+                try:
+                    self.build(problem, tiling.model_copy(update={field.name: smaller}), device, precision)
+                except TilingError:
+                    continue
+                if smaller < value:
+                    found.append(f"{field.name}={smaller}")
+                break
+        if not found:
+            return "no smaller block alone makes it fit"
+        return f"largest that fits, the other fields unchanged: {' or '.join(found)}"

@@ -1,0 +1,71 @@
+"""What every attention schedule's steps declare, so that one mapping serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npusim.errors import ProgramError
+from npusim.ir.op import Opcode
+
+if TYPE_CHECKING:
+    from npusim.schedules.steps.table import Table
+
+#: Tile-sized names that every mapping provides storage for.
+MATRICES = ("S_in", "S", "E", "P", "P_out", "T_in", "T", "O", "O_normal", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSteps:
+    """An attention algorithm on one tile of scores, as tables over named tiles.
+
+    ``S_in`` holds the scores as stored, ``P_out`` the operand of the second product, ``T_in`` P V as
+    stored, ``O`` the running output, ``out`` the result; other tile-sized names are work tiles.
+    Every further name is a row vector, one value a query row.
+
+    formats
+        ``{name: format}`` of every name.
+    state
+        ``{name: start value}`` of row vectors that live as long as a block; so does ``O``, from 0.
+    carried
+        Row vectors that ``softmax`` leaves for the same tile's ``update``, some tiles later.
+    overlays
+        ``{name: earlier name}`` whose storage it may take over if the formats agree.
+    constants
+        Values bound by name.
+    """
+
+    softmax: Table
+    update: Table
+    finish: Table
+    formats: Mapping[str, str]
+    state: Mapping[str, float]
+    carried: tuple[str, ...]
+    overlays: Mapping[str, str]
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def storage(self) -> dict[str, str]:
+        """Return ``{name: name whose storage it shares}``.
+
+        Names that a cast between equal formats joins are one place, called after the member that
+        lives longest: what a ring or the block holds goes before work tiles.
+        """
+        chosen = {name: name for name in self.formats}
+        fixed = {"S_in", "P_out", "T_in", "O", "out", *self.state, *self.carried}
+        for row in (*self.softmax, *self.update, *self.finish):
+            if row.opcode is not Opcode.CAST or self.formats[row.dst] != self.formats[row.srcs[0]]:
+                continue
+            dst, src = chosen[row.dst], chosen[row.srcs[0]]
+            if dst in fixed and src in fixed:
+                raise ProgramError(f"cast {row.dst} <- {row.srcs[0]} joins two fixed places")
+            keep, drop = (dst, src) if dst in fixed else (src, dst)
+            chosen = {n: keep if c == drop else c for n, c in chosen.items()}
+        for name, earlier in self.overlays.items():
+            if chosen[name] == name and self.formats[name] == self.formats[earlier]:
+                chosen = {n: chosen[earlier] if c == name else c for n, c in chosen.items()}
+        return chosen
+
+    def row_vectors(self) -> tuple[str, ...]:
+        """Return the names that hold one value a query row."""
+        return tuple(n for n in self.formats if n not in MATRICES)

@@ -1,0 +1,54 @@
+"""FastAttention's tiling-mask: one small lower-triangular matrix from which every block's mask is cut.
+
+Query x keeps key y when ``y <= x + offset``.  For a block with top-left corner (r0, c0) let
+``D = r0 + offset - c0``.  The block's mask is the cut of ``tril(2M x 2M)`` whose corner is
+``(max(D, 0), max(-D, 0))``: exact whenever the block is neither wholly kept (D >= cols - 1) nor
+wholly masked (D <= -rows), provided ``rows + cols - 1 <= 2M`` (FastAttention section 4.1; the
+mapping and its bound: papers.md section 3.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from npusim.errors import TilingError
+from npusim.ir.tile import GlobalTensor, GlobalTile
+
+#: M of FastAttention section 4.1: a 2M x 2M mask with M = 512.
+DEFAULT_M = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TilingMask:
+    """The (2M) x (2M) mask matrix in global memory, 1 where a key is kept."""
+
+    m: int = DEFAULT_M
+
+    def tensor(self) -> GlobalTensor:
+        """Return the mask as a tensor of one byte an element."""
+        return GlobalTensor("mask", 1, 1, 2 * self.m, 2 * self.m, "int8", "constant")
+
+    def values(self) -> npt.NDArray[np.int8]:
+        """Return the matrix, (1, 1, 2M, 2M) int8, ones on and below the diagonal."""
+        return np.tril(np.ones((1, 1, 2 * self.m, 2 * self.m), np.int8))
+
+    def check(self, rows: int, cols: int) -> None:
+        """Raise :class:`TilingError` if masks of ``rows`` x ``cols`` cannot all be cut from it."""
+        if rows + cols - 1 > 2 * self.m:
+            raise TilingError(
+                f"tiling-mask: a block of {rows}x{cols} needs rows + cols - 1 = {rows + cols - 1} <= 2M = "
+                f"{2 * self.m} (M = {self.m}); use smaller blocks or a larger M"
+            )
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part of the matrix that is the mask of the block at (row, col).
+
+        A block left of the diagonal keeps everything, one right of it nothing; their cuts are
+        moved to the nearest one that says so.
+        """
+        diagonal = row + (offset or 0) - col
+        diagonal = max(min(diagonal, cols - 1), -rows)
+        return self.tensor().tile(0, 0, max(diagonal, 0), rows, max(-diagonal, 0), cols)

@@ -1,0 +1,257 @@
+"""A device as its hardware file describes it: cores, engines, buffers, memory, links, flags."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from npusim.errors import SpecError
+from npusim.spec.engine import (
+    DmaEngine,
+    EngineSpec,
+    FixpipeEngine,
+    MatrixEngine,
+    ScalarEngine,
+    VectorEngine,
+)
+from npusim.spec.model import SpecModel, Text, fault_at
+from npusim.spec.quantity import (
+    Choice,
+    Positive,
+    PositiveWhole,
+    Quantity,
+    Sourced,
+    WholeQuantity,
+)
+
+DEVICE_SCHEMA = "npusim.device/1"
+GM = "GM"
+
+
+class BankSpec(SpecModel):
+    """Banks of an on-chip buffer: banks in groups, each bank a column of rows."""
+
+    bank_count: PositiveWhole
+    group_count: PositiveWhole
+    bank_bytes: PositiveWhole
+    row_bytes: PositiveWhole
+
+
+class BufferSpec(SpecModel):
+    """An on-chip buffer of one core."""
+
+    capacity_bytes: PositiveWhole
+    alignment_bytes: PositiveWhole = Field(description="addresses are multiples of it")
+    banks: BankSpec | None = None
+
+    @model_validator(mode="after")
+    def _banks_fill_the_buffer(self) -> Self:
+        if self.banks is not None:
+            total = self.banks.bank_count.value * self.banks.bank_bytes.value
+            if total != self.capacity_bytes.value:
+                text = f"{self.capacity_bytes.value} bytes, but its banks hold {total}"
+                raise fault_at("capacity_bytes", text)
+        return self
+
+
+class GlobalMemorySpec(SpecModel):
+    """Device memory."""
+
+    capacity_bytes: PositiveWhole
+    alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
+    request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of")
+    request_max_bytes: PositiveWhole = Field(description="between these sizes")
+    cold_read_latency_cycles: WholeQuantity = Field(description="of the very first access")
+
+
+class L2Spec(SpecModel):
+    """The cache that all cores share."""
+
+    capacity_bytes: PositiveWhole
+    line_bytes: PositiveWhole
+    read_latency_cycles: WholeQuantity
+    write_latency_cycles: WholeQuantity
+    miss_extra_latency_cycles: WholeQuantity
+    same_address_granule_bytes: PositiveWhole = Field(
+        description="two cores' accesses within one granule wait for each other"
+    )
+
+
+class MemorySpec(SpecModel):
+    """Memory outside the cores."""
+
+    gm: GlobalMemorySpec
+    l2: L2Spec
+
+
+class LinkSpec(SpecModel):
+    """A bandwidth that all cores share."""
+
+    bytes_per_s: Positive = Field(description="reached, summed over all cores")
+    nominal_bytes_per_s: Positive | None = Field(default=None, description="on the data sheet")
+    mixed_bytes_per_s: Positive | None = Field(
+        default=None, description="reached by reads and writes together"
+    )
+    efficiency_factor: Positive | None = Field(default=None, description="reached over stated")
+
+
+class FlagsSpec(SpecModel):
+    """Flags within a core and between the cores of a group."""
+
+    intra_core_latency_cycles: WholeQuantity
+    event_ids_per_pair_count: PositiveWhole = Field(
+        description="binary flags per ordered pair of pipes"
+    )
+    usable_event_ids_count: PositiveWhole = Field(description="of these, how many a kernel may use")
+    cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
+    cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
+    cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
+    cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
+    cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
+        description="who stands still in a wait: the pipe it is queued on, or the scalar unit"
+    )
+
+    @model_validator(mode="after")
+    def _usable_ids_exist(self) -> Self:
+        usable, there = self.usable_event_ids_count.value, self.event_ids_per_pair_count.value
+        if usable > there:
+            raise fault_at("usable_event_ids_count", f"{usable} of only {there} ids per pair")
+        return self
+
+
+class LaunchSpec(SpecModel):
+    """What starting a kernel costs before any core works."""
+
+    kernel_overhead_s: Quantity
+    block_dispatch_cycles: WholeQuantity = Field(description="handing one more block to a core")
+
+
+class CoreSpec(SpecModel):
+    """One kind of core."""
+
+    per_group_count: PositiveWhole = Field(description="cores of this kind in one core group")
+    engines: dict[str, EngineSpec]
+    buffers: dict[str, BufferSpec]
+
+    def buffer(self, name: str) -> BufferSpec:
+        """Return a buffer; raise `SpecError` naming those the core has."""
+        if name not in self.buffers:
+            raise SpecError(f"no buffer {name!r} in this core; it has: {', '.join(self.buffers)}")
+        return self.buffers[name]
+
+
+class DeviceSpec(SpecModel):
+    """A device; every number is a `Quantity`, its unit the end of its key.
+
+    Immutable.  Cycles are those of ``clock_hz``; ``group_count`` core groups are what a launch
+    fills (on the 910B a group is one AIC and its two AIV).
+    """
+
+    schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="of this file")
+    name: Text
+    description: Text
+    family: Literal["ascend", "nvidia"]
+    architecture: Text
+    clock_hz: Positive
+    group_count: PositiveWhole
+    cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
+    memory: MemorySpec
+    links: dict[str, LinkSpec]
+    flags: FlagsSpec
+    launch: LaunchSpec
+
+    @model_validator(mode="after")
+    def _routes_join_what_exists(self) -> Self:
+        for core_name, core in self.cores.items():
+            places = {GM, *core.buffers}
+            for engine_name, engine in core.engines.items():
+                if not isinstance(engine, DmaEngine | FixpipeEngine):
+                    continue
+                for name, route in engine.routes.items():
+                    key = f"cores.{core_name}.engines.{engine_name}.routes.{name}"
+                    _known(f"{key}.source", route.source, places)
+                    _known(f"{key}.destination", route.destination, places)
+                    for link in route.links:
+                        _known(f"{key}.links", link, set(self.links))
+        return self
+
+    @model_validator(mode="after")
+    def _family_has_its_parts(self) -> Self:
+        wanted = {"ascend": ("aic", "aiv"), "nvidia": ("sm",)}[self.family]
+        for core in wanted:
+            if core not in self.cores:
+                raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
+        for link in ("l2", "hbm"):
+            if link not in self.links:
+                raise fault_at("links", f"a device has a link `{link}`; missing")
+        return self
+
+    def core(self, name: str) -> CoreSpec:
+        """Return a kind of core; raise `SpecError` naming those the device has."""
+        if name not in self.cores:
+            raise SpecError(f"{self.name}: no core {name!r}; it has: {', '.join(self.cores)}")
+        return self.cores[name]
+
+    def engine(
+        self, core: str, name: str
+    ) -> DmaEngine | FixpipeEngine | MatrixEngine | VectorEngine | ScalarEngine:
+        """Return an engine by core and pipe name; raise `SpecError` naming those there are."""
+        engines = self.core(core).engines
+        if name not in engines:
+            known = ", ".join(engines)
+            raise SpecError(f"{self.name}: no engine {name!r} in {core}; it has: {known}")
+        return engines[name]
+
+    def link(self, name: str) -> LinkSpec:
+        """Return a shared link; raise `SpecError` naming those the device has."""
+        if name not in self.links:
+            raise SpecError(f"{self.name}: no link {name!r}; it has: {', '.join(self.links)}")
+        return self.links[name]
+
+    def core_count(self, kind: str) -> int:
+        """Return how many cores of a kind the whole device has."""
+        return self.group_count.value * self.core(kind).per_group_count.value
+
+    def seconds(self, cycles: float) -> float:
+        """Return the duration of ``cycles`` of the device clock."""
+        return cycles / self.clock_hz.value
+
+    def quantities(self) -> Iterator[tuple[str, Quantity]]:
+        """Yield every number with its dotted key, in the order of the file."""
+        for key, fact in self.facts():
+            if isinstance(fact, Quantity):
+                yield key, fact
+
+    def facts(self) -> Iterator[tuple[str, Sourced]]:
+        """Yield every sourced number and choice with its dotted key."""
+        yield from _facts("", self)
+
+    def digest(self) -> str:
+        """Return a hash of the content, the same for equal devices: for a result's provenance."""
+        return hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
+
+
+def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
+    if isinstance(node, Sourced):
+        yield prefix, node
+        return
+    if isinstance(node, SpecModel):
+        children: Iterator[tuple[str, object]] = iter(node)
+    elif isinstance(node, Mapping):
+        children = iter(node.items())
+    elif isinstance(node, tuple):
+        children = ((str(index), child) for index, child in enumerate(node))
+    else:
+        return
+    for key, child in children:
+        yield from _facts(f"{prefix}.{key}" if prefix else key, child)
+
+
+def _known(key: str, value: str, allowed: set[str]) -> None:
+    if value not in allowed:
+        raise fault_at(
+            key, f"{value!r} does not exist here; there are: {', '.join(sorted(allowed))}"
+        )

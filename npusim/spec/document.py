@@ -1,0 +1,207 @@
+"""Strict YAML 1.2: a file as plain data, with the file and line of every key.
+
+One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values
+are made from it here, so no second, slower round-trip parse is needed for error messages.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ruamel.yaml import YAML
+
+__all__ = ["Document", "Place", "parse_document", "parse_scalar", "read_document"]
+
+_TAG = "tag:yaml.org,2002:"
+
+
+class Place(NamedTuple):
+    """Where a key stands."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Return ``file:line``, as compilers print it."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: plain data, and the place of each dotted key (``""`` is the file itself)."""
+
+    file: str
+    data: dict[str, object]
+    places: Mapping[str, Place]
+
+    def place(self, key: str) -> Place:
+        """Return where ``key`` stands, or its nearest parent that stands somewhere."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places[key]
+
+    def error(self, key: str, text: str) -> SpecError:
+        """Return a `SpecError` that starts ``file:line  dotted.key: ``."""
+        return SpecError(self.line(key, text))
+
+    def line(self, key: str, text: str) -> str:
+        """Return one line of such an error."""
+        return f"{self.place(key)}  {key}: {text}" if key else f"{self.place(key)}  {text}"
+
+
+def read_document(path: Path) -> Document:
+    """Return the content of a YAML file.
+
+    Raises
+    ------
+    SpecError
+        The file cannot be read, is not YAML 1.2, is empty or not a mapping, or has a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{path}: cannot be read: {reason}") from None
+    return parse_document(text, file=str(path))
+
+
+def parse_document(text: str, *, file: str) -> Document:
+    """Return the content of YAML text, which errors call ``file``; raises as `read_document`."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.nodes import MappingNode
+
+    yaml = YAML(typ="safe", pure=True)
+    root = _composed(yaml, text, file)
+    if not isinstance(root, MappingNode):
+        what = "is empty" if root is None else "is not a mapping of keys to values"
+        raise SpecError(f"{file}:1  the file {what}")
+    places = {"": Place(file, 1)}
+    try:
+        data = _Builder(file, places, yaml.constructor).mapping("", root)
+    except RecursionError:
+        raise SpecError(f"{file}:1  an alias stands inside its own anchor") from None
+    return Document(file, data, places)
+
+
+def _composed(yaml: YAML, text: str, file: str) -> object:
+    """Return the root node of YAML text, None if it is empty; raise `SpecError` if it is faulty."""
+    from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+
+    try:
+        with warnings.catch_warnings():
+            # A second anchor of one name would silently change what later aliases mean.
+            warnings.simplefilter("error", ReusedAnchorWarning)
+            root: object = yaml.compose(text)
+            return root
+    except ReusedAnchorWarning as error:
+        # Its text: "found duplicate anchor 'x' first occurrence ... second occurrence ... line 3".
+        line = re.findall(r"line (\d+)", str(error))[-1]
+        name = re.findall(r"anchor (\S+)", str(error))[0]
+        raise SpecError(f"{file}:{line}  duplicate anchor {name}") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise SpecError(f"{file}:{line}  not valid YAML: {what}") from None
+    except YAMLError as error:
+        raise SpecError(f"{file}:1  not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise SpecError(f"{file}:1  nested too deeply") from None
+
+
+def parse_scalar(text: str) -> object:
+    """Return ``text`` as YAML 1.2 reads it as a value: number, true/false, or the text itself."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.nodes import ScalarNode
+
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+        if isinstance(root, ScalarNode):
+            return _Builder("", {}, yaml.constructor).scalar("", root)
+    except (YAMLError, SpecError):
+        pass
+    return text
+
+
+class _Builder:
+    """Plain values from composed nodes; notes the place of each key, refuses a key given twice."""
+
+    def __init__(self, file: str, places: dict[str, Place], constructor: object) -> None:
+        self.file = file
+        self.places = places
+        self.constructor = constructor
+
+    def value(self, key: str, node: object) -> object:
+        from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+        match node:
+            case MappingNode():
+                return self.mapping(key, node)
+            case SequenceNode():
+                return self.sequence(key, node)
+            case ScalarNode():
+                return self.scalar(key, node)
+        raise TypeError(f"not a YAML node: {node!r}")
+
+    def mapping(self, key: str, node: object) -> dict[str, object]:
+        from ruamel.yaml.nodes import MappingNode, ScalarNode
+
+        assert isinstance(node, MappingNode)
+        result: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode):
+                raise SpecError(f"{self.file}:{line}  {key}: a key must be plain text")
+            name = str(key_node.value)
+            path = f"{key}.{name}" if key else name
+            if name in result:
+                first = self.places[path]
+                raise SpecError(
+                    f"{self.file}:{line}  {path}: duplicate key; first given in line {first.line}"
+                )
+            self.places[path] = Place(self.file, line)
+            result[name] = self.value(path, value_node)
+        return result
+
+    def sequence(self, key: str, node: object) -> list[object]:
+        from ruamel.yaml.nodes import SequenceNode
+
+        assert isinstance(node, SequenceNode)
+        items: list[object] = []
+        for index, item in enumerate(node.value):
+            path = f"{key}.{index}"
+            self.places[path] = Place(self.file, item.start_mark.line + 1)
+            items.append(self.value(path, item))
+        return items
+
+    def scalar(self, key: str, node: object) -> object:
+        from ruamel.yaml.constructor import SafeConstructor
+        from ruamel.yaml.error import YAMLError
+        from ruamel.yaml.nodes import ScalarNode
+
+        assert isinstance(node, ScalarNode)
+        assert isinstance(self.constructor, SafeConstructor)
+        kind = str(node.tag).removeprefix(_TAG)
+        # YAML 1.2 has no dates: what looks like one is text.
+        if kind in ("str", "timestamp"):
+            return str(node.value)
+        line = node.start_mark.line + 1
+        if kind not in ("null", "bool", "int", "float"):
+            raise SpecError(f"{self.file}:{line}  {key}: tag {node.tag} is not supported")
+        try:
+            return self.constructor.construct_object(node)
+        except (YAMLError, ValueError, LookupError):
+            raise SpecError(
+                f"{self.file}:{line}  {key}: {node.value!r} cannot be read as {kind}"
+            ) from None

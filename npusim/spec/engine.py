@@ -1,0 +1,184 @@
+"""The units of a core that work on their own: DMA pipes, fixpipe, matrix, vector, scalar.
+
+An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from npusim.errors import SpecError
+from npusim.spec.model import SpecModel, Text
+from npusim.spec.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
+
+
+class RouteSpec(SpecModel):
+    """One path of a DMA or fixpipe: from one buffer to another, ``GM`` included.
+
+    ``latency_cycles`` runs from issue to the arrival of the last byte, less the bytes' own time; to
+    or from ``GM`` it is that of an L2 hit.  ``links`` are what the bytes share with other cores:
+    all of them cross ``l2``, those that miss it cross ``hbm`` as well.
+    """
+
+    source: Text = Field(description="buffer read: a buffer of the core, or GM")
+    destination: Text = Field(description="buffer written: a buffer of the core, or GM")
+    bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
+    latency_cycles: WholeQuantity
+    links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
+    unaligned_factor: Positive | None = Field(
+        default=None, description="time for rows that miss the preferred alignment, over aligned"
+    )
+    nd2nz_factor: Positive | None = Field(
+        default=None, description="bandwidth left when rows are rearranged to fractals on the way"
+    )
+    nd2nz_unaligned_factor: Positive | None = Field(
+        default=None, description="time for unaligned rows that are rearranged, over aligned"
+    )
+    output_formats: tuple[str, ...] | None = Field(
+        default=None, description="formats a fixpipe route can write; default: the engine's casts"
+    )
+
+
+class _QueueSpec(SpecModel):
+    """What all engines with an instruction queue have."""
+
+    queue_depth_count: PositiveWhole = Field(description="instructions that may wait")
+
+
+class _MoverSpec(_QueueSpec):
+    """Engines that move bytes along routes."""
+
+    issue_interval_cycles: WholeQuantity = Field(
+        description="shortest time between two instructions, however few bytes they move"
+    )
+    routes: dict[str, RouteSpec]
+
+    def route(self, source: str, destination: str) -> RouteSpec:
+        """Return the route between two buffers; raise `SpecError` naming those there are."""
+        for route in self.routes.values():
+            if (route.source, route.destination) == (source, destination):
+                return route
+        known = ", ".join(f"{r.source}->{r.destination}" for r in self.routes.values())
+        raise SpecError(f"no route {source}->{destination}; routes here: {known}")
+
+    def has_route(self, source: str, destination: str) -> bool:
+        """Return whether bytes can go from ``source`` to ``destination`` on this engine."""
+        return any((r.source, r.destination) == (source, destination) for r in self.routes.values())
+
+
+class DmaEngine(_MoverSpec):
+    """A pipe that copies: MTE1, MTE2, MTE3."""
+
+    model: Literal["dma"]
+
+
+class FixpipeEngine(_MoverSpec):
+    """The pipe that drains the accumulator and casts on the way: FIXP."""
+
+    model: Literal["fixpipe"]
+    elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
+    input_format: Text = Field(description="format of the accumulator")
+    casts: tuple[str, ...] = Field(description="formats it can write, its input's own included")
+
+
+class FractalSpec(SpecModel):
+    """The block of a product that the matrix unit multiplies in one step."""
+
+    m_elements: PositiveWhole
+    n_elements: PositiveWhole
+    k_elements: PositiveWhole
+
+
+class MatrixEngine(_QueueSpec):
+    """The matrix unit: CUBE.
+
+    Cycles of a product are ``ceil(M/m) * ceil(N/n) * ceil(K/k) * cycles_per_fractal`` and a
+    start-up.  ``arithmetic`` names how it adds, per input format (`npusim.formats`).
+    """
+
+    model: Literal["matrix"]
+    fractals: dict[str, FractalSpec] = Field(description="step size by input format")
+    cycles_per_fractal: Positive
+    startup_cycles: WholeQuantity
+    accumulator_format: Text
+    arithmetic: dict[str, Choice[str]] = Field(description="registry name by input format")
+
+    @property
+    def input_formats(self) -> tuple[str, ...]:
+        """Formats it multiplies, in the order of the file."""
+        return tuple(self.fractals)
+
+    def fractal(self, input_format: str) -> FractalSpec:
+        """Return the step size for a format; raise `SpecError` naming those supported."""
+        if input_format not in self.fractals:
+            known = ", ".join(self.fractals)
+            raise SpecError(f"the matrix unit does not multiply {input_format}; it has: {known}")
+        return self.fractals[input_format]
+
+    def arithmetic_of(self, input_format: str) -> str:
+        """Return the registry name of the arithmetic; raise `SpecError` where none is stated."""
+        if input_format not in self.arithmetic:
+            known = ", ".join(self.arithmetic)
+            raise SpecError(f"no arithmetic is stated for {input_format}; stated for: {known}")
+        return self.arithmetic[input_format].value
+
+
+class VectorOpSpec(SpecModel):
+    """``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
+
+    The conflict slopes hold where operands share banks of UB; absent: no bank effect is known.
+    """
+
+    slope_cycles_per_repeat: Positive
+    head_cycles: WholeQuantity
+    tail_cycles: WholeQuantity
+    slope_conflict_cycles_per_repeat: Positive | None = Field(
+        default=None, description="two sources in one bank group"
+    )
+    slope_read_write_conflict_cycles_per_repeat: Positive | None = Field(
+        default=None, description="a source and the destination in one bank"
+    )
+    slope_repeated_block_cycles_per_repeat: Positive | None = Field(
+        default=None, description="a source block read again by every repeat"
+    )
+
+
+class RowReduceFit(SpecModel):
+    """A vendor's fit for whole-row reductions: ``slope * rows * columns + bias`` cycles."""
+
+    columns_count: PositiveWhole
+    slope_cycles_per_element: Positive
+    bias_cycles: WholeQuantity
+
+
+class VectorEngine(_QueueSpec):
+    """The vector unit: VECTOR."""
+
+    model: Literal["vector"]
+    repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
+    block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
+    head_exposed: Choice[Literal["idle", "always"]] = Field(
+        description="when an instruction pays its head: only if the queue was empty, or always"
+    )
+    exponential: Choice[str] = Field(description="which exponential it computes, by name")
+    ops: dict[str, VectorOpSpec]
+    row_reduce: dict[str, tuple[RowReduceFit, ...]] = Field(default_factory=dict)
+
+    def op(self, name: str) -> VectorOpSpec:
+        """Return the cost of a vector instruction; raise `SpecError` naming those known."""
+        if name not in self.ops:
+            raise SpecError(f"no vector op {name!r}; known: {', '.join(self.ops)}")
+        return self.ops[name]
+
+
+class ScalarEngine(SpecModel):
+    """The scalar unit, which issues to all queues: SCALAR."""
+
+    model: Literal["scalar"]
+    issue_cycles: Quantity | None = Field(default=None, description="time to issue one instruction")
+
+
+EngineSpec = Annotated[
+    DmaEngine | FixpipeEngine | MatrixEngine | VectorEngine | ScalarEngine,
+    Field(discriminator="model"),
+]

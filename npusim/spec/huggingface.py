@@ -1,0 +1,280 @@
+"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings."""
+
+import json
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from npusim.errors import SpecError
+from npusim.spec.messages import explain
+from npusim.spec.model import HeadCount, PositiveInt
+from npusim.spec.workload import WORKLOAD_SCHEMA, LatentAttention, Workload, shared_heads
+
+__all__ = ["import_config", "workload_yaml"]
+
+# Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
+_DEFAULT_SEQ = 4096
+
+_ENCODERS = frozenset(
+    (
+        *("albert", "beit", "bert", "clip_vision_model", "deberta", "deberta-v2", "deit"),
+        *("dinov2", "distilbert", "electra", "modernbert", "mpnet", "nomic_bert", "roberta"),
+        *("siglip_vision_model", "vit", "vit_mae", "xlm-roberta"),
+    )
+)
+_TWO_MATRIX_DECODERS = frozenset(
+    (
+        *("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
+        *("mpt", "opt", "pangu", "pangu_alpha", "phi"),
+    )
+)
+# Every n-th layer of these sees everything, even where the file does not say so.
+_WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
+_GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
+
+
+def _spelled(*names: str) -> AliasChoices:
+    return AliasChoices(*names)
+
+
+class HuggingFaceConfig(BaseModel):
+    """The keys of a ``config.json`` that say something about attention; all others are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    model_type: str = ""
+    hidden_size: PositiveInt = Field(validation_alias=_spelled("hidden_size", "n_embd", "d_model"))
+    heads: HeadCount = Field(
+        validation_alias=_spelled("num_attention_heads", "num_heads", "n_head", "n_heads")
+    )
+    kv_heads: HeadCount | None = Field(
+        None,
+        validation_alias=_spelled("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    )
+    multi_query: bool = Field(
+        False, validation_alias=_spelled("multi_query", "multi_query_attention")
+    )
+    new_decoder_architecture: bool = False
+    layers: PositiveInt = Field(
+        validation_alias=_spelled("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+    )
+    head_dim: PositiveInt | None = Field(None, validation_alias=_spelled("head_dim", "kv_channels"))
+    intermediate_size: PositiveInt | None = Field(
+        None,
+        validation_alias=_spelled("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    )
+    activation: str = Field(
+        "", validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
+    )
+    max_positions: int | None = Field(
+        None, validation_alias=_spelled("max_position_embeddings", "n_positions", "n_ctx")
+    )
+    dtype: str | None = Field(None, validation_alias=_spelled("dtype", "torch_dtype"))
+    is_decoder: bool | None = None
+    image_size: object = None
+    patch_size: object = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: int | None = None
+    sliding_window_pattern: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt | None = None
+    qk_nope_head_dim: PositiveInt | None = None
+    qk_rope_head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+
+
+def import_config(
+    path: str | Path,
+    *,
+    tensor_parallel: int = 1,
+    seq: int | None = None,
+    batch: int = 1,
+    name: str | None = None,
+    dtype: Literal["float16", "bfloat16"] | None = None,
+) -> Workload:
+    """Return the workload of the model that a ``config.json`` describes.
+
+    Read with care, since models differ: ``head_dim`` before ``hidden_size / heads``; no
+    ``num_key_value_heads`` means as many as query heads; an FFN width of null means four times the
+    hidden size; windows count only where ``use_sliding_window``, ``layer_types`` or
+    ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
+    prefill, ``nope + rope`` by ``v``.  The text model of a multimodal config is taken.
+
+    Raises
+    ------
+    SpecError
+        The file is no JSON or lacks sizes (``file:line  key: ``), or the heads cannot be shared
+        among ``tensor_parallel`` devices (lists the divisors).
+    """
+    path = Path(path)
+    text = _read(path)
+    config = _parsed(path, text)
+    head_dim, value_head_dim, latent = _head_sizes(path, text, config)
+    heads = config.heads
+    kv_heads = heads if latent else _kv_heads(config)
+    # Before the workload checks it: this fault is the command line's, not the file's.
+    shared_heads(heads, kv_heads, tensor_parallel)
+    window, sliding_layers = _windows(config)
+    try:
+        return Workload(
+            schema=WORKLOAD_SCHEMA,
+            name=name or _name(path, config),
+            description=_description(config, heads, kv_heads, head_dim),
+            source=f"{path.name} ({config.model_type or 'unknown model type'})",
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            hidden=config.hidden_size,
+            layers=config.layers,
+            intermediate=config.intermediate_size or 4 * config.hidden_size,
+            gated=_is_gated(config),
+            sliding_window=window,
+            sliding_layers=sliding_layers,
+            latent=latent,
+            tensor_parallel=tensor_parallel,
+            batch=batch,
+            seq=seq or _default_seq(config),
+            causal=config.model_type not in _ENCODERS or bool(config.is_decoder),
+            dtype=dtype or ("bfloat16" if config.dtype == "bfloat16" else "float16"),
+        )
+    except ValidationError as error:
+        raise _fault(path, text, list(explain(error))) from None
+
+
+def workload_yaml(workload: Workload) -> str:
+    """Return the text of a workload file that `npusim.spec.load.load_workload` reads back."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 10_000  # one line a value, however long its text
+    stream = StringIO()
+    data = workload.model_dump(by_alias=True, exclude_none=True)
+    # Not by `exclude_defaults`: a data recipe must keep its kind.
+    for key in ("sliding_layers", "batch", "data"):
+        if getattr(workload, key) == Workload.model_fields[key].default:
+            del data[key]
+    yaml.dump(data, stream)
+    return stream.getvalue()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{path}: cannot be read: {reason}") from None
+
+
+def _parsed(path: Path, text: str) -> HuggingFaceConfig:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
+    inner = data.get("text_config")
+    if isinstance(inner, dict) and "num_attention_heads" not in data:
+        data = inner
+    try:
+        return HuggingFaceConfig.model_validate(data)
+    except ValidationError as error:
+        raise _fault(path, text, list(explain(error))) from None
+
+
+def _fault(path: Path, text: str, faults: list[tuple[str, str]]) -> SpecError:
+    lines = [f"{path}:{_line(text, key)}  {key}: {what}" for key, what in faults]
+    return SpecError("\n".join(lines))
+
+
+def _line(text: str, key: str) -> int:
+    """Return the line of a key in JSON text, 1 if it is not there."""
+    found = re.search(rf'"{re.escape(key)}"\s*:', text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def _head_sizes(
+    path: Path, text: str, config: HuggingFaceConfig
+) -> tuple[int, int, LatentAttention | None]:
+    """Return the sizes of query/key heads and of value heads, and MLA's ranks if it is MLA."""
+    nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    if config.kv_lora_rank is not None:
+        if nope is None or rope is None or value is None:
+            wanted = "qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+            raise _fault(path, text, [("kv_lora_rank", f"latent attention also needs {wanted}")])
+        latent = LatentAttention(
+            q_lora_rank=config.q_lora_rank,
+            kv_lora_rank=config.kv_lora_rank,
+            nope_head_dim=nope,
+            rope_head_dim=rope,
+        )
+        return nope + rope, value, latent
+    if config.head_dim is not None:
+        return config.head_dim, value or config.head_dim, None
+    if config.hidden_size % config.heads:
+        what = f"{config.hidden_size} is not divisible by {config.heads} heads; give head_dim"
+        raise _fault(path, text, [("hidden_size", what)])
+    size = config.hidden_size // config.heads
+    return size, value or size, None
+
+
+def _kv_heads(config: HuggingFaceConfig) -> int:
+    is_falcon = config.model_type == "falcon"
+    stated = config.kv_heads
+    # Falcon states as many KV heads as query heads beside `multi_query`, and uses one.
+    if config.multi_query and not config.new_decoder_architecture and (is_falcon or not stated):
+        return 1
+    return stated or config.heads
+
+
+def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
+    """Return the window and how many layers have it; (None, 0) where windows are off."""
+    window = config.sliding_window
+    used = config.use_sliding_window
+    if used is None:
+        # Qwen2 and Qwen3 state a window that is off unless said otherwise.
+        used = not config.model_type.startswith("qwen")
+    if window is None or window <= 0 or not used:
+        return None, 0
+    pattern = config.sliding_window_pattern or _WINDOW_PATTERNS.get(config.model_type)
+    if config.layer_types is not None:
+        sliding = sum(kind.startswith("sliding") for kind in config.layer_types)
+    elif pattern:
+        sliding = config.layers - config.layers // pattern
+    elif config.use_sliding_window and config.max_window_layers is not None:
+        # Qwen2: the first `max_window_layers` layers see everything.
+        sliding = max(0, config.layers - config.max_window_layers)
+    else:
+        sliding = config.layers
+    return (window, sliding) if sliding else (None, 0)
+
+
+def _is_gated(config: HuggingFaceConfig) -> bool:
+    if config.model_type in _ENCODERS | _TWO_MATRIX_DECODERS:
+        return False
+    return config.activation in _GATED_ACTIVATIONS or config.model_type.startswith("gemma")
+
+
+def _default_seq(config: HuggingFaceConfig) -> int:
+    image, patch = config.image_size, config.patch_size
+    if isinstance(image, int) and isinstance(patch, int) and 0 < patch <= image:
+        return (image // patch) ** 2 + 1
+    return min(config.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
+
+
+def _name(path: Path, config: HuggingFaceConfig) -> str:
+    folder = path.resolve().parent.name
+    name = config.model_type if path.stem == "config" else path.stem
+    return re.sub(r"\W+", "_", name or folder or "imported").strip("_").lower()
+
+
+def _description(config: HuggingFaceConfig, heads: int, kv_heads: int, head_dim: int) -> str:
+    kind = config.model_type or "model"
+    return f"{kind}: {config.layers} layers, {heads} heads of {head_dim}, {kv_heads} KV heads"

@@ -1,0 +1,102 @@
+"""Hardware and workload files, by packaged name or by path, strictly.
+
+Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from npusim.errors import SpecError
+from npusim.spec.inherit import read_inherited
+from npusim.spec.messages import explain
+from npusim.spec.packaged import list_packaged, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.document import Document
+    from npusim.spec.workload import Workload
+
+__all__ = [
+    "device_schema",
+    "list_devices",
+    "list_workloads",
+    "load_device",
+    "load_workload",
+    "validated",
+    "workload_schema",
+]
+
+ModelType = TypeVar("ModelType", bound=BaseModel)
+
+
+def load_device(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> DeviceSpec:
+    """Return a device by packaged name (``ascend_910b2``) or path.
+
+    ``overrides`` maps dotted keys to values as text, as ``-C key=value`` gives them.
+
+    Raises
+    ------
+    SpecError
+        Unknown name, faulty file or faulty override.
+    """
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.overrides import apply_overrides
+
+    device = validated(DeviceSpec, _read("hwconfigs", "device", name_or_path))
+    return apply_overrides(device, overrides) if overrides else device
+
+
+def load_workload(name_or_path: str | Path) -> Workload:
+    """Return a workload by packaged name (``pangu_38b``) or path; raises as `load_device`."""
+    from npusim.spec.workload import Workload
+
+    return validated(Workload, _read("workloads", "workload", name_or_path))
+
+
+def list_devices() -> list[str]:
+    """Return the names of the packaged hardware files."""
+    return list_packaged("hwconfigs")
+
+
+def list_workloads() -> list[str]:
+    """Return the names of the packaged workloads."""
+    return list_packaged("workloads")
+
+
+def device_schema() -> dict[str, object]:
+    """Return the JSON Schema of hardware files (of whole ones: without ``extends``)."""
+    from npusim.spec.device import DeviceSpec
+
+    schema: dict[str, object] = DeviceSpec.model_json_schema(by_alias=True)
+    return schema
+
+
+def workload_schema() -> dict[str, object]:
+    """Return the JSON Schema of workload files."""
+    from npusim.spec.workload import Workload
+
+    schema: dict[str, object] = Workload.model_json_schema(by_alias=True)
+    return schema
+
+
+def validated(model: type[ModelType], document: Document) -> ModelType:
+    """Return ``document`` as ``model``; raise `SpecError` with a line for each fault."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        lines = [document.line(key, text) for key, text in explain(error, document.data)]
+        raise SpecError("\n".join(lines)) from None
+
+
+def _read(kind: str, what: str, name_or_path: str | Path) -> Document:
+    def find(name: str, extending: Path) -> Path:
+        is_path = name.endswith((".yaml", ".yml"))
+        return resolve(kind, name, what=what, beside=extending.parent if is_path else None)
+
+    return read_inherited(resolve(kind, name_or_path, what=what), find)

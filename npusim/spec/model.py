@@ -1,0 +1,52 @@
+"""The base of every model that is read from a file: frozen, and refusing keys it does not know."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+# Sizes are exact as float64 too.
+PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
+# Far above any model; messages list the divisors of a head count.
+HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+StrictBool = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class SpecModel(BaseModel):
+    """A frozen model; an unknown key is reported before anything else, with what is allowed.
+
+    The check runs first because a misspelt key would otherwise be reported as a missing one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        allowed = cls.file_keys()
+        unknown = [key for key in data if key not in allowed]
+        if unknown:
+            # The text is made in `messages`, which knows the place; this is for direct callers.
+            raise PydanticCustomError(
+                "unknown_keys",
+                "unknown keys {unknown}; allowed: {allowed}",
+                {"unknown": unknown, "allowed": allowed},
+            )
+        return data
+
+    @classmethod
+    def file_keys(cls) -> list[str]:
+        """Return the keys of this model as they are written in a file."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+def fault_at(key: str, text: str) -> PydanticCustomError:
+    """Return an error about a dotted key below the model being checked; `messages` reads it."""
+    return PydanticCustomError("at_key", "{text}", {"key": key, "text": text})

@@ -1,0 +1,121 @@
+"""The attention that one device computes in one call: shapes, mask, formats, input recipe."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from npusim.errors import SpecError
+from npusim.spec.data import DataRecipe, NormalData
+from npusim.spec.messages import explain
+from npusim.spec.model import HeadCount, PositiveInt, SpecModel, StrictBool, StrictFloat
+from npusim.units import ceil_div
+
+# Sides of the Cube's fractal: head sizes fill whole fractals.
+FRACTAL = 16
+
+
+class Problem(SpecModel):
+    """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
+
+    Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
+    V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
+    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.
+
+    Raises
+    ------
+    SpecError
+        A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
+        or a causal query would see no key; the message names the value and what is allowed.
+    """
+
+    batch: PositiveInt = 1
+    heads: HeadCount
+    kv_heads: HeadCount = Field(default_factory=lambda data: data.get("heads", 1))
+    seq_q: PositiveInt
+    seq_kv: PositiveInt = Field(default_factory=lambda data: data.get("seq_q", 1))
+    head_dim: PositiveInt
+    value_head_dim: PositiveInt = Field(default_factory=lambda data: data.get("head_dim", FRACTAL))
+    causal: StrictBool = False
+    causal_offset: Annotated[int, Field(strict=True)] = Field(
+        default_factory=lambda data: data.get("seq_kv", 0) - data.get("seq_q", 0)
+    )
+    dtype: Literal["float16", "bfloat16"] = "float16"
+    scale: StrictFloat = Field(
+        default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)),
+        description="factor of QK^T",
+    )
+    data: DataRecipe = NormalData()
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: object) -> None:
+            # Problems are built in code and from options: a fault is the user's, not pydantic's.
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                lines = [f"{key}: {text}" if key else text for key, text in explain(error, fields)]
+                raise SpecError("\n".join(lines)) from None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise SpecError(
+                f"kv_heads: {self.kv_heads} does not divide {self.heads} query heads; "
+                f"possible: {' '.join(map(str, fitting))}"
+            )
+        for name in ("head_dim", "value_head_dim"):
+            _check_head_size(name, getattr(self, name))
+        if self.causal and self.seq_q > self.seq_kv:
+            raise SpecError(
+                f"seq_q: {self.seq_q} causal queries but only {self.seq_kv} keys: the first "
+                f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q"
+            )
+        if self.causal and self.causal_offset < 0:
+            raise SpecError(
+                f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0"
+            )
+        if self.scale == 0:
+            raise SpecError("scale: 0 makes all keys equal; must not be 0")
+        return self
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    def visible_keys(self, query: int) -> int:
+        """Return how many keys query row ``query`` sees."""
+        if not self.causal:
+            return self.seq_kv
+        return min(self.seq_kv, query + self.causal_offset + 1)
+
+    def attended_pairs(self) -> int:
+        """Return the (query, key) pairs of one head that the mask leaves."""
+        if not self.causal:
+            return self.seq_q * self.seq_kv
+        # Rows up to `full` see one key more than the row before, all later rows see every key.
+        full = min(self.seq_q, max(0, self.seq_kv - self.causal_offset))
+        growing = full * (self.causal_offset + 1) + full * (full - 1) // 2
+        return growing + (self.seq_q - full) * self.seq_kv
+
+    def flops(self) -> int:
+        """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
+        per_pair = 2 * (self.head_dim + self.value_head_dim)
+        return self.batch * self.heads * self.attended_pairs() * per_pair
+
+    def dense_flops(self) -> int:
+        """Return operations of both products without a mask, as papers count causal ones too."""
+        per_pair = 2 * (self.head_dim + self.value_head_dim)
+        return self.batch * self.heads * self.seq_q * self.seq_kv * per_pair
+
+
+def _check_head_size(name: str, value: int) -> None:
+    if value % FRACTAL == 0:
+        return
+    upper = ceil_div(value, FRACTAL) * FRACTAL
+    nearest = f"{upper - FRACTAL} or {upper}" if upper > FRACTAL else str(upper)
+    raise SpecError(f"{name}: {value} is not a multiple of {FRACTAL}; nearest allowed: {nearest}")

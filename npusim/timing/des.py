@@ -1,0 +1,347 @@
+"""The reference: a discrete-event simulation with SimPy, every core group and shared link included.
+
+One process per queue's engine, one dispatcher per scalar unit, none per operation or tile.  A
+scalar unit issues in program order into bounded queues; an engine takes the head of its queue,
+waits for its flags, is busy for its occupancy (stretched while links are shared), and hands slots
+on when its latency is over.  All times are integer cycles of the device clock.
+
+The processes are written as callbacks of SimPy events rather than as generators: they resume at
+half the cost, and an engine whose next operation can start at once does so without an event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpy.core import Environment
+from simpy.events import NORMAL, Event
+
+from npusim.errors import DeadlockError
+from npusim.timing.link import SharedLink
+from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
+from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.spec.device import DeviceSpec
+
+
+Callback = "Callable[[Event], None]"
+
+
+def simulate(
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
+) -> TimingResult:
+    """Return the time of ``program`` on all core groups of ``device``.
+
+    ``trace_groups`` are the core groups whose operations are kept as spans.  Raises
+    :class:`~npusim.errors.DeadlockError` naming every waiting engine if no event is left.
+    """
+    return _Simulation(streams or Streams(program, device), frozenset(trace_groups)).result()
+
+
+class _Counter:
+    """One endpoint's counter in one core group: how often it was set, and when each was visible."""
+
+    __slots__ = ("count", "latency", "size", "times", "waiters")
+
+    def __init__(self, latency: int, size: int) -> None:
+        self.count = 0
+        self.latency = latency
+        self.size = size
+        self.times = [0] * size
+        self.waiters: list[tuple[int, _Engine]] = []
+
+
+class _Alarm:
+    """A SimPy event that one owner schedules again and again, at most once at a time."""
+
+    __slots__ = ("_callback", "_event", "_schedule")
+
+    def __init__(self, env: Environment, callback: Callback) -> None:
+        self._schedule, self._callback = env.schedule, [callback]
+        self._event = Event(env)
+        self._event._ok = True
+        self._event._value = None
+
+    def set(self, delay: int) -> None:
+        """Call back ``delay`` cycles from now."""
+        self._event.callbacks = self._callback
+        self._schedule(self._event, NORMAL, delay)
+
+
+class _Engine:
+    """One queue with its engine: takes operations in order, waits, works, hands on."""
+
+    __slots__ = (
+        "_base", "_begun", "_causes", "_counters", "_counts", "_finish", "_flows", "_index", "_links",
+        "_op", "_port_end", "_ready", "_resume", "_sim", "_start", "_started", "_stalled",
+        "blocked", "depth", "entries", "spans", "use",
+    )  # fmt: skip
+
+    def __init__(self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int) -> None:
+        self._sim, self._counters = sim, counters
+        self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
+        self.entries: deque[Issued] = deque()
+        self.depth = depth
+        self.blocked: _Dispatcher | None = None
+        self.use = QueueUse(name, group)
+        self.spans = sim.spans if group in sim.trace_groups else None
+        self._resume = _Alarm(sim.env, self._seen)
+        self._start = _Alarm(sim.env, self._work)
+        self._finish = _Alarm(sim.env, self._finished)
+        self._op: TimedOp | None = None
+        self._base: tuple[int, ...] = ()
+        self._index = self._flows = 0
+        self._begun = self._ready = self._started = self._port_end = 0
+        self._stalled = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._op is None
+
+    @property
+    def stuck(self) -> str:
+        """What the engine waits for, if it waits for a flag."""
+        if self._op is None or not self._stalled:
+            return ""
+        own = self._op.waits[self._index][0]
+        return f"{self._op.label} waits for {self._causes[own]}"
+
+    def reopen(self, now: int) -> None:
+        """Begin a new phase: time before ``now`` is no wait for instructions."""
+        self._begun = now
+
+    def take(self) -> None:
+        """Take operations from the queue until one needs time."""
+        entries = self.entries
+        while entries:
+            self._op, self._base = entries.popleft()
+            if self.blocked is not None:
+                dispatcher, self.blocked = self.blocked, None
+                dispatcher.go()
+            now = self._sim.env._now
+            if now > self._begun:
+                stalls = self.use.stalls
+                stalls[NO_INSTRUCTION] = stalls.get(NO_INSTRUCTION, 0) + now - self._begun
+            self._ready = now
+            self._index = 0
+            if not self._flags():
+                return
+            if self._ready > now:
+                self._start.set(self._ready - now)
+                return
+            if not self._begin():
+                return
+            self._complete(now)
+        self._op = None
+
+    def _flags(self) -> bool:
+        """Go through the waits; return False if a flag has yet to be set."""
+        assert self._op is not None
+        waits, base, counters = self._op.waits, self._base, self._counters
+        for index in range(self._index, len(waits)):
+            own, peer, delta, period = waits[index]
+            need = base[own] + delta
+            if need <= 0:
+                continue
+            if period != 1:
+                need = needed_count(base, own, delta, period)
+            counter = counters[peer]
+            if counter.count < need:
+                counter.waiters.append((need, self))
+                self._index, self._stalled = index, True
+                return False
+            visible = counter.times[need % counter.size]
+            if visible > self._ready:
+                self._stall(own, visible)
+        return True
+
+    def _stall(self, own: int, until: int) -> None:
+        stalls, cause = self.use.stalls, self._causes[own]
+        stalls[cause] = stalls.get(cause, 0) + until - self._ready
+        self._ready = until
+
+    def wake(self, delay: int) -> None:
+        """The flag waited for has been set and is visible ``delay`` from now."""
+        self._resume.set(delay)
+
+    def _seen(self, _event: Event) -> None:
+        assert self._op is not None
+        self._stalled = False
+        now = self._sim.env._now
+        if now > self._ready:
+            self._stall(self._op.waits[self._index][0], now)
+        self._index += 1
+        if not self._flags():
+            return
+        if self._ready > now:
+            self._start.set(self._ready - now)
+        elif self._begin():
+            self._complete(now)
+            self.take()
+
+    def _work(self, _event: Event) -> None:
+        if self._begin():
+            self._complete(self._sim.env._now)
+            self.take()
+
+    def _begin(self) -> bool:
+        """Start the operation; return True if it takes no time at all."""
+        op = self._op
+        assert op is not None
+        self._started = now = self._sim.env._now
+        if op.flows:
+            self._flows = len(op.flows)
+            self._port_end = now + op.occupancy
+            for name, size in op.flows:
+                self._links[name].join(size, self._flow_ended)
+            return False
+        if op.occupancy:
+            self._finish.set(op.occupancy)
+            return False
+        return True
+
+    def _flow_ended(self) -> None:
+        self._flows -= 1
+        if not self._flows:
+            self._finish.set(max(0, self._port_end - self._sim.env._now))
+
+    def _finished(self, _event: Event) -> None:
+        self._complete(self._sim.env._now)
+        self.take()
+
+    def _complete(self, now: int) -> None:
+        """Book the operation and hand on its slots."""
+        op, use, counters = self._op, self.use, self._counters
+        assert op is not None
+        self._begun = now
+        use.busy_cycles += now - self._started
+        use.operations += 1
+        counts = self._counts
+        counts[op.key] = counts.get(op.key, 0) + 1
+        if self.spans is not None:
+            self.spans.append(Span(use.group, use.name, op.label, self._started, now))
+        done = now + op.latency
+        if done > use.end_cycles:
+            use.end_cycles = done
+        for own in op.sets:
+            counter = counters[own]
+            count = counter.count = counter.count + 1
+            visible = done + counter.latency
+            counter.times[count % counter.size] = visible
+            if counter.waiters:
+                left = []
+                for waiter in counter.waiters:
+                    if waiter[0] <= count:
+                        waiter[1].wake(visible - now)
+                    else:
+                        left.append(waiter)
+                counter.waiters = left
+
+
+class _Dispatcher:
+    """One scalar unit: issues its operations in program order into bounded queues."""
+
+    __slots__ = ("_alarm", "_engines", "_pending", "_stream")
+
+    def __init__(self, env: Environment, stream: Iterator[Issued], engines: list[_Engine], delay: int) -> None:
+        self._stream, self._engines = stream, engines
+        self._pending: Issued | None = None
+        self._alarm = _Alarm(env, self._issued)
+        self._alarm.set(delay)
+
+    def _issued(self, _event: Event) -> None:
+        self.go()
+
+    def go(self) -> None:
+        """Issue until a queue is full, an instruction takes time to issue, or the program ends."""
+        engines = self._engines
+        while True:
+            if self._pending is None:
+                self._pending = next(self._stream, None)
+                if self._pending is None:
+                    return
+                if self._pending[0].issue_cycles:
+                    self._alarm.set(self._pending[0].issue_cycles)
+                    return
+            engine = engines[self._pending[0].queue]
+            if len(engine.entries) >= engine.depth:
+                engine.blocked = self
+                return
+            engine.entries.append(self._pending)
+            self._pending = None
+            if engine.is_idle:
+                engine.take()
+
+
+class _Simulation:
+    def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
+        self.streams, self.trace_groups = streams, trace_groups
+        self.program, self.device = streams.program, streams.device
+        self.env = Environment()
+        clock = self.device.clock_hz.value
+        self.links = {
+            name: SharedLink(self.env, name, (link.mixed_bytes_per_s or link.bytes_per_s).value / clock)
+            for name, link in self.device.links.items()
+        }
+        self.causes = [str(e) for e in streams.endpoints]
+        self.spans: list[Span] = []
+        self.counts: OpCounts = {}
+        self.groups = range(self.device.group_count.value)
+        self.cursors = [[0] * len(streams.endpoints) for _ in self.groups]
+        self.engines = [self._group(group) for group in self.groups]
+        self.cycles = 0
+
+    def _group(self, group: int) -> list[_Engine]:
+        depths = {r.name: r.depth for r in self.program.rings}
+        # A waiter never looks further back than the slots both sides can be apart.
+        counters = [
+            _Counter(self.streams.flag_latency(e.index), 2 * depths[e.ring] + e.period + 1)
+            for e in self.streams.endpoints
+        ]
+        return [
+            _Engine(self, counters, queue.name, depth, group)
+            for queue, depth in zip(self.program.queues, self.streams.queue_depths(), strict=True)
+        ]
+
+    def result(self) -> TimingResult:
+        for phase in self.program.phases:
+            self._run(phase)
+        uses = tuple(tuple(e.use for e in engines) for engines in self.engines)
+        links = {name: link.total_bytes for name, link in self.links.items()}
+        return summarise(self.streams, "des", self.cycles, uses, links, self.counts, tuple(self.spans))
+
+    def _run(self, phase: Phase) -> None:
+        streams, env = self.streams, self.env
+        dispatch = self.device.launch.block_dispatch_cycles.value
+        for group in self.groups:
+            blocks = phase.blocks_of_group(group, len(self.groups))
+            if not blocks:
+                continue
+            engines, cursors = self.engines[group], self.cursors[group]
+            for engine in engines:
+                engine.reopen(int(env.now))
+            for issuer in streams.issuers:
+                stream = streams.stream(phase, blocks, list(cursors), issuer)
+                _Dispatcher(env, stream, engines, dispatch)
+            self.cursors[group] = streams.advanced(phase, blocks, cursors)
+        env.run()
+        stuck = [e for engines in self.engines for e in engines if e.stuck or e.entries]
+        if stuck:
+            raise DeadlockError(_describe(self.program, phase, int(env.now), stuck))
+        self.cycles = max((e.use.end_cycles for engines in self.engines for e in engines), default=0)
+        if int(env.now) < self.cycles:
+            env.run(until=self.cycles)
+
+
+def _describe(program: TileProgram, phase: Phase, now: int, stuck: list[_Engine]) -> str:
+    """Return who waits for what, the first few engines that wait for a flag first."""
+    named = [f"group {e.use.group} {e.use.name}: {e.stuck}" for e in stuck if e.stuck]
+    shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"
+    return f"phase {phase.name} of {program.name} is stuck at cycle {now}: {shown}"

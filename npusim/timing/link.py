@@ -1,0 +1,93 @@
+"""A bandwidth shared by transfers in flight, each with an equal share (processor sharing).
+
+Everything is an integer: the link's virtual clock counts bytes served to each transfer, in units
+of 2**-20 byte, and is rounded down whenever the number of transfers changes (an error below 1e-6
+byte an event).  It changes only at the ticks at which some transfer starts or ends, whatever the
+order within a tick, so that cores in step can be folded into one weighted transfer without
+changing a single tick.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simpy import Environment, Event
+
+#: Sub-units of a byte in the link's virtual clock.
+FRACTION_BITS = 20
+
+
+class SharedLink:
+    """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback ends them."""
+
+    def __init__(self, env: Environment, name: str, bytes_per_tick: float) -> None:
+        self.env, self.name = env, name
+        self.rate = max(1, round(bytes_per_tick * (1 << FRACTION_BITS)))
+        self.total_bytes = 0
+        self._flows: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._weight = 0
+        self._virtual = 0
+        self._updated = 0
+        self._sequence = 0
+        self._armed: int | None = None
+
+    def join(self, size_bytes: int, done: Callable[[], None], weight: int = 1) -> None:
+        """Start ``weight`` equal transfers of ``size_bytes``; call ``done`` when they are through."""
+        self._advance()
+        self._sequence += 1
+        self._weight += weight
+        self.total_bytes += size_bytes * weight
+        target = self._virtual + (size_bytes << FRACTION_BITS)
+        heapq.heappush(self._flows, (target, self._sequence, weight, done))
+        self._arm()
+
+    def _advance(self) -> None:
+        now = int(self.env.now)
+        if self._weight and now > self._updated:
+            self._virtual += (now - self._updated) * self.rate // self._weight
+        self._updated = now
+
+    def _arm(self) -> None:
+        """Make sure the link wakes when its next transfer ends.
+
+        A timer that is already set for an earlier tick stays: more transfers only delay ends, and
+        the timer looks again when it fires.
+        """
+        # A transfer that ends at this very tick may not have left yet: its rest is then negative.
+        rest = max(0, self._flows[0][0] - self._virtual)
+        wait = ceil_div(rest * self._weight, self.rate)
+        due = self._updated + wait
+        if self._armed is not None and self._armed <= due:
+            return
+        self._armed = due
+        timer = self.env.timeout(due - int(self.env.now), due)
+        assert timer.callbacks is not None
+        timer.callbacks.append(self._fire)
+
+    def _fire(self, timer: Event) -> None:
+        due = timer.value
+        if self._armed != due:
+            return
+        self._armed = None
+        flows = self._flows
+        reached = self._virtual + (due - self._updated) * self.rate // self._weight
+        ended = []
+        if flows[0][0] <= reached:
+            self._virtual, self._updated = reached, due
+            while flows and flows[0][0] <= reached:
+                _, _, weight, done = heapq.heappop(flows)
+                self._weight -= weight
+                ended.append(done)
+        if flows:
+            self._arm()
+        else:
+            self._virtual = 0
+        # The link is in order again: who ends here may join at once.
+        for done in ended:
+            done()

@@ -1,0 +1,53 @@
+"""What a simulation of time returns: cycles, who was busy, who waited for what, what crossed links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class QueueUse:
+    """Busy and waiting cycles of one queue of one core group, and how many operations it ran.
+
+    ``stalls`` maps a cause (``"P ready"``, ``"S free"``, ``"no instruction"``) to cycles.
+    """
+
+    name: str
+    group: int = 0
+    busy_cycles: int = 0
+    operations: int = 0
+    stalls: dict[str, int] = field(default_factory=dict)
+    end_cycles: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One operation on the timeline of one queue, in cycles from the start of the kernel."""
+
+    group: int
+    queue: str
+    label: str
+    start: int
+    end: int
+    path: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimingResult:
+    """Predicted time of one program on one device.
+
+    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
+    ``queues[group][i]`` is the use of queue i of that core group.
+    """
+
+    method: str
+    cycles: int
+    latency_s: float
+    launch_s: float
+    clock_hz: float
+    queues: tuple[tuple[QueueUse, ...], ...]
+    link_bytes: dict[str, int]
+    term_cycles: dict[str, float]
+    operations: int
+    bound_cycles: dict[str, int] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()

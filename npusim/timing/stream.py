@@ -1,0 +1,168 @@
+"""The instruction streams of a core group: what each scalar unit issues, in program order.
+
+Operations come from templates with their costs attached once; a stream only adds the cursors of
+the moment, so that a long program costs no more memory than its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
+from npusim.timing.cost import Cost, CostModel
+
+if TYPE_CHECKING:
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.spec.device import DeviceSpec
+
+
+@dataclass(slots=True)
+class TimedOp:
+    """An operation template with its cost; ``issue_cycles`` is what its scalar unit spends on it."""
+
+    key: int
+    queue: int
+    label: str
+    occupancy: int
+    latency: int
+    flows: tuple[tuple[str, int], ...]
+    waits: tuple[tuple[int, int, int, int], ...]  #: (endpoint, peer, delta, period)
+    sets: tuple[int, ...]
+    issue_cycles: int
+    terms: tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True)
+class TimedLoop:
+    """A loop of timed operations; ``start`` is the cursor advance before it."""
+
+    count: int
+    start: tuple[int, ...]
+    body: TimedBody
+
+
+@dataclass(slots=True)
+class TimedBody:
+    """A template's operations of one issuer (or of all), with costs."""
+
+    parts: tuple[tuple[TimedOp, ...] | TimedLoop, ...]
+    advance: tuple[int, ...]
+
+
+#: An operation and every endpoint's cursor at the start of its template: what its waits add to.
+Issued = tuple[TimedOp, Sequence[int]]
+
+
+def needed_count(base: Sequence[int], own: int, delta: int, period: int) -> int:
+    """Return the count a wait asks of its peer; 0 or less is no wait."""
+    need = base[own] + delta
+    return need if period == 1 or need <= 0 else -(-need // period) * period
+
+
+class Streams:
+    """Builds the streams of a program on a device, sharing templates and costs between groups."""
+
+    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+        self.program, self.device = program, device
+        self.templates = Templates(program)
+        self.endpoints = self.templates.walker.endpoints
+        self.costs = CostModel(self.templates, device)
+        self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
+        self._timed: dict[tuple[int, str | None], TimedBody] = {}
+        self._ops: dict[int, TimedOp] = {}
+        self._listed: list[TimedOp] = []
+
+    def stream(
+        self, phase: Phase, blocks: Sequence[object], cursors: list[int], issuer: str | None = None
+    ) -> Iterator[Issued]:
+        """Yield the operations of ``blocks`` that ``issuer`` issues (all by default), with cursors.
+
+        ``cursors`` is moved on as blocks end, for the next phase.
+        """
+        for block in blocks:
+            body = self.timed(self.templates.of(phase, block), issuer)
+            yield from _expand(body, cursors)
+            for i, advance in enumerate(body.advance):
+                cursors[i] += advance
+
+    def timed(self, template: Template, issuer: str | None) -> TimedBody:
+        """Return a template with costs, restricted to one issuer's queues."""
+        key = (id(template), issuer)
+        if key not in self._timed:
+            parts: list[tuple[TimedOp, ...] | TimedLoop] = []
+            for part in template.parts:
+                if isinstance(part, LoopTemplate):
+                    parts.append(TimedLoop(part.count, part.start, self.timed(part.body, issuer)))
+                else:
+                    mine = tuple(self._timed_op(o) for o in part if self._issues(issuer, o))
+                    if mine:
+                        parts.append(mine)
+            self._timed[key] = TimedBody(tuple(parts), template.advance)
+        return self._timed[key]
+
+    def _issues(self, issuer: str | None, op: OpTemplate) -> bool:
+        return issuer is None or self.program.queues[op.queue].issuer == issuer
+
+    def _timed_op(self, op: OpTemplate) -> TimedOp:
+        key = id(op)
+        if key not in self._ops:
+            cost: Cost = self.costs.of_op(op.op)
+            waits = tuple((e, p, d, self.endpoints[e].period) for e, p, d in op.waits)
+            self._ops[key] = TimedOp(
+                len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
+                waits, op.sets, self._issue_cycles(op), cost.terms,
+            )  # fmt: skip
+            self._listed.append(self._ops[key])
+        return self._ops[key]
+
+    def timed_op(self, key: int) -> TimedOp:
+        """Return the operation with that key."""
+        return self._listed[key]
+
+    def advanced(self, phase: Phase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
+        """Return the cursors after ``blocks``."""
+        moved = list(cursors)
+        for block in blocks:
+            for i, advance in enumerate(self.templates.of(phase, block).advance):
+                moved[i] += advance
+        return moved
+
+    def queue_depths(self) -> tuple[int, ...]:
+        """Return how many instructions each queue of the program holds."""
+        return tuple(
+            self.device.engine(q.core, q.engine).queue_depth_count.value  # type: ignore[union-attr]
+            for q in self.program.queues
+        )
+
+    def _issue_cycles(self, op: OpTemplate) -> int:
+        """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
+        queue = self.program.queues[op.queue]
+        scalar = self.device.core(queue.core).engines.get("SCALAR")
+        own = getattr(scalar, "issue_cycles", None)
+        crossing = {e for e, _, _ in op.waits if self.endpoints[e].is_cross_core}
+        crossing |= {e + len(self.endpoints) for e in op.sets if self.endpoints[e].is_cross_core}
+        per_flag = self.device.flags.cross_core_issue_cycles.value
+        return (int(own.value) if own else 0) + per_flag * len(crossing)
+
+    def flag_latency(self, endpoint: int) -> int:
+        """Return the cycles from an endpoint's set to the earliest end of a wait for it."""
+        flags = self.device.flags
+        if self.endpoints[endpoint].is_cross_core:
+            return flags.cross_core_latency_cycles.value
+        return flags.intra_core_latency_cycles.value
+
+
+def _expand(body: TimedBody, base: Sequence[int]) -> Iterator[Issued]:
+    base = tuple(base)
+    for part in body.parts:
+        if isinstance(part, TimedLoop):
+            here = [b + s for b, s in zip(base, part.start, strict=True)]
+            advance = part.body.advance
+            for _ in range(part.count):
+                yield from _expand(part.body, here)
+                here = [h + a for h, a in zip(here, advance, strict=True)]
+        else:
+            for op in part:
+                yield op, base
