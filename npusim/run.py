@@ -40,8 +40,8 @@ TensorSource = "str | Path | Mapping[str, NDArray[Any]]"
 class RunResult:
     """Bits and cycles of one schedule on one device for one problem.
 
-    ``timing`` is always there; ``numerics`` unless it was switched off.  ``notes`` are what the run
-    wants its reader to know (assumptions, samples, warnings).
+    ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
+    switched off.  ``notes`` are what the run wants its reader to know (assumptions, warnings).
     """
 
     name: str
@@ -53,19 +53,24 @@ class RunResult:
     problem: Problem
     tiling: Tiling
     program: TileProgram
-    timing: TimingResult
+    timing: TimingResult | None
     numerics: NumericResult | None
     notes: tuple[str, ...] = field(default=())
 
     @property
     def cycles(self) -> int:
         """Cycles of the device clock that the cores take, without the launch."""
-        return self.timing.cycles
+        return self._timed().cycles
 
     @property
     def latency_us(self) -> float:
         """Whole call in microseconds, launch included."""
-        return self.timing.latency_s * 1e6
+        return self._timed().latency_s * 1e6
+
+    def _timed(self) -> TimingResult:
+        if self.timing is None:
+            raise SpecError(f"{self.device.name} has no timing model yet: this run has values only")
+        return self.timing
 
     @property
     def output(self) -> Any:
@@ -75,7 +80,7 @@ class RunResult:
     @property
     def tflops(self) -> float:
         """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
-        return self.program.flops / self.timing.latency_s / 1e12
+        return self.program.flops / self._timed().latency_s / 1e12
 
 
 def run(
@@ -149,7 +154,7 @@ def run(
     preset = _precision(chosen, precision)
     program = chosen.program(problem, fields, device, preset)
     check(program, flag_budget(device), thorough=False)
-    timing = _simulate(method, program, device, trace_groups)
+    timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
     bits = _evaluate(program, problem, given, seed, rows, heads) if numerics else None
     return RunResult(
         name=f"{schedule}-{load.name}-{problem.seq_kv}",
@@ -159,9 +164,11 @@ def run(
     )  # fmt: skip
 
 
-def flag_budget(device: DeviceSpec) -> FlagBudget:
-    """Return how many flags the device has, for ``ir.check``."""
+def flag_budget(device: DeviceSpec) -> FlagBudget | None:
+    """Return how many flags the device has, for ``ir.check``; None where its file does not say."""
     flags = device.flags
+    if flags is None:
+        return None
     return FlagBudget(
         flags.event_ids_per_pair_count.value,
         flags.cross_core_ids_count.value,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from npusim.errors import FormatError
 from npusim.formats.float_format import FORMATS, FloatFormat, format_of_dtype, get_format
 from npusim.formats.lookup import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import ArrayLike
 
 Array = np.ndarray[Any, Any]
 Overflow = Literal["inf", "nan", "saturate", "ascend_saturate"]
@@ -207,7 +210,8 @@ def cast(
     if target.is_integer:
         return _to_int8(wide, rounding=mode)
     if target.name == "float64" or (target.name == "float32" and wide.dtype == np.float32):
-        return _apply_policy(wide.astype(target.dtype), plan)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return _apply_policy(wide.astype(target.dtype), plan)
     out = _narrow(np.ascontiguousarray(wide), plan, mode).reshape(source.shape)
     if nan == "truncate":
         is_nan = np.isnan(wide)
@@ -225,7 +229,8 @@ def _narrow(wide: Array, plan: CastPlan, mode: int) -> Array:
     if wide.dtype == np.float32 and mode == cast_kernels.NEAREST_EVEN:
         cast_kernels.narrow_float32_nearest(wide.reshape(-1).view(np.int32), out, plan.numbers)
     else:
-        doubles = wide.astype(np.float64, copy=False).reshape(-1)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            doubles = wide.astype(np.float64, copy=False).reshape(-1)
         cast_kernels.narrow_float64(doubles.view(np.int64), out, plan.numbers, mode)
     return out.view(target.dtype)
 
@@ -254,21 +259,21 @@ def _apply_policy(values: Array, plan: CastPlan) -> Array:
 
 def _to_int8(wide: Array, *, rounding: int) -> Array:
     """Round to whole numbers and saturate to [-128, 127]; NaN becomes 0, -0 becomes 0."""
-    values = wide.astype(np.float64)
-    low = np.floor(values)
-    lost = values - low
-    match rounding:
-        case 0:
-            whole = np.rint(values)
-        case 1:
-            whole = np.copysign(np.floor(np.abs(values) + 0.5), values)
-        case 2:
-            whole = np.trunc(values)
-        case 3:
-            whole = low
-        case 4:
-            whole = np.ceil(values)
-        case _:
-            whole = np.where((lost > 0) & (np.fmod(low, 2.0) == 0), low + 1.0, low)
-    limited = np.clip(np.where(np.isnan(whole), 0.0, whole), -128.0, 127.0)
+    with np.errstate(invalid="ignore"):
+        values = wide.astype(np.float64)
+        low, whole = np.floor(values), np.trunc(values)
+        lost = values - low
+        match rounding:
+            case 0:
+                whole = np.rint(values)
+            case 1:
+                # Not floor(abs + 0.5): that carries for the number just below a half.
+                whole += np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0)
+            case 3:
+                whole = low
+            case 4:
+                whole = np.ceil(values)
+            case 5:
+                whole = np.where((lost > 0) & (np.fmod(low, 2.0) == 0), low + 1.0, low)
+        limited = np.clip(np.where(np.isnan(whole), 0.0, whole), -128.0, 127.0)
     return limited.astype(np.int8)

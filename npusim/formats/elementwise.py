@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
 from npusim.formats.float_format import FloatFormat, get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MaxNan = Literal["number", "propagate"]
 _NATIVE = ("float32", "float64")

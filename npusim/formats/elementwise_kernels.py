@@ -56,7 +56,7 @@ def exp2p_float32(x: Any, out: Any) -> None:
 
 @kernel
 def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
-    """Compute exp (or 2**x) of flat float32 arrays; flags results the error bound leaves undecided."""
+    """Compute exp (or 2**x) of flat float32 arrays; flags what the error bound leaves undecided."""
     for i in range(out.size):
         value = np.float64(x[i])
         # Past these limits the result is 0 or Inf; NaN fails both comparisons and stays.

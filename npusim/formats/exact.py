@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from decimal import Context, Decimal
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from npusim.errors import FormatError
-from npusim.formats.float_format import FloatFormat
+
+if TYPE_CHECKING:
+    from npusim.formats.float_format import FloatFormat
 
 #: Digits of the working precision.  The worst float32 case of these functions is decided by
 #: about 60 bits (18 digits); float16 and bfloat16 need fewer.

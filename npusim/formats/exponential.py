@@ -8,11 +8,12 @@ against that bound and hand the undecided inputs to :mod:`npusim.formats.exact`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats.cast import Array
+if TYPE_CHECKING:
+    from npusim.formats.cast import Array
 
 #: Every function here is within this relative error of the true value (tested, 4x slack).
 RELATIVE_ERROR = 2.0**-49
@@ -38,7 +39,8 @@ def expm1_polynomial(r: Array) -> Array:
     tail = tail * r + 1.0 / 24.0
     tail = tail * r + 1.0 / 6.0
     tail = tail * r + 0.5
-    return r + (r * r) * tail
+    result: Array = r + (r * r) * tail
+    return result
 
 
 def exp64(x: Array) -> Array:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ml_dtypes
 import numpy as np
 
 from npusim.formats.lookup import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NanConvention = Literal["ieee", "all_ones", "none"]
 
@@ -109,6 +111,7 @@ class FloatFormat:
 
 def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
     """Return a format with Inf and IEEE NaN; bias is half the exponent range."""
+    unused_bits = 8 * np.dtype(dtype).itemsize - (1 + exponent_bits + mantissa_bits)
     return FloatFormat(
         name=name,
         bits=1 + exponent_bits + mantissa_bits,
@@ -118,7 +121,7 @@ def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Floa
         has_infinity=True,
         nan="ieee",
         dtype=np.dtype(dtype),
-        canonical_nan_bits=(1 << (8 * np.dtype(dtype).itemsize - 1)) - 1,
+        canonical_nan_bits=((1 << (exponent_bits + mantissa_bits)) - 1) << unused_bits,
     )
 
 

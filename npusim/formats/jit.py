@@ -10,6 +10,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -41,6 +42,31 @@ _register: Any = event.register
 _register("numba:compile", _CompilationListener())
 
 
+@functools.cache
+def _sources_stamp() -> tuple[tuple[str, int, int], ...]:
+    """Return name, time and size of every source file of this package."""
+    folder = Path(__file__).parent
+    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+
+
+def _cached(function: Function) -> Any:
+    """Return ``function`` compiled with a disk cache, or None if there can be no safe one.
+
+    numba looks at the function's own file only; an edit of a function it calls from another
+    file would leave stale machine code, so the stamp is extended to the whole package.
+    """
+    try:
+        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # numba: "no locator available": nowhere to write
+        return None
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if not hasattr(file, "_source_stamp"):
+        return None
+    file._source_stamp = (file._source_stamp, _sources_stamp())
+    return compiled
+
+
 def kernel(function: Function) -> Function:
     """Compile ``function`` on first call, without the GIL, and keep the machine code on disk.
 
@@ -49,9 +75,8 @@ def kernel(function: Function) -> Function:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", numba.core.errors.NumbaWarning)
-        try:
-            compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-        except RuntimeError:  # numba: "no locator available": nowhere to cache
+        compiled = _cached(function)
+        if compiled is None:
             compiled = numba.njit(nogil=True, error_model="numpy")(function)
     result: Function = compiled
     return result

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from npusim.errors import FormatError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 Value = TypeVar("Value")
+#: Names an error lists when none is near.
+SHOWN_NAMES = 10
 
 
 def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
@@ -22,5 +26,13 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     if isinstance(name, str) and name in registry:
         return registry[name]
     near = difflib.get_close_matches(str(name), registry, n=6, cutoff=0.6)
-    words = "near names" if near else "known names"
-    raise FormatError(f"unknown {kind} {name!r}; {words}: {', '.join(near or sorted(registry))}")
+    if near:
+        raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
+    shown = sorted(registry) if len(registry) <= SHOWN_NAMES else _nearest(str(name), registry)
+    rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
+    raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Return the few names least unlike ``name``."""
+    return difflib.get_close_matches(name, list(names), n=SHOWN_NAMES, cutoff=0.0)

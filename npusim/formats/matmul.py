@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
-from npusim.formats.float_format import FloatFormat
-from npusim.formats.mma_arithmetic import MmaArithmetic
 from npusim.formats.mma_paths import Path, Problem, multiply
 from npusim.formats.mma_registry import get_arithmetic
+
+if TYPE_CHECKING:
+    from npusim.formats.float_format import FloatFormat
+    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 #: Environment variable naming the number of threads when ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"
@@ -203,5 +205,3 @@ def _canonical(out: Array, arithmetic: MmaArithmetic) -> Array:
     if is_nan.any():
         out.view(arithmetic.acc.bits_dtype)[is_nan] = arithmetic.acc.canonical_nan_bits
     return out
-
-

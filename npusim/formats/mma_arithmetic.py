@@ -92,10 +92,10 @@ class MmaArithmetic:
         return get_format(self.acc_format)
 
     def __str__(self) -> str:
-        width = "exact" if self.fraction_bits is None else f"F={self.fraction_bits}"
+        width = "" if self.fraction_bits is None else f", F={self.fraction_bits}"
         kept = "" if self.kept_fraction_bits is None else f" E8M{self.kept_fraction_bits}"
         late = ", c added last" if self.c_mode == "late" else ""
         return (
-            f"{self.name}: {self.method}, blocks of {self.block}, {width}, "
+            f"{self.name}: {self.method}, blocks of {self.block}{width}, "
             f"{self.rounding}{kept}{late} [{self.evidence}]"
         )

@@ -8,13 +8,15 @@ cannot move it across a float32 rounding boundary.  The rest takes the scalar pa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 from npusim.formats.mma_scalar import exact_block, special_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
 #: 33 * 2**-53 with a factor of almost 4 to spare.
@@ -27,7 +29,8 @@ def lowest_bit(x: Any) -> Any:
     bits = np.int64(float64_bits(x))
     significand = (bits & 0xFFFFFFFFFFFFF) | 0x10000000000000
     field = (bits >> 52) & 0x7FF
-    return np.float64(significand & -significand) * bits_float64(np.uint64(max(field - 52, 1) << 52))
+    unit: Any = max(field - 52, 1)
+    return np.float64(significand & -significand) * bits_float64(np.uint64(unit << 52))
 
 
 @kernel
@@ -43,7 +46,7 @@ def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
         for k in range(kb * block, (kb + 1) * block):
             for j in range(x.shape[1]):
                 value = x[k, j]
-                size = abs(value) if value == value else np.inf
+                size = np.inf if np.isnan(value) else abs(value)
                 largest[kb, j] = max(largest[kb, j], size)
                 unit[kb, j] = min(unit[kb, j], lowest_bit(value) if value != 0.0 else np.inf)
         for j in range(x.shape[1]):
@@ -55,7 +58,8 @@ def exact_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
 
     @kernel
-    def exact(a: Any, b: Any, c: Any, a_range: Any, a_unit: Any, b_range: Any, b_unit: Any) -> None:
+    def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any) -> None:
+        (a, b), (a_range, a_unit), (b_range, b_unit) = operands, a_ranges, b_ranges
         columns = c.shape[1]
         before = np.empty(columns, np.float32)
         doubtful = np.empty(columns, np.bool_)
@@ -85,9 +89,11 @@ def exact_kernel(block: int) -> Callable[..., None]:
                 if count > 0:
                     for j in range(columns):
                         if doubtful[j]:
-                            special = special_sum(a, b, i, j, k0, k0 + block, before[j])
-                            again = exact_block(a, b, i, j, k0, k0 + block, before[j])
-                            c[i, j] = again if special == 0 else special
+                            where = (i, j, k0, k0 + block)
+                            special = special_sum(operands, where, before[j])
+                            if special == 0:
+                                special = exact_block(operands, where, before[j])
+                            c[i, j] = special
 
     result: Callable[..., None] = exact
     return result

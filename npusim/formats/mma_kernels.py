@@ -9,8 +9,7 @@ scale is a power of two, and the conversion truncates toward zero.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +23,9 @@ from npusim.formats.jit import (
     kernel,
 )
 from npusim.formats.reduction_kernels import round_lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
@@ -82,8 +84,12 @@ def power_of_two_wide(n: Any) -> Any:
 
 
 @inline
-def align_row(largest: Any, c: Any, exponents: Any, scales: Any, fraction: Any, floor: Any) -> None:
-    """Turn the largest product exponents of a row into block exponents and product scales."""
+def align_row(largest: Any, c: Any, exponents: Any, scales: Any, limits: Any) -> None:
+    """Turn the largest product exponents of a row into block exponents and product scales.
+
+    ``limits`` = (F, smallest alignment exponent, smallest exponent of c's format).
+    """
+    fraction, floor, c_floor = limits
     wide = scales.itemsize == 8
     none = np.int32(NO_PRODUCT)
     absent = np.int32(-300)  # below every real exponent; 2**(F + 300) is still a float64
@@ -91,9 +97,9 @@ def align_row(largest: Any, c: Any, exponents: Any, scales: Any, fraction: Any, 
         exponent = np.int32(largest[j])
         exponent = exponent if exponent > none else absent
         magnitude = np.int32(np.int32(float32_bits(c[j])) & np.int32(0x7FFFFFFF))
-        own = np.int32(max(np.int32(magnitude >> np.int32(23)), np.int32(1)) - np.int32(127))
+        own = max(np.int32(np.int32(magnitude >> np.int32(23)) - np.int32(127)), c_floor)
         own = own if magnitude != np.int32(0) else absent
-        exponent = max(max(exponent, own), floor)
+        exponent = max(exponent, own, floor)
         exponents[j] = exponent
         # Where the limits bite no product survives the truncation, or there is none.
         if wide:
@@ -125,8 +131,9 @@ def finish_float32(sums: Any, exponents: Any, c: Any, fraction: Any, keep: Any) 
         bits = np.int32(bits - np.int32(1)) if away else bits
         result = bits_float32(np.uint32(np.int32(bits & keep)))
         result = nearest if abs(value) >= 2.0**128 else result
-        # A c of Inf or NaN stays: every product here is finite.
-        c[j] = result if abs(old) < infinity else old
+        # Adding 0 makes an underflowed -0 the +0 of the hardware.  A c of Inf or NaN stays:
+        # every product here is finite.
+        c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
 
 @inline
@@ -137,13 +144,15 @@ def finish_float16(sums: Any, exponents: Any, c: Any, fraction: Any) -> None:
         old = c[j]
         value = exact_value(sums[0, j], sums[1, j], old, exponents[j], fraction)
         result = np.float32(round_lane(value, 10, -14, 65504.0))
-        c[j] = result if abs(old) < infinity else old
+        c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
 
 @functools.cache
 def fused_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
 
+    The kernel takes (values, exponents) of A (M, K) and of B (K, N), contiguous C (M, N), and
+    (F, smallest alignment exponent, mask of the result's pattern, 1 for float16 results).
     The block length is a constant of the compiled code, so that its loops unroll and the loops
     over columns become the innermost, vectorised ones.
     """
@@ -151,15 +160,15 @@ def fused_kernel(block: int) -> Callable[..., None]:
     parts = block // part
 
     @kernel
-    def fused(
-        a: Any, ea: Any, b: Any, eb: Any, c: Any, fraction: int, floor: int, keep: int, half: bool
-    ) -> None:
+    def fused(left: Any, right: Any, c: Any, plan: Any) -> None:
+        (a, ea), (b, eb), (fraction, floor, keep, half) = left, right, plan
         columns = c.shape[1]
         largest = np.empty(columns, np.int16)
         exponents = np.empty(columns, np.int32)
         scales = np.empty(columns, a.dtype)
         sums = np.zeros((2, columns), np.int32)
-        bits, lowest, mask = np.int32(fraction), np.int32(floor), np.int32(keep)
+        bits, mask = np.int32(fraction), np.int32(keep)
+        limits = (bits, np.int32(floor), np.int32(-14 if half == 1 else -126))
         for k0 in range(0, a.shape[1], block):
             for i in range(c.shape[0]):
                 largest[:] = np.int16(2 * ZERO_EXPONENT)
@@ -170,7 +179,7 @@ def fused_kernel(block: int) -> Callable[..., None]:
                             both = np.int16(ea[i, first + k] + eb[first + k, j])
                             top = both if both > top else top
                         largest[j] = top
-                align_row(largest, c[i], exponents, scales, bits, lowest)
+                align_row(largest, c[i], exponents, scales, limits)
                 for p in range(parts):
                     first = k0 + p * part
                     for j in range(columns):
@@ -180,7 +189,7 @@ def fused_kernel(block: int) -> Callable[..., None]:
                             term = (a[i, first + k] * b[first + k, j]) * scale
                             total = np.int32(total + np.int32(term))
                         sums[p, j] = total
-                if half:
+                if half == 1:
                     finish_float16(sums, exponents, c[i], bits)
                 else:
                     finish_float32(sums, exponents, c[i], bits, mask)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from npusim.formats.cast import Array, cast, widen
-from npusim.formats.mma_arithmetic import MmaArithmetic
+
+if TYPE_CHECKING:
+    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 Path = Literal["fast", "scalar"]
 
@@ -72,6 +74,7 @@ def plan_numbers(arithmetic: MmaArithmetic) -> tuple[int, ...]:
         _NOTHING if zero is None else zero,
         _NOTHING if floor is None else floor,
         int(arithmetic.c_mode == "late"),
+        int(arithmetic.method == "exact"),
     )
 
 
@@ -124,15 +127,13 @@ class ExactMultiplier:
         chunk = tile.columns.start // TILE_COLUMNS
         largest, unit = self._a_ranges
         b_largest, b_unit = self._b_ranges[chunk]
-        mma_exact.exact_kernel(problem.arithmetic.block)(
-            self._a[n, tile.rows],
-            self._b[chunk][m],
-            c,
+        rows = (
             np.ascontiguousarray(largest[n, :, tile.rows]),
             np.ascontiguousarray(unit[n, :, tile.rows]),
-            b_largest[m],
-            b_unit[m],
         )
+        operands = (self._a[n, tile.rows], self._b[chunk][m])
+        run = mma_exact.exact_kernel(problem.arithmetic.block)
+        run(operands, rows, (b_largest[m], b_unit[m]), c)
 
 
 class FusedMultiplier:
@@ -172,17 +173,18 @@ class FusedMultiplier:
         n, m = problem.a_of[tile.n], problem.b_of[tile.n]
         chunk = tile.columns.start // TILE_COLUMNS
         kept, floor = arithmetic.kept_fraction_bits, arithmetic.min_alignment_exponent
-        mma_kernels.fused_kernel(arithmetic.block)(
+        left = (
             np.ascontiguousarray(self._a[n, tile.rows, depth]),
             np.ascontiguousarray(self._a_exponents[n, tile.rows, depth]),
-            self._b[chunk][m, depth],
-            self._b_exponents[chunk][m, depth],
-            c,
-            arithmetic.fraction_bits,
+        )
+        right = (self._b[chunk][m, depth], self._b_exponents[chunk][m, depth])
+        plan = (
+            arithmetic.fraction_bits or 0,
             -300 if floor is None else floor,
             -1 if kept is None else -(1 << (arithmetic.acc.mantissa_bits - kept)),
-            arithmetic.acc.name == "float16",
+            int(arithmetic.acc.name == "float16"),
         )
+        mma_kernels.fused_kernel(arithmetic.block)(left, right, c, plan)
 
     def _run_late(self, tile: Tile, c: Array) -> None:
         """Sum each instruction from 0 and add it to c with an IEEE addition."""
@@ -203,7 +205,7 @@ class FusedMultiplier:
         b = np.ascontiguousarray(problem.b[problem.b_of[tile.n], :, tile.columns])
         rows, columns = ~np.isfinite(a).all(axis=1), ~np.isfinite(b).all(axis=0)
         numbers = plan_numbers(problem.arithmetic)
-        mma_scalar.matmul_scalar_where(a, b, before, rows, columns, c, numbers)
+        mma_scalar.matmul_scalar_where((a, b), (rows, columns), before, c, numbers)
 
 
 def decoded(x: Array, min_exponent: int, lane: Any) -> tuple[Array, Array, int]:
@@ -227,13 +229,12 @@ def is_scalar_only(arithmetic: MmaArithmetic) -> bool:
     """Whether only the scalar path knows this arithmetic (none of the registry's)."""
     if arithmetic.method == "sequential":
         return False
-    return (
-        arithmetic.block not in (4, 8, 16, 32)
-        or arithmetic.zero_exponent is not None
-        or (arithmetic.method == "fused" and (arithmetic.fraction_bits or 0) > 25)
-        or (arithmetic.rounding == "nearest_even") != (arithmetic.acc.name == "float16")
-        and arithmetic.method == "fused"
-    )
+    if arithmetic.block not in (4, 8, 16, 32) or arithmetic.zero_exponent is not None:
+        return True
+    if arithmetic.method == "exact":
+        return False
+    to_nearest = arithmetic.rounding == "nearest_even"
+    return (arithmetic.fraction_bits or 0) > 25 or to_nearest != (arithmetic.acc.name == "float16")
 
 
 def multiply(problem: Problem, threads: int, path: Path | None) -> None:
@@ -245,10 +246,8 @@ def multiply(problem: Problem, threads: int, path: Path | None) -> None:
     if not sequential and (small or is_scalar_only(arithmetic)):
         from npusim.formats import mma_scalar
 
-        numbers, exact = plan_numbers(arithmetic), arithmetic.method == "exact"
-        mma_scalar.matmul_scalar(
-            problem.a, problem.b, problem.out, problem.a_of, problem.b_of, numbers, exact
-        )
+        operands, index = (problem.a, problem.b), (problem.a_of, problem.b_of)
+        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(arithmetic))
         return
     multiplier: Multiplier
     if sequential:

@@ -6,18 +6,21 @@ Shares no code with the kernels but the format data, so that agreement says some
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats.cast import Array
 from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import checked_operands
-from npusim.formats.mma_arithmetic import MmaArithmetic
 from npusim.formats.mma_registry import get_arithmetic
 from npusim.formats.reference import Number, decode, encode, fma_reference, signed_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from npusim.formats.cast import Array
+    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 Pair = tuple[Number, Number]
 
@@ -124,10 +127,10 @@ def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: 
 
 
 def _rounded(value: Fraction, unit: MmaArithmetic) -> int:
-    """Round a block's sum once; toward zero still overflows to Inf, and 0 is +0."""
+    """Round a block's sum once; toward zero still overflows to Inf; a zero result is +0."""
     acc = unit.acc
     code = round_fraction(value, acc, unit.rounding)
     code = min(code, acc.max_code + 1)
     if unit.kept_fraction_bits is not None:
         code &= -(1 << (acc.mantissa_bits - unit.kept_fraction_bits))
-    return signed_code(code, value < 0, acc)
+    return signed_code(code, value < 0 and code != 0, acc)

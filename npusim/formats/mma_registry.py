@@ -7,12 +7,15 @@ bit-level description is public: its rows are assumptions, and marked so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from npusim.formats.lookup import lookup
 from npusim.formats.mma_arithmetic import Evidence, MmaArithmetic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _FORMAT_OF_INPUT: Mapping[str, str] = MappingProxyType(
     {
@@ -38,26 +41,28 @@ def _formats_of(inputs: str) -> tuple[str, str]:
 
 
 def _fused(
-    unit: str, k: int, inputs: str, acc: str, block: int, fraction: int, evidence: Evidence
+    name: str, *, block: int, fraction: int, evidence: Evidence = "published-model"
 ) -> MmaArithmetic:
-    """Return a fused dot-add row; float16 results round to nearest, float32 toward zero."""
+    """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
+    _, _, depth, inputs, acc = name.split(".")
+    k = int(depth[1:])
     a_format, b_format = _formats_of(inputs)
     # MATLAB-tensor-core: alignment exponents of float32 results are limited to 2**-(F + 108),
     # of float16 results to 2**(4 - F).  FP8 products cannot reach the first limit, and golden
     # vectors of wgmma with 13 fraction bits rule out the second.
     floor = None if fraction == 13 else -(fraction + 108) if acc == "f32" else 4 - fraction
     return MmaArithmetic(
-        name=f"{unit}.k{k}.{inputs}.{acc}",
+        name=name,
         a_format=a_format,
         b_format=b_format,
         acc_format=_FORMAT_OF_INPUT[acc],
         k=k,
-        block=block,
+        block=min(k, block),
         fraction_bits=fraction,
         rounding="toward_zero" if acc == "f32" else "nearest_even",
         method="fused",
         evidence=evidence,
-        source=_SILICON if evidence == "hardware-vectors" else _MODEL,
+        source=_MODEL,
         min_alignment_exponent=floor,
     )
 
@@ -67,11 +72,10 @@ def _half_family(
 ) -> Iterator[MmaArithmetic]:
     """Yield the 16- and 19-bit input rows of one unit; a block is ``block_bytes`` of operands."""
     for inputs, ks in depths.items():
-        width = 4 if inputs == "tf32" else 2
+        block = block_bytes // (4 if inputs == "tf32" else 2)
         for k in ks:
             for acc in ("f32", "f16") if inputs == "f16" else ("f32",):
-                block = min(k, block_bytes // width)
-                yield _fused(unit, k, inputs, acc, block, fraction, "published-model")
+                yield _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=fraction)
 
 
 def _short_fp8(unit: str, ks: tuple[int, ...], block: int) -> Iterator[MmaArithmetic]:
@@ -79,7 +83,7 @@ def _short_fp8(unit: str, ks: tuple[int, ...], block: int) -> Iterator[MmaArithm
     for inputs in _FP8:
         for k in ks:
             for acc in ("f32", "f16"):
-                row = _fused(unit, k, inputs, acc, min(k, block), 13, "published-model")
+                row = _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=13)
                 yield replace(row, kept_fraction_bits=13) if acc == "f32" else row
 
 
@@ -89,7 +93,7 @@ def _two_step_fp8(unit: str) -> Iterator[MmaArithmetic]:
     odd = tuple(k for k in range(32) if k % 4 >= 2)
     for inputs in _FP8:
         for acc in ("f32", "f16"):
-            row = _fused(unit, 32, inputs, acc, 16, 25, "published-model")
+            row = _fused(f"{unit}.k32.{inputs}.{acc}", block=16, fraction=25)
             yield replace(row, index_groups=(even, odd), c_mode="late")
 
 
@@ -97,7 +101,7 @@ def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
     """Yield FP8 rows of Blackwell's own tensor core: 32 products, 25 fraction bits."""
     for inputs in _FP8:
         for acc in ("f32", "f16"):
-            yield _fused(unit, 32, inputs, acc, 32, 25, "published-model")
+            yield _fused(f"{unit}.k32.{inputs}.{acc}", block=32, fraction=25)
 
 
 def _ascend() -> Iterator[MmaArithmetic]:
@@ -125,7 +129,9 @@ def _ascend() -> Iterator[MmaArithmetic]:
             method="sequential",
             source="assumption: float32 fused multiply-adds, ascending k",
         )
-        truncating = _fused("ascend.cube_rz24", 16, inputs, "f32", 16, 24, "assumed")
+        truncating = _fused(
+            f"ascend.cube_rz24.k16.{inputs}.f32", block=16, fraction=24, evidence="assumed"
+        )
         yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
 
 
@@ -148,7 +154,49 @@ def _ieee() -> Iterator[MmaArithmetic]:
 
 
 #: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
-_CONFIRMED: frozenset[str] = frozenset()
+_CONFIRMED: frozenset[str] = frozenset(
+    {
+        "ada.mma.k32.e4m3.f16",
+        "ada.mma.k32.e4m3.f32",
+        "ada.mma.k32.e5m2.f16",
+        "ada.mma.k32.e5m2.f32",
+        "ada.mma.k4.tf32.f32",
+        "ada.mma.k8.bf16.f32",
+        "ada.mma.k8.f16.f16",
+        "ada.mma.k8.f16.f32",
+        "ampere.mma.k4.tf32.f32",
+        "ampere.mma.k8.bf16.f32",
+        "ampere.mma.k8.f16.f16",
+        "ampere.mma.k8.f16.f32",
+        "blackwell.mma.k16.bf16.f32",
+        "blackwell.mma.k16.f16.f16",
+        "blackwell.mma.k16.f16.f32",
+        "blackwell.mma.k32.e4m3.f16",
+        "blackwell.mma.k32.e4m3.f32",
+        "blackwell.mma.k32.e5m2.f16",
+        "blackwell.mma.k32.e5m2.f32",
+        "blackwell.mma.k4.tf32.f32",
+        "hopper.mma.k16.bf16.f32",
+        "hopper.mma.k16.f16.f16",
+        "hopper.mma.k16.f16.f32",
+        "hopper.mma.k32.e4m3.f16",
+        "hopper.mma.k32.e4m3.f32",
+        "hopper.mma.k32.e5m2.f16",
+        "hopper.mma.k32.e5m2.f32",
+        "hopper.mma.k4.tf32.f32",
+        "hopper.mma.k8.f16.f32",
+        "hopper.mma.k8.tf32.f32",
+        "hopper.wgmma.k16.bf16.f32",
+        "hopper.wgmma.k16.f16.f16",
+        "hopper.wgmma.k16.f16.f32",
+        "hopper.wgmma.k32.e4m3.f16",
+        "hopper.wgmma.k32.e4m3.f32",
+        "hopper.wgmma.k32.e4m3e5m2.f32",
+        "hopper.wgmma.k32.e5m2.f32",
+        "volta.mma.k4.f16.f16",
+        "volta.mma.k4.f16.f32",
+    }
+)
 
 
 def _rows() -> Iterator[MmaArithmetic]:
@@ -175,7 +223,16 @@ def _rows() -> Iterator[MmaArithmetic]:
     yield from _ieee()
 
 
-ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: row for row in _rows()})
+def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
+    """Return the row, marked as confirmed where golden vectors confirm it."""
+    if row.name not in _CONFIRMED:
+        return row
+    return replace(row, evidence="hardware-vectors", source=_SILICON)
+
+
+ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType(
+    {row.name: _with_evidence(row) for row in _rows()}
+)
 
 
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:

@@ -28,21 +28,21 @@ from npusim.formats.reduction_kernels import round_lane
     ZERO_EXPONENT,
     MIN_ALIGNMENT,
     LATE,
-) = range(13)
+    EXACT,
+) = range(14)
 #: Marks "no exponent": below every real one.
 NOTHING = -100000
-FUSED, EXACT, SEQUENTIAL = range(3)
 
 
 @inline
 def decode(value: Any, min_exponent: Any) -> Any:
     """Return (significand with 23 fraction bits, exponent) of abs(value), finite float32."""
     magnitude = np.int64(float32_bits(value)) & 0x7FFFFFFF
-    field = magnitude >> 23
+    field: Any = magnitude >> 23
     significand = magnitude & 0x7FFFFF
     if field > 0:
         significand |= 0x800000
-    exponent = max(field, 1) - 127
+    exponent: Any = max(field, 1) - 127
     if exponent < min_exponent:  # a subnormal of the narrow format; the lost bits are zeros
         significand >>= min(min_exponent - exponent, 63)
         exponent = np.int64(min_exponent)
@@ -50,8 +50,9 @@ def decode(value: Any, min_exponent: Any) -> Any:
 
 
 @inline
-def special_sum(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any) -> Any:
+def special_sum(operands: Any, where: Any, c: Any) -> Any:
     """Return the IEEE sum of c and the products if one of them is NaN or Inf, else 0."""
+    (a, b), (i, j, first, last) = operands, where
     total = np.float32(0.0) if np.isfinite(c) else c
     for k in range(first, last):
         x, y = a[i, k], b[k, j]
@@ -90,20 +91,19 @@ def round_integer(total: Any, unit: Any, plan: Any) -> Any:
         result = np.float32(np.ldexp(np.float64(kept), exponent - plan[OUT_BITS]))
     bits = np.int64(float32_bits(result)) >> plan[KEPT_DROP] << plan[KEPT_DROP]
     result = bits_float32(np.uint32(bits))
-    return np.float32(-result) if total < 0 else result
+    # A negative sum that rounds to zero gives +0 (measured on H200).
+    return np.float32(-result) if total < 0 and result != 0 else result
 
 
 @inline
-def fused_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any, plan: Any) -> Any:
+def fused_block(operands: Any, where: Any, c: Any, plan: Any) -> Any:
     """One fused dot-add of finite operands: align, truncate, add, round once."""
+    (a, b), (i, j, first, last) = operands, where
     top = np.int64(NOTHING)
     for k in range(first, last):
         sa, ea = decode(a[i, k], plan[A_MIN])
         sb, eb = decode(b[k, j], plan[B_MIN])
-        if sa != 0 and sb != 0:
-            top = max(top, ea + eb)
-        else:
-            top = max(top, np.int64(plan[ZERO_EXPONENT]))
+        top = max(top, ea + eb if sa != 0 and sb != 0 else np.int64(plan[ZERO_EXPONENT]))
     sc, ec = decode(c, plan[OUT_MIN])
     top = max(top, ec if sc != 0 else np.int64(plan[ZERO_EXPONENT]))
     top = max(top, np.int64(plan[MIN_ALIGNMENT]))
@@ -122,12 +122,13 @@ def fused_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any, p
 
 
 @inline
-def exact_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any) -> Any:
+def exact_block(operands: Any, where: Any, c: Any) -> Any:
     """Exact sum of finite c and products, rounded once to nearest even float32.
 
     Keeps the running sum as float64 parts that do not overlap (Shewchuk); what lies below the
     largest part moves it to the odd neighbour, so that the last rounding sees it.
     """
+    (a, b), (i, j, first, last) = operands, where
     parts = np.zeros(64, np.float64)
     count = 0
     for k in range(first - 1, last):
@@ -155,22 +156,23 @@ def exact_block(a: Any, b: Any, i: Any, j: Any, first: Any, last: Any, c: Any) -
 
 
 @inline
-def chain(a: Any, b: Any, i: Any, j: Any, c: Any, plan: Any, exact: Any) -> Any:
+def chain(operands: Any, i: Any, j: Any, c: Any, plan: Any) -> Any:
     """Return one output of A·B + C: all blocks along k, c carried from block to block."""
-    depth = a.shape[1]
+    depth = operands[0].shape[1]
     block, step = plan[BLOCK], plan[STEP]
     late = plan[LATE] == 1
     outer = c
     for start in range(0, depth, step):
         carried = np.float32(0.0) if late else outer
         for first in range(start, start + step, block):
-            special = special_sum(a, b, i, j, first, first + block, carried)
+            where = (i, j, first, first + block)
+            special = special_sum(operands, where, carried)
             if special != 0:  # NaN or Inf
                 carried = special
-            elif exact:
-                carried = exact_block(a, b, i, j, first, first + block, carried)
+            elif plan[EXACT] == 1:
+                carried = exact_block(operands, where, carried)
             else:
-                carried = fused_block(a, b, i, j, first, first + block, carried, plan)
+                carried = fused_block(operands, where, carried, plan)
         if late:
             added = np.float32(carried + outer)
             if plan[OUT_BITS] == 10:
@@ -182,22 +184,24 @@ def chain(a: Any, b: Any, i: Any, j: Any, c: Any, plan: Any, exact: Any) -> Any:
 
 
 @kernel
-def matmul_scalar(
-    a: Any, b: Any, c: Any, left: Any, right: Any, plan: Any, exact: bool
-) -> None:
-    """Overwrite each c (batch, M, N) with A[left[n]] (M, K) · B[right[n]] (K, N) + C."""
+def matmul_scalar(operands: Any, index: Any, c: Any, plan: Any) -> None:
+    """Overwrite each c (batch, M, N) with A (M, K) · B (K, N) + C.
+
+    ``operands`` are the stacks of A and B, ``index`` says for each c which of them it uses.
+    """
+    (a, b), (left, right) = operands, index
     for n in range(c.shape[0]):
+        pair = (a[left[n]], b[right[n]])
         for i in range(c.shape[1]):
             for j in range(c.shape[2]):
-                c[n, i, j] = chain(a[left[n]], b[right[n]], i, j, c[n, i, j], plan, exact)
+                c[n, i, j] = chain(pair, i, j, c[n, i, j], plan)
 
 
 @kernel
-def matmul_scalar_where(
-    a: Any, b: Any, start: Any, rows: Any, columns: Any, out: Any, plan: Any
-) -> None:
+def matmul_scalar_where(operands: Any, marked: Any, start: Any, out: Any, plan: Any) -> None:
     """Compute the outputs in a marked row or column again, from ``start``, into ``out``."""
+    rows, columns = marked
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             if rows[i] or columns[j]:
-                out[i, j] = chain(a, b, i, j, start[i, j], plan, False)
+                out[i, j] = chain(operands, i, j, start[i, j], plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -92,7 +93,7 @@ def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Arra
     from npusim.formats import reduction_kernels
 
     shape, columns = values.shape[:-1], values.shape[-1]
-    wide = widen(values).reshape(-1, columns)
+    wide = widen(values).reshape(math.prod(shape), columns)
     skip = 0 if first is not None else 1
     begin = wide[:, 0] if first is None else widen(np.ascontiguousarray(first)).reshape(-1)
     body = np.ascontiguousarray(wide[:, skip:])
@@ -148,7 +149,8 @@ def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None) -> Array:
     if values.shape[-1] == 0:
         return np.array(first)
     signed = np.dtype(f"i{target.size_bytes}")
-    patterns = np.ascontiguousarray(values).reshape(-1, values.shape[-1]).view(signed)
+    rows = math.prod(values.shape[:-1])
+    patterns = np.ascontiguousarray(values).reshape(rows, -1).view(signed)
     best = np.empty(patterns.shape[0], signed)
     elementwise_kernels.max_rows(patterns, best, pattern_limits(target))
     result = best.view(target.dtype).reshape(values.shape[:-1])

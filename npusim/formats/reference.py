@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from npusim.errors import FormatError
 from npusim.formats.exact import round_fraction
-from npusim.formats.float_format import FloatFormat
+
+if TYPE_CHECKING:
+    from npusim.formats.float_format import FloatFormat
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +17,9 @@ from npusim.formats.elementwise import check_operands
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.lookup import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 #: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -98,8 +100,8 @@ VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
 
 def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
     """Return ``name(x)`` correctly rounded to ``fmt``; ``x`` flat, float32 or float64 values."""
-    wide = x.astype(np.float64)
     with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
         value = FUNCTIONS[name](wide)
         out = cast(value, fmt)
         bits = out.view(fmt.bits_dtype)

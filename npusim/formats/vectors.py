@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.formats.cast import Array
-from npusim.formats.float_format import FloatFormat
 from npusim.formats.matmul import matmul
-from npusim.formats.mma_arithmetic import MmaArithmetic
 from npusim.formats.mma_registry import get_arithmetic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.formats.cast import Array
+    from npusim.formats.float_format import FloatFormat
+    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 _ROLES = ("A", "B", "C", "D")
 

@@ -96,13 +96,24 @@ class Allocator:
     """Places tiles and rings one after the other; :meth:`check` judges the result as a whole.
 
     Checking after everything is placed lets the error name every tenant, not just the one that
-    happened to come last.
+    happened to come last.  Phases of a program may reuse each other's memory: what is placed
+    before the first :meth:`start_phase` belongs to all of them.
     """
 
     spaces: Mapping[str, AddressSpace]
     used_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     tenants: dict[str, list[Tenant]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    _shared: tuple[dict[str, int], dict[str, list[Tenant]]] | None = None
+
+    def start_phase(self) -> None:
+        """Let what follows reuse the memory of the phase before."""
+        if self._shared is None:
+            self._shared = dict(self.used_bytes), {s: list(t) for s, t in self.tenants.items()}
+        used, tenants = self._shared
+        self.used_bytes = defaultdict(int, used)
+        self.tenants = defaultdict(list, {s: list(t) for s, t in tenants.items()})
 
     def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
         """Place a tile that one engine keeps for itself (running state)."""
@@ -142,6 +153,7 @@ class Allocator:
 
     def _place(self, space: str, name: str, slot_bytes: int, depth: int) -> int:
         offset = round_up(self.used_bytes[space], self._space(space).alignment_bytes)
-        self.used_bytes[space] = offset + slot_bytes * depth
+        end = self.used_bytes[space] = offset + slot_bytes * depth
+        self.peak_bytes[space] = max(self.peak_bytes.get(space, 0), end)
         self.tenants[space].append(Tenant(name, slot_bytes, depth))
         return offset

@@ -20,6 +20,7 @@ from npusim.ir.walk import ResolvedOp, Walker, compile_items, walk
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+    from npusim.ir.buffers import Ring
     from npusim.ir.program import Phase, TileProgram
 
 
@@ -39,11 +40,13 @@ def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: b
     slots and two more: after that their flags and slots repeat.  Not ``thorough``: of each phase
     only the shapes of the first and the last block.
     """
-    if budget:
-        check_flags(program, budget)
     for phase in program.phases:
         ends = [phase.blocks[0], phase.blocks[-1]]
-        for block in representative_blocks(phase, None if thorough else ends).values():
+        blocks = representative_blocks(phase, None if thorough else ends)
+        if budget:
+            used = first_operations(program, phase, blocks.values())
+            check_flags({t.ring for resolved in used for t in resolved.op.ring_tiles()}, budget)
+        for block in blocks.values():
             _check_loops(program, phase.body(block))
             # Two blocks in a row: what one leaves in a ring meets what the next puts there.
             check_order(program, first_operations(program, phase, [block, block]))
@@ -77,15 +80,15 @@ def _cut_loops(items: Iterable[Item], count: int) -> Iterator[Item]:
             yield item
 
 
-def check_flags(program: TileProgram, budget: FlagBudget) -> None:
-    """Raise :class:`FlagError` if a pair of pipes or a core group needs more flags than there are.
+def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
+    """Raise :class:`FlagError` if the rings of one phase need more flags than there are.
 
     A binary ring uses one id a slot from each producer to each consumer and as many back; a
     counter ring one id each way, and a count of at most its depth.
     """
     pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     counters: list[str] = []
-    for ring in program.rings:
+    for ring in sorted(rings, key=lambda r: r.name):
         ends = [(p, c) for p in ring.producers for c in ring.consumers if p != c]
         if ring.flag == "counter":
             counters += [f"{ring.name} ready", f"{ring.name} free"]

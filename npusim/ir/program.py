@@ -16,7 +16,7 @@ from npusim.ir.op import TileOp
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from npusim.ir.buffers import AddressSpace, Ring, Tenant
+    from npusim.ir.buffers import AddressSpace, Ring
     from npusim.ir.tile import GlobalTensor
 
 
@@ -85,7 +85,7 @@ class TileProgram:
     queues: tuple[Queue, ...]
     rings: tuple[Ring, ...]
     spaces: dict[str, AddressSpace]
-    tenants: dict[str, list[Tenant]]
+    used_bytes: dict[str, int]
     tensors: dict[str, GlobalTensor]
     phases: tuple[Phase, ...]
     flops: int
@@ -102,5 +102,6 @@ class TileProgram:
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
-        used = {s: sum(t.slot_bytes * t.depth for t in ts) for s, ts in self.tenants.items()}
-        return {s: (used.get(s, 0), space.capacity_bytes) for s, space in self.spaces.items()}
+        return {
+            name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()
+        }

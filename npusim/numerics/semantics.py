@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.errors import ProgramError, UnknownOpcodeError
+from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.ir.op import Attributes, Opcode
 
 Array = NDArray[Any]
@@ -61,7 +61,17 @@ def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
 
 
 def _exp(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.exp(sources[0], fmt, variant=attributes.variant or "correct")
+    function, _, variant = (attributes.variant or "exp.correct").partition(".")
+    if function not in EXPONENTIALS or not variant:
+        known = ", ".join(f"{f}.{v}" for f in EXPONENTIALS for v in formats.VARIANTS[f])
+        raise FormatError(f"unknown exponential {attributes.variant!r}; there are {known}")
+    return EXPONENTIALS[function](sources[0], fmt, variant=variant)
+
+
+#: What an exponential's name starts with: the function; the variant follows after a dot.
+EXPONENTIALS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+    {"exp": formats.exp, "exp2": formats.exp2}
+)
 
 
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:

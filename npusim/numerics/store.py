@@ -28,15 +28,8 @@ class BufferStore:
     def __init__(self, program: TileProgram, lanes: int) -> None:
         self.lanes = lanes
         self._bytes = {
-            space: np.full((lanes, used), POISON, np.uint8)
-            for space, (used, _) in program.occupancy_bytes().items()
-            if used
+            space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()
         }
-        # Allocation rounds offsets up; keep the end of the last tenant inside.
-        for ring in program.rings:
-            end = ring.offset_bytes + ring.depth * ring.slot_bytes
-            if end > self._bytes[ring.space].shape[1]:
-                self._bytes[ring.space] = np.full((lanes, end), POISON, np.uint8)
 
     def view(self, tile: Tile) -> Array:
         """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""

@@ -9,12 +9,12 @@ import difflib
 from types import MappingProxyType
 
 from npusim.errors import SpecError
-from npusim.schedules import flash
+from npusim.schedules import flash, fp8_attention, pasa
 from npusim.schedules.registry import Schedule
 
 __all__ = ["SCHEDULES", "Schedule", "find_schedule"]
 
-SCHEDULES = MappingProxyType({(s.name, s.family): s for s in (flash.SCHEDULE,)})
+SCHEDULES = MappingProxyType({(s.name, s.family): s for s in (*flash.SCHEDULES, *pasa.SCHEDULES, *fp8_attention.SCHEDULES)})
 
 
 def find_schedule(name: str, family: str) -> Schedule:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
-from npusim.ir.tile import GlobalTensor, RingTile, Tile
-from npusim.schedules.attention_blocks import AttentionBlock, KvRun, KvTile
+from npusim.ir.tile import RingTile, Tile
+from npusim.schedules.attention_blocks import AttentionBlock, KvRun, KvTile, tile_at
+from npusim.schedules.attention_tensors import AttentionTensors
 from npusim.schedules.on_ascend import (
     FIXP, L0_EDGE, MTE1, MTE2, AscendGroup, RowSlice, VectorCore, compute, move, pass_on, product,
 )  # fmt: skip
@@ -47,16 +49,6 @@ SLICE_ELEMENTS = 8192
 def slice_rows(chosen: int | None, block_kv: int) -> int:
     """Return the rows of a softmax slice: as chosen, or as many as make a slice of 8192 elements."""
     return chosen or max(1, SLICE_ELEMENTS // block_kv)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTensors:
-    """The tensors of one attention call in global memory; ``k`` may be a shifted K."""
-
-    q: GlobalTensor
-    k: GlobalTensor
-    v: GlobalTensor
-    o: GlobalTensor
 
 
 class VectorShare:
@@ -109,7 +101,7 @@ class VectorShare:
     def _work_shape(self, name: str) -> tuple[int, int]:
         if name in self.steps.row_vectors():
             return (self.rows if name in self.steps.state else max(self.slice_rows, self.update_rows)), 1
-        if name in ("T", "O_normal"):
+        if name in self.steps.output_tiles:
             return self.update_rows, self.value_dim
         return self.slice_rows, self.block_kv
 
@@ -160,13 +152,19 @@ class AscendAttention:
 
     def __init__(
         self, group: AscendGroup, tensors: AttentionTensors, steps: AttentionSteps,
-        tiling: AscendAttentionTiling, mask: TilingMask | None = None, arithmetic: str = "",
+        tiling: AscendAttentionTiling, mask: TilingMask | None = None,
     ) -> None:  # fmt: skip
+        if steps.accumulate == "chained":
+            raise TilingError(
+                f"accumulate=chained: P V cannot go on adding to O on {group.device.name}: O lives in UB, the "
+                "matrix unit adds in L0C, and no path leads from UB to L0C; use accumulate=fresh"
+            )
         self.group, self.tensors, self.steps = group, tensors, steps
         self.tiling, self.mask = tiling, mask
         f = steps.formats
-        self.qk = Attributes(transpose_b=True, arithmetic=arithmetic or group.arithmetic(tensors.q.fmt))
-        self.pv = Attributes(arithmetic=arithmetic or group.arithmetic(f["P_out"]))
+        chosen = steps.arithmetic
+        self.qk = Attributes(transpose_b=True, arithmetic=chosen or group.arithmetic(tensors.q.fmt))
+        self.pv = Attributes(arithmetic=chosen or group.arithmetic(f["P_out"]))
         self._place_rings()
         self.vectors = [
             VectorShare(group, core, steps, tiling, tensors.v.cols, mask) for core in group.vector_cores
@@ -177,7 +175,7 @@ class AscendAttention:
         g, t, f = self.group, self.tensors, self.steps.formats
         q, kv, slots = self.tiling.block_q, self.tiling.block_kv, self.tiling.lead + 1
         edge, period = min(L0_EDGE, kv), self.tiling.ack_period
-        self.cube = g.cube_rings()
+        self.cube = g.cube
         self.q_l1 = g.l1_ring("Q", q, t.q.cols, t.q.fmt, depth=1)
         self.k_l1 = g.l1_ring("K", edge, t.k.cols, t.k.fmt)
         self.v_l1 = g.l1_ring("V", edge, t.v.cols, t.v.fmt)
@@ -290,6 +288,7 @@ class AscendAttention:
                 yield move("mask.load", core.load, vector.mask.fill(*shape, "int8"), cut)
                 views["mask"] = vector.mask.front(*shape, "int8")
             bound = vector.bindings(part, part.row - rows[0].row, views, True)
+            bound.update(self.steps.per_tile(tile.index, tile.cols))
             yield compute("softmax", core.vector, bind(self.steps.softmax, bound))
             target = p_slot.held(first=part.first, last=part.last).part(part.row, part.rows, 0, tile.cols)
             yield move("P.store", core.store, target, vector.p_out.front(*shape, f["P_out"]))
@@ -360,20 +359,12 @@ def prelaunched(runs: tuple[KvRun, ...], lead: int, first: Stage, second: Stage)
 
     def step(n: int) -> Iterator[TileOp]:
         if n < total:
-            yield from first(_tile(runs, n))
+            yield from first(tile_at(runs, n))
         if n >= lead:
-            yield from second(_tile(runs, n - lead))
+            yield from second(tile_at(runs, n - lead))
 
     for start, end in zip(cuts, cuts[1:], strict=False):
         if end - start == 1:
             yield from step(start)
         else:
             yield Loop("kv", range(start, end), step)
-
-
-def _tile(runs: tuple[KvRun, ...], n: int) -> KvTile:
-    for run in runs:
-        if n < run.count:
-            return KvTile(run.col + n * run.cols, run.cols, run.is_masked)
-        n -= run.count
-    raise AssertionError(f"tile {n} lies past the end")

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.units import chunks
+from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
     from npusim.spec.problem import Problem
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KvTile:
-    """``cols`` keys from ``col``; masked tiles need the causal mask, the others do not."""
+    """The ``index``-th tile visited: ``cols`` keys from ``col``, with or without a causal mask."""
 
+    index: int
     col: int
     cols: int
     is_masked: bool
@@ -23,12 +24,17 @@ class KvTile:
 
 @dataclass(frozen=True, slots=True)
 class KvRun:
-    """``count`` consecutive key tiles of one shape, the first at ``col``."""
+    """``count`` key tiles of one shape, visited from ``col`` on, ``step`` keys apart."""
 
     col: int
     cols: int
     count: int
     is_masked: bool
+    step: int
+
+    def reversed(self) -> KvRun:
+        """Return the same tiles from last to first."""
+        return KvRun(self.col + (self.count - 1) * self.step, self.cols, self.count, self.is_masked, -self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +55,21 @@ class AttentionBlock:
         return (self.rows, tuple((r.cols, r.count, r.is_masked) for r in self.runs))
 
 
-def attention_blocks(problem: Problem, block_q: int, block_kv: int) -> tuple[AttentionBlock, ...]:
-    """Return every Q block, head by head, rows ascending.
+def attention_blocks(
+    problem: Problem, block_q: int, block_kv: int, *, is_reverse: bool = False, is_trimmed: bool = True
+) -> tuple[AttentionBlock, ...]:
+    """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
-    Keys right of a causal block's last row are left out altogether; a tile that the diagonal
-    crosses is masked, all others need no mask.
+    Keys right of a causal block's last row are left out; a tile that the diagonal crosses is
+    masked, all others need no mask.  Not ``is_trimmed``: tiles are visited whole or not at all.
     """
     offset = problem.causal_offset if problem.causal else None
     per_row = [
-        (row, rows, kv_runs(row, rows, problem.seq_kv, block_kv, offset))
+        (row, rows, kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed))
         for row, rows in chunks(problem.seq_q, block_q)
     ]
+    if is_reverse:
+        per_row = [(row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row]
     share = problem.heads // problem.kv_heads
     return tuple(
         AttentionBlock(batch, head, head // share, row, rows, offset, runs)
@@ -69,22 +79,36 @@ def attention_blocks(problem: Problem, block_q: int, block_kv: int) -> tuple[Att
     )
 
 
-def kv_runs(row: int, rows: int, seq_kv: int, block_kv: int, offset: int | None) -> tuple[KvRun, ...]:
-    """Return the key tiles of queries ``row .. row + rows``, grouped by shape.
+def kv_runs(
+    row: int, rows: int, seq_kv: int, block_kv: int, offset: int | None, *, is_trimmed: bool = True
+) -> tuple[KvRun, ...]:
+    """Return the key tiles of queries ``row .. row + rows``, ascending, grouped by shape.
 
     With ``offset`` set, query x sees keys up to ``x + offset``: tiles whose last key the first
     query sees are whole, later ones masked, and none starts right of what the last query sees.
     """
     end = seq_kv if offset is None else min(seq_kv, row + rows + offset)
+    if not is_trimmed:
+        end = min(seq_kv, round_up(end, block_kv))
     clear = end if offset is None else min(end, row + offset + 1)
     whole = clear // block_kv
-    runs = [KvRun(0, block_kv, whole, False)] if whole else []
+    runs = [KvRun(0, block_kv, whole, False, block_kv)] if whole else []
     for col, cols in chunks(end - whole * block_kv, block_kv):
         start = whole * block_kv + col
         is_masked = start + cols > clear
         if runs and (runs[-1].cols, runs[-1].is_masked) == (cols, is_masked):
             last = runs.pop()
-            runs.append(KvRun(last.col, cols, last.count + 1, is_masked))
+            runs.append(KvRun(last.col, cols, last.count + 1, is_masked, block_kv))
         else:
-            runs.append(KvRun(start, cols, 1, is_masked))
+            runs.append(KvRun(start, cols, 1, is_masked, block_kv))
     return tuple(runs)
+
+
+def tile_at(runs: tuple[KvRun, ...], index: int) -> KvTile:
+    """Return the ``index``-th tile of ``runs``."""
+    at = index
+    for run in runs:
+        if at < run.count:
+            return KvTile(index, run.col + at * run.step, run.cols, run.is_masked)
+        at -= run.count
+    raise IndexError(f"tile {index} lies past the end")

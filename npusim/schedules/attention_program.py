@@ -1,62 +1,98 @@
-"""Puts an attention algorithm's steps, an Ascend core group and a problem together into a program."""
+"""Puts an attention algorithm's steps, a core family's mapping and a problem together into a program."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from npusim.ir.program import Phase, TileProgram
-from npusim.ir.tile import GlobalTensor
-from npusim.schedules.ascend_attention import AscendAttention, AscendAttentionTiling, AttentionTensors
+from npusim.ir.program import Item, Phase, TileProgram
+from npusim.schedules.ascend_attention import AscendAttention, AscendAttentionTiling
 from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks
+from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
+from npusim.schedules.on_ascend import AscendGroup
+from npusim.schedules.on_gpu import GpuAttention, GpuGroup
 from npusim.schedules.tiling_mask import TilingMask
 
 if TYPE_CHECKING:
-    from npusim.schedules.on_ascend import AscendGroup
     from npusim.schedules.steps.attention import AttentionSteps
+    from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
-
-def attention_tensors(problem: Problem, output: str) -> AttentionTensors:
-    """Return Q, K, V and O of ``problem`` in global memory, layout BNSD."""
-    p, fmt = problem, problem.dtype
-    return AttentionTensors(
-        q=GlobalTensor("q", p.batch, p.heads, p.seq_q, p.head_dim, fmt, "input"),
-        k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input"),
-        v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input"),
-        o=GlobalTensor("o", p.batch, p.heads, p.seq_q, p.value_head_dim, output, "output"),
-    )
+UNTIMED = "this device has no timing model yet: values only"
 
 
-def attention_program(
-    name: str, group: AscendGroup, problem: Problem, steps: AttentionSteps, tiling: AscendAttentionTiling
-) -> TileProgram:
-    """Return the program of one attention phase: every Q block of every head.
+def ascend_program(
+    name: str, device: DeviceSpec, problem: Problem, steps: AttentionSteps, tiling: AscendAttentionTiling, *,
+    is_reverse: bool = False, is_trimmed: bool = True, tensors: AttentionTensors | None = None,
+    before: PhasesBefore | None = None,
+) -> TileProgram:  # fmt: skip
+    """Return the program of an attention call on Ascend: every Q block of every head.
 
-    Raises :class:`~npusim.errors.TilingError` if a block does not fit the device or the mask.
+    ``before`` adds phases that prepare ``tensors``.  Raises
+    :class:`~npusim.errors.TilingError` if a block does not fit the device or the mask.
     """
-    tensors = attention_tensors(problem, steps.formats["out"])
-    mask = TilingMask() if problem.causal else None
-    if mask:
-        mask.check(min(tiling.block_q, problem.seq_q), min(tiling.block_kv, problem.seq_kv))
-    attention = AscendAttention(group, tensors, steps, tiling, mask)
-    listed = [tensors.q, tensors.k, tensors.v, tensors.o, *([mask.tensor()] if mask else [])]
+    group = AscendGroup(device)
+    chosen = tensors or attention_tensors(problem, steps.formats["out"])
+    mask = causal_mask(problem, tiling.block_q, tiling.block_kv)
+    phases = before(group) if before else ()
+    group.allocator.start_phase()
+    attention = AscendAttention(group, chosen, steps, tiling, mask)
+    blocks = attention_blocks(
+        problem, tiling.block_q, tiling.block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed
+    )
+    return _assemble(name, group, problem, chosen, mask, phases, attention.block, blocks)
+
+
+def gpu_program(
+    name: str, device: DeviceSpec, problem: Problem, steps: AttentionSteps, block_q: int, block_kv: int, *,
+    is_reverse: bool = False, is_trimmed: bool = True, tensors: AttentionTensors | None = None,
+    before: PhasesBefore | None = None,
+) -> TileProgram:  # fmt: skip
+    """Return the program of an attention call on a GPU, for its values."""
+    group = GpuGroup(device)
+    chosen = tensors or attention_tensors(problem, steps.formats["out"])
+    mask = causal_mask(problem, block_q, block_kv)
+    phases = before(group) if before else ()
+    group.allocator.start_phase()
+    attention = GpuAttention(group, chosen, steps, block_q, block_kv, mask)
+    group.allocator.check()
+    blocks = attention_blocks(problem, block_q, block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed)
+    return _assemble(name, group, problem, chosen, mask, phases, attention.block, blocks, (UNTIMED,))
+
+
+Group = AscendGroup | GpuGroup
+PhasesBefore = Callable[[Group], tuple[Phase, ...]]
+
+
+def causal_mask(problem: Problem, block_q: int, block_kv: int) -> TilingMask | None:
+    """Return the tiling-mask of a causal problem, checked against the blocks."""
+    if not problem.causal:
+        return None
+    mask = TilingMask()
+    mask.check(min(block_q, problem.seq_q), min(block_kv, problem.seq_kv))
+    return mask
+
+
+def _assemble(
+    name: str, group: Group, problem: Problem, tensors: AttentionTensors, mask: TilingMask | None,
+    before: tuple[Phase, ...], body: Callable[[AttentionBlock], Iterator[Item]],
+    blocks: tuple[AttentionBlock, ...], notes: tuple[str, ...] = (),
+) -> TileProgram:  # fmt: skip
+    inputs = attention_tensors(problem, tensors.o.fmt)
+    listed = [inputs.q, inputs.k, inputs.v, tensors.q, tensors.k, tensors.v, tensors.o]
+    listed += [mask.tensor()] if mask else []
+    attention = Phase("attention", blocks, body, _shape)  # type: ignore[arg-type]
     return TileProgram(
         name=name,
         queues=group.queues(),
         rings=tuple(group.allocator.rings),
         spaces=dict(group.allocator.spaces),
-        tenants=dict(group.allocator.tenants),
+        used_bytes=dict(group.allocator.peak_bytes),
         tensors={t.name: t for t in listed},
-        phases=(
-            Phase(
-                "attention",
-                attention_blocks(problem, tiling.block_q, tiling.block_kv),
-                attention.block,
-                _shape,
-            ),
-        ),
+        phases=(*before, attention),
         flops=problem.flops(),
         constants={"mask": mask.values} if mask else {},
+        notes=notes,
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
@@ -83,6 +82,8 @@ class AscendGroup:
             VectorCore(i) for i in range(device.core(AIV).per_group_count.value)
         )
         self.allocator = Allocator(self._spaces())
+        self.cube = self._cube_rings()
+        self.allocator.start_phase()
 
     def _spaces(self) -> dict[str, AddressSpace]:
         members = [(AIC, AIC), *((v.name, AIV) for v in self.vector_cores)]
@@ -110,7 +111,7 @@ class AscendGroup:
 
     # ---------------------------------------------------------------- rings
 
-    def cube_rings(self) -> CubeRings:
+    def _cube_rings(self) -> CubeRings:
         """Place the ping-pong rings through L0A, L0B and L0C that all products share."""
         slot = L0_EDGE * L0_EDGE * get_format("float16").size_bytes
         accumulator = L0_EDGE * L0_EDGE * get_format("float32").size_bytes
@@ -159,10 +160,7 @@ class AscendGroup:
 
     def arithmetic(self, fmt: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of ``fmt``."""
-        engine = self.device.engine(AIC, "CUBE")
-        if engine.model != "matrix":
-            raise TilingError(f"{self.device.name}: {CUBE} is not a matrix unit")
-        return engine.arithmetic_of(fmt)
+        return self.device.matrix_engine(AIC).arithmetic_of(fmt)
 
 
 @dataclass(frozen=True)

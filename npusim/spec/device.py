@@ -160,8 +160,8 @@ class DeviceSpec(SpecModel):
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
     links: dict[str, LinkSpec]
-    flags: FlagsSpec
-    launch: LaunchSpec
+    flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
+    launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
 
     @model_validator(mode="after")
     def _routes_join_what_exists(self) -> Self:
@@ -184,6 +184,9 @@ class DeviceSpec(SpecModel):
         for core in wanted:
             if core not in self.cores:
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
+        for part in ("flags", "launch"):
+            if self.family == "ascend" and getattr(self, part) is None:
+                raise _at(part, "missing; ascend devices are timed")
         for link in ("l2", "hbm"):
             if link not in self.links:
                 raise fault_at("links", f"a device has a link `{link}`; missing")
@@ -210,6 +213,30 @@ class DeviceSpec(SpecModel):
         if name not in self.links:
             raise SpecError(f"{self.name}: no link {name!r}; it has: {', '.join(self.links)}")
         return self.links[name]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the file has what a simulation of time needs, not only arithmetic and buffers."""
+        return self.flags is not None and self.launch is not None
+
+    def timed_flags(self) -> FlagsSpec:
+        """Return the flags; raise `SpecError` on a device that is described for its values only."""
+        if self.flags is None:
+            raise SpecError(f"{self.name}: its file has no flags; it is described for values only")
+        return self.flags
+
+    def timed_launch(self) -> LaunchSpec:
+        """Return the launch costs; raise `SpecError` on a device described for its values only."""
+        if self.launch is None:
+            raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
+        return self.launch
+
+    def matrix_engine(self, core: str) -> MatrixEngine:
+        """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
+        for engine in self.core(core).engines.values():
+            if isinstance(engine, MatrixEngine):
+                return engine
+        raise SpecError(f"{self.name}: {core} has no matrix unit")
 
     def core_count(self, kind: str) -> int:
         """Return how many cores of a kind the whole device has."""

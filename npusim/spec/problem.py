@@ -17,6 +17,10 @@ from npusim.units import ceil_div
 FRACTAL = 16
 
 
+#: Formats of Q, K and V; float64 is for checking schedules only.
+Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float64"]
+
+
 class Problem(SpecModel):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
@@ -42,7 +46,7 @@ class Problem(SpecModel):
     causal_offset: Annotated[int, Field(strict=True)] = Field(
         default_factory=lambda data: data.get("seq_kv", 0) - data.get("seq_q", 0)
     )
-    dtype: Literal["float16", "bfloat16"] = "float16"
+    dtype: Dtype = "float16"
     scale: StrictFloat = Field(
         default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)),
         description="factor of QK^T",

@@ -15,11 +15,10 @@ from npusim.spec.model import (
     Text,
     fault_at,
 )
-from npusim.spec.problem import Problem
+from npusim.spec.problem import Dtype, Problem
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
 
-Dtype = Literal["float16", "bfloat16"]
 
 
 class TensorFile(SpecModel):

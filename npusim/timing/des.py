@@ -319,7 +319,7 @@ class _Simulation:
 
     def _run(self, phase: Phase) -> None:
         streams, env = self.streams, self.env
-        dispatch = self.device.launch.block_dispatch_cycles.value
+        dispatch = self.device.timed_launch().block_dispatch_cycles.value
         for group in self.groups:
             blocks = phase.blocks_of_group(group, len(self.groups))
             if not blocks:

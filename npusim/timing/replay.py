@@ -62,7 +62,7 @@ class _Replay:
         streams, queues = self.streams, self.streams.program.queues
         uses, visible = self.uses[group], self.visible[group]
         spans = self.spans if group in self.trace_groups else None
-        issued = dict.fromkeys(streams.issuers, start + streams.device.launch.block_dispatch_cycles.value)
+        issued = dict.fromkeys(streams.issuers, start + streams.device.timed_launch().block_dispatch_cycles.value)
         free = [start] * len(queues)
         popped: list[list[int]] = [[] for _ in queues]
         for op, base in streams.stream(phase, blocks, self.cursors[group]):  # type: ignore[arg-type]

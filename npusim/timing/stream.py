@@ -143,12 +143,12 @@ class Streams:
         own = getattr(scalar, "issue_cycles", None)
         crossing = {e for e, _, _ in op.waits if self.endpoints[e].is_cross_core}
         crossing |= {e + len(self.endpoints) for e in op.sets if self.endpoints[e].is_cross_core}
-        per_flag = self.device.flags.cross_core_issue_cycles.value
+        per_flag = self.device.timed_flags().cross_core_issue_cycles.value
         return (int(own.value) if own else 0) + per_flag * len(crossing)
 
     def flag_latency(self, endpoint: int) -> int:
         """Return the cycles from an endpoint's set to the earliest end of a wait for it."""
-        flags = self.device.flags
+        flags = self.device.timed_flags()
         if self.endpoints[endpoint].is_cross_core:
             return flags.cross_core_latency_cycles.value
         return flags.intra_core_latency_cycles.value

@@ -25,7 +25,7 @@ def summarise(
     for index, count in counts.items():
         for key, part in streams.timed_op(index).terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    launch = float(device.launch.kernel_overhead_s.value) * len(streams.program.phases)
+    launch = float(device.timed_launch().kernel_overhead_s.value) * len(streams.program.phases)
     return TimingResult(
         method=method,
         cycles=cycles,

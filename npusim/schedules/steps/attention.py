@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
@@ -12,8 +12,12 @@ from npusim.ir.op import Opcode
 if TYPE_CHECKING:
     from npusim.schedules.steps.table import Table
 
-#: Tile-sized names that every mapping provides storage for.
-MATRICES = ("S_in", "S", "E", "P", "P_out", "T_in", "T", "O", "O_normal", "out")
+Accumulate = Literal["fresh", "chained"]
+
+
+def nothing_per_tile(_index: int, _keys: int) -> Mapping[str, float]:
+    """Return no constants: every tile has the same."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class AttentionSteps:
     """An attention algorithm on one tile of scores, as tables over named tiles.
 
     ``S_in`` holds the scores as stored, ``P_out`` the operand of the second product, ``T_in`` P V as
-    stored, ``O`` the running output, ``out`` the result; other tile-sized names are work tiles.
-    Every further name is a row vector, one value a query row.
+    stored, ``O`` the running output, ``out`` the result.  ``score_tiles`` and ``output_tiles`` list
+    the names of tile size; every further name is a row vector, one value a query row.
 
     formats
         ``{name: format}`` of every name.
@@ -33,7 +37,12 @@ class AttentionSteps:
     overlays
         ``{name: earlier name}`` whose storage it may take over if the formats agree.
     constants
-        Values bound by name.
+        Values bound by name; ``per_tile(index, keys)`` gives those that differ between tiles.
+    accumulate
+        ``fresh``: P V of a tile starts at 0, is stored and added to O; ``chained``: the matrix
+        unit goes on adding to O itself, and ``update`` only rescales it.
+    arithmetic
+        Registry name of the matrix arithmetic; empty for the device's own.
     """
 
     softmax: Table
@@ -43,7 +52,12 @@ class AttentionSteps:
     state: Mapping[str, float]
     carried: tuple[str, ...]
     overlays: Mapping[str, str]
+    score_tiles: tuple[str, ...] = ("S_in", "S", "E", "P", "P_out")
+    output_tiles: tuple[str, ...] = ("T_in", "T", "O", "O_normal", "out")
     constants: Mapping[str, float] = field(default_factory=dict)
+    per_tile: Callable[[int, int], Mapping[str, float]] = nothing_per_tile
+    accumulate: Accumulate = "fresh"
+    arithmetic: str = ""
 
     def storage(self) -> dict[str, str]:
         """Return ``{name: name whose storage it shares}``.
@@ -68,4 +82,4 @@ class AttentionSteps:
 
     def row_vectors(self) -> tuple[str, ...]:
         """Return the names that hold one value a query row."""
-        return tuple(n for n in self.formats if n not in MATRICES)
+        return tuple(n for n in self.formats if n not in (*self.score_tiles, *self.output_tiles))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from npusim.ir.op import Attributes, Opcode
-from npusim.schedules.steps.attention import AttentionSteps
+from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.table import choose, row
 
 O = Opcode  # noqa: E741 - tables read best with one letter
@@ -30,6 +30,11 @@ class FlashPrecision:
         The row sum l and the output O.
     product
         P V as the matrix unit's output path stores it.
+    output
+        The result.
+    exp_variant, sum_order, accumulate, arithmetic
+        Named choices: exponential, order of the row sum, where P V adds up, and the matrix
+        arithmetic (empty: the device's own).  A power-of-two exponential takes scores times log2 e.
     """
 
     name: str
@@ -40,8 +45,10 @@ class FlashPrecision:
     running: str
     product: str
     output: str
-    exp_variant: str = "correct"
+    exp_variant: str = "exp.correct"
     sum_order: str = "vector_lanes"
+    accumulate: Accumulate = "fresh"
+    arithmetic: str = ""
 
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""
@@ -53,7 +60,8 @@ class FlashPrecision:
         return replace(self, **{n: fmt for n, chosen in self.formats().items() if chosen == "input"})
 
 
-SOFTMAX = (
+#: Scores scaled and masked, the new maximum and how it rescales what came before.
+SCORES = (
     row(O.CAST, "S", "S_in"),
     row(O.MUL, "S", "S", "scale"),
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
@@ -64,24 +72,38 @@ SOFTMAX = (
     row(O.EXP, "alpha", "exponent"),
     row(O.CAST, "rescale", "alpha"),
     row(O.COPY, "m", "m_new"),
+)
+PROBABILITIES = (
     row(O.SUB, "S", "S", "m_new"),
     row(O.CAST, "E", "S"),
     row(O.EXP, "P", "E"),
-    row(O.CAST, "P_out", "P"),
-    row(O.ROW_SUM, "l_tile", "P"),
+)
+SUMS = (
     row(O.CAST, "l_add", "l_tile"),
     row(O.MUL, "l", "l", "rescale"),
     row(O.ADD, "l", "l", "l_add"),
 )
+SOFTMAX = (
+    *SCORES,
+    *PROBABILITIES,
+    row(O.CAST, "P_out", "P"),
+    row(O.ROW_SUM, "l_tile", "P"),
+    *SUMS,
+)
 UPDATE = (
     row(O.MUL, "O", "O", "rescale"),
-    row(O.CAST, "T", "T_in"),
-    row(O.ADD, "O", "O", "T"),
+    row(O.CAST, "T", "T_in", only="T_in"),
+    row(O.ADD, "O", "O", "T", only="T_in"),
 )
 FINISH = (
     row(O.DIV, "O_normal", "O", "l"),
     row(O.CAST, "out", "O_normal"),
 )
+
+
+def exponent_factor(variant: str) -> float:
+    """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
+    return math.log2(math.e) if variant.startswith("exp2.") else 1.0
 
 
 def flash_steps(precision: FlashPrecision, scale: float) -> AttentionSteps:
@@ -106,5 +128,7 @@ def flash_steps(precision: FlashPrecision, scale: float) -> AttentionSteps:
         state={"m": -math.inf, "l": 0.0},
         carried=("rescale",),
         overlays={"P": "E", "O_normal": "O"},
-        constants={"scale": scale, "masked": -math.inf},
+        constants={"scale": scale * exponent_factor(p.exp_variant), "masked": -math.inf},
+        accumulate=p.accumulate,
+        arithmetic=p.arithmetic,
     )  # fmt: skip

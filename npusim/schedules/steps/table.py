@@ -39,8 +39,10 @@ def row(opcode: Opcode, dst: str, *srcs: str, only: str = "") -> Row:
 
 
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
-    """Return the table with the attributes that a precision chose for each opcode."""
-    return tuple(replace(r, attributes=choices.get(r.opcode, r.attributes)) for r in table)
+    """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
+    return tuple(
+        replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table
+    )
 
 
 def bind(table: Table, tiles: Binding) -> tuple[Step, ...]:

@@ -1,0 +1,221 @@
+"""Runs a schedule at every point of a grid; keeps the times, and why some points do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError, TilingError
+from npusim.explore.executors import executor
+from npusim.explore.space import Point, Space
+from npusim.explore.store import Outcome, csv_store
+from npusim.run import DEFAULT_HW, DEFAULT_WORKLOAD, run
+from npusim.schedules import find_schedule
+from npusim.spec.device import DeviceSpec
+from npusim.spec.load import load_device, load_workload
+from npusim.spec.overrides import apply_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from npusim.run import RunResult
+    from npusim.spec.workload import Workload
+
+__all__ = ["Exploration", "Request", "explore"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What all points of a search have in common."""
+
+    schedule: str
+    device: DeviceSpec
+    workload: Workload
+    seq: int | None = None
+    seq_q: int | None = None
+    seq_kv: int | None = None
+    batch: int | None = None
+    tensor_parallel: int | None = None
+    causal: bool | None = None
+    tiling: tuple[tuple[str, object], ...] = ()
+    precision: str | None = None
+    method: str = "auto"
+
+    def check(self) -> None:
+        """Raise what every point would raise: sizes that make no problem, an unknown preset."""
+        if not self.device.is_timed:
+            raise SpecError(f"{self.device.name} has no timing model yet: nothing to compare")
+        self.workload.problem(
+            seq=self.seq,
+            seq_q=self.seq_q,
+            seq_kv=self.seq_kv,
+            batch=self.batch,
+            tensor_parallel=self.tensor_parallel,
+            causal=self.causal,
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        # A device holds classes that pydantic makes while running, which do not pickle.
+        return {**self.__dict__, "device": self.device.model_dump_json(by_alias=True)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        device = DeviceSpec.model_validate_json(str(state["device"]))
+        self.__dict__.update({**state, "device": device})
+
+    def run(self, point: Point) -> RunResult:
+        """Return the time of one point; no bits, no timeline."""
+        return run(
+            self.schedule,
+            hw=self.device,
+            workload=self.workload,
+            seq=self.seq,
+            seq_q=self.seq_q,
+            seq_kv=self.seq_kv,
+            batch=self.batch,
+            tensor_parallel=self.tensor_parallel,
+            causal=self.causal,
+            tiling={**dict(self.tiling), **point},
+            precision=self.precision,
+            method=self.method,
+            numerics=False,
+            trace_groups=(),
+        )
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """All outcomes of a search, in the order of the grid."""
+
+    request: Request
+    space: Space
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def feasible(self) -> tuple[Outcome, ...]:
+        """Points that fit, the fastest first (ties in the order of the grid)."""
+        found = [o for o in self.outcomes if o.status == "ok"]
+        return tuple(sorted(found, key=lambda o: (o.cycles or 0, o.index)))
+
+    @property
+    def infeasible(self) -> tuple[Outcome, ...]:
+        """Points that do not fit, with their reasons."""
+        return tuple(o for o in self.outcomes if o.status == "infeasible")
+
+    @property
+    def best(self) -> Outcome | None:
+        """The fastest point, or None if none fits."""
+        return next(iter(self.feasible), None)
+
+    def columns(self) -> dict[str, list[object]]:
+        """Return the outcomes as columns by name, for a frame of any library."""
+        rows = [o.row() for o in self.outcomes]
+        return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+
+
+def explore(
+    schedule: str,
+    fields: Mapping[str, Iterable[int | float | str]],
+    *,
+    hw: str | Path | DeviceSpec = DEFAULT_HW,
+    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    seq: int | None = None,
+    seq_q: int | None = None,
+    seq_kv: int | None = None,
+    batch: int | None = None,
+    tensor_parallel: int | None = None,
+    causal: bool | None = None,
+    tiling: Mapping[str, object] | None = None,
+    precision: str | None = None,
+    method: str = "auto",
+    overrides: Mapping[str, str] | None = None,
+    jobs: int = 1,
+    csv_path: str | Path | None = None,
+    on_outcome: Callable[[Outcome, int], None] | None = None,
+) -> Exploration:
+    """Run ``schedule`` at every combination of the fields' values and return all times.
+
+    Parameters
+    ----------
+    schedule, hw, workload, seq, ..., overrides
+        As for `npusim.run`; ``tiling`` fixes fields that are not searched.
+    fields
+        Values to try by tiling field: ``{"block_kv": [256, 512], "depth": range(1, 4)}``.
+    jobs
+        Processes; with more than 1 the call of a script stands under
+        ``if __name__ == "__main__":``.
+    csv_path
+        A file that gets each point as it is done; it stays as it is when the work is interrupted.
+    on_outcome
+        Called with each outcome as it is done and the number of points.
+
+    Raises
+    ------
+    NpusimError
+        What is wrong for every point; a point that alone does not fit is an outcome with its
+        reason.
+
+    Examples
+    --------
+    >>> found = explore("flash", {"block_kv": [256, 512]}, seq=512)
+    >>> len(found.outcomes)
+    2
+    """
+    device = load_device(hw) if isinstance(hw, str | Path) else hw
+    device = apply_overrides(device, overrides) if overrides else device
+    load = load_workload(workload) if isinstance(workload, str | Path) else workload
+    request = Request(
+        schedule, device, load, seq, seq_q, seq_kv, batch, tensor_parallel, causal,
+        tuple((tiling or {}).items()), precision, method,
+    )  # fmt: skip
+    space = Space.of(find_schedule(schedule, device.family).tiling, fields)
+    request.check()
+    if csv_path is None:
+        return _search(request, space, jobs, on_outcome)
+    with csv_store(Path(csv_path), list(space.fields)) as add:
+
+        def both(outcome: Outcome, total: int) -> None:
+            add(outcome)
+            if on_outcome is not None:
+                on_outcome(outcome, total)
+
+        return _search(request, space, jobs, both)
+
+
+def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
+    """Return the outcome of one point; a tiling that does not fit is one, with its reason."""
+    index, point = task
+    try:
+        result = request.run(point)
+    except TilingError as error:
+        return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
+    busiest, share = _busiest(result)
+    return Outcome(
+        index, point, "ok",
+        cycles=result.cycles, latency_us=result.latency_us, busiest=busiest, busy_share=share,
+    )  # fmt: skip
+
+
+def _search(
+    request: Request,
+    space: Space,
+    jobs: int,
+    on_outcome: Callable[[Outcome, int], None] | None,
+) -> Exploration:
+    outcomes: list[Outcome] = []
+    tasks = list(enumerate(space.points()))
+    for outcome in executor(jobs).evaluate(partial(evaluate, request), tasks):
+        outcomes.append(outcome)
+        if on_outcome is not None:
+            on_outcome(outcome, len(space))
+    return Exploration(request, space, tuple(sorted(outcomes, key=lambda o: o.index)))
+
+
+def _busiest(result: RunResult) -> tuple[str, float]:
+    timing = result.timing
+    queues = [queue for group in timing.queues for queue in group] if timing is not None else []
+    if not queues or not result.cycles:
+        return "", 0.0
+    top = max(queues, key=lambda queue: queue.busy_cycles)
+    return top.name.rpartition(".")[2], top.busy_cycles / result.cycles

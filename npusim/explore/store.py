@@ -1,0 +1,64 @@
+"""Results of a search in a CSV file, one line as soon as each point is done."""
+
+from __future__ import annotations
+
+import csv
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from npusim.explore.space import Point
+
+__all__ = ["Outcome", "csv_store"]
+
+_FIGURES = ("status", "cycles", "latency_us", "busiest", "busy_share", "reason")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one point gave: its time, or the reason why it is infeasible.
+
+    ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group.
+    """
+
+    index: int
+    point: Point
+    status: Literal["ok", "infeasible"]
+    cycles: int | None = None
+    latency_us: float | None = None
+    busiest: str = ""
+    busy_share: float | None = None
+    reason: str = ""
+
+    def row(self) -> dict[str, object]:
+        """Return the outcome as columns: the fields, then the figures; None where there is none."""
+        return {**self.point, **{name: getattr(self, name) for name in _FIGURES}}
+
+
+@contextmanager
+def csv_store(path: Path, fields: Sequence[str]) -> Iterator[Callable[[Outcome], None]]:
+    """Yield a function that adds an outcome to the file and flushes it.
+
+    The file is begun anew; what was added stays when the work is interrupted.  Raises `OutputError`
+    if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*fields, *_FIGURES], lineterminator="\n")
+            writer.writeheader()
+            file.flush()
+
+            def add(outcome: Outcome) -> None:
+                writer.writerow(outcome.row())
+                file.flush()
+
+            yield add
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,187 @@
+"""One piece of advice on a run, by a short table of rules, the first that applies.
+
+A rule reads the run's own counts and says what they show and what to try; it never promises a gain,
+since the next run shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable  # noqa: TC003 - a field of a NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.report.bottleneck import bottleneck, deciding_group, group_ends, main_stall
+from npusim.report.text import percent
+
+if TYPE_CHECKING:
+    from npusim.report.bottleneck import Bottleneck
+    from npusim.report.record import RunRecord, TimingRecord
+
+__all__ = ["RULES", "Advice", "Rule", "advise"]
+
+#: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
+BOUND_SHARE = 0.6
+#: Core groups whose mean end lies below this share of the last end are unevenly loaded.
+EVEN_SHARE = 0.85
+#: From this share of its bandwidth on, a shared link slows transfers down.
+LINK_SHARE = 0.8
+#: Start-up of instructions worth mentioning, as a share of the vector unit's time.
+STARTUP_SHARE = 0.2
+
+
+class Advice(NamedTuple):
+    """What the counts show, and a command that tries something about it (or nothing)."""
+
+    text: str
+    command: str = ""
+
+
+class Rule(NamedTuple):
+    """``advice`` returns None where the rule does not apply."""
+
+    name: str
+    advice: Callable[[RunRecord, TimingRecord, Bottleneck], Advice | None]
+
+
+def advise(record: RunRecord) -> Advice | None:
+    """Return the advice of the first rule that applies, led by its name: ``[VECTOR] ...``."""
+    timing = record.timing
+    found = None if timing is None else bottleneck(timing)
+    if timing is None or found is None:
+        return None
+    for rule in RULES:
+        advice = rule.advice(record, timing, found)
+        if advice is not None:
+            return advice._replace(text=f"[{rule.name}] {advice.text}")
+    return None
+
+
+def _few_blocks(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    working, there = len(group_ends(timing)), record.device.group_count
+    if working >= there:
+        return None
+    text = f"only {working} of {there} core groups have a block to work on"
+    return Advice(text, _explore(record, "block_q", _smaller))
+
+
+def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    ends = group_ends(timing)
+    mean = sum(ends.values()) / len(ends) / max(ends.values())
+    if mean >= EVEN_SHARE:
+        return None
+    text = (
+        f"core groups end after {percent(mean)} of the kernel on average, group "
+        f"{deciding_group(timing)} last: blocks are dealt out unevenly"
+    )
+    return Advice(text, _explore(record, "block_q", _smaller))
+
+
+def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    if found.pipe != "VECTOR" or found.busy_share < BOUND_SHARE:
+        return None
+    costs = _constants_of(timing, ".engines.VECTOR.")
+    total = sum(costs.values())
+    if not total:
+        return None
+    startup = sum(n for key, n in costs.items() if key.endswith((".head_cycles", ".tail_cycles")))
+    by_op: dict[str, float] = {}
+    for key, cycles in costs.items():
+        name = key.split(".ops.")[-1].split(".")[0]
+        by_op[name] = by_op.get(name, 0.0) + cycles
+    top = sorted(by_op.items(), key=lambda item: -item[1])[:3]
+    shares = ", ".join(f"{name} {percent(cycles / total)}" for name, cycles in top)
+    text = f"the vector unit is the limit: {shares} of its time"
+    if startup / total < STARTUP_SHARE:
+        return Advice(text)
+    text += f"; {percent(startup / total)} starts and ends instructions"
+    return Advice(text, _explore(record, "vector_rows", _larger))
+
+
+def _cube(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    if found.pipe != "CUBE" or found.busy_share < BOUND_SHARE:
+        return None
+    costs = _constants_of(timing, ".engines.CUBE.")
+    total = sum(costs.values())
+    if not total:
+        return None
+    startup = sum(n for key, n in costs.items() if key.endswith(".startup_cycles"))
+    return Advice(
+        f"the matrix unit is the limit, {percent(1 - startup / total)} of its time spent on "
+        "fractals (padding included)"
+    )
+
+
+def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    if found.pipe not in ("MTE2", "MTE3", "FIXP") or found.busy_share < BOUND_SHARE:
+        return None
+    seconds = timing.kernel_us * 1e-6
+    for name, size in timing.link_bytes.items():
+        share = size / seconds / record.device.link_bytes_per_s[name]
+        if share >= LINK_SHARE:
+            text = (
+                f"{found.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
+            )
+            return Advice(text, _explore(record, "block_q", _larger))
+    return None
+
+
+def _transfers(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    if found.pipe not in ("MTE1", "MTE2", "MTE3", "FIXP") or found.busy_share < BOUND_SHARE:
+        return None
+    core = found.queue.queue.partition(".")[0].rstrip("0123456789")
+    costs = _constants_of(timing, f"cores.{core}.engines.{found.pipe}.")
+    if not costs:
+        return None
+    route, _ = max(costs.items(), key=lambda item: item[1])
+    name = route.partition(".routes.")[2] or route.partition(f"{found.pipe}.")[2]
+    what = {"FIXP": "draining L0C", "MTE1": "loading L0A and L0B"}.get(found.pipe, "moving bytes")
+    text = f"{what} is the limit ({found.pipe}, {name}): the core's own port, no shared link"
+    return Advice(text)
+
+
+def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    stall = main_stall(found.queue)
+    if stall is None:
+        return None
+    cause, cycles = stall
+    text = (
+        f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of "
+        f"the kernel and waits {percent(cycles / timing.cycles)} for {cause}"
+    )
+    return Advice(text, _explore(record, "depth", _deeper))
+
+
+def _constants_of(timing: TimingRecord, part: str) -> dict[str, float]:
+    return {c.key: c.cycles for c in timing.constants if part in c.key}
+
+
+def _smaller(value: int) -> tuple[int, ...]:
+    return (value // 4, value // 2, value)
+
+
+def _larger(value: int) -> tuple[int, ...]:
+    return (value, value * 2, value * 4)
+
+
+def _deeper(value: int) -> tuple[int, ...]:
+    return (value, value + 1, value + 2)
+
+
+def _explore(record: RunRecord, field: str, values: Callable[[int], tuple[int, ...]]) -> str:
+    """Return a command that tries values of a tiling field, if this schedule has it as a number."""
+    now = record.tiling.get(field)
+    if not isinstance(now, int):
+        return ""
+    listed = ",".join(str(value) for value in values(now) if value > 0)
+    return f"npusim explore {record.schedule} --field {field}={listed}"
+
+
+#: In the order of their precedence.
+RULES = (
+    Rule("few blocks", _few_blocks),
+    Rule("imbalance", _imbalance),
+    Rule("VECTOR", _vector),
+    Rule("CUBE", _cube),
+    Rule("link", _link),
+    Rule("transfers", _transfers),
+    Rule("waiting", _waiting),
+)

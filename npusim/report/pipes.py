@@ -1,0 +1,110 @@
+"""``pipes.csv``: pipe use of every core under the column names of the vendor's profiler.
+
+One row per core that has work, as ``PipeUtilization.csv`` of ``msprof op`` has it, so that a
+measured and a predicted file can be joined on ``block_id`` and ``sub_block_id``.  Times are of the
+core's own run (its ratios have its own cycles below the line), without the launch.  What npusim has
+no queue for (scalar time, instruction-cache misses) is left out rather than written as 0.
+
+Source: CANN documentation, msprof op, "PipeUtilization".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import NpusimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pandas as pd
+
+    from npusim.report.record import QueueRecord, RunRecord
+
+__all__ = ["PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
+
+PipeValue = str | int | float | None
+PipeColumns = dict[str, list[PipeValue]]
+
+#: What the profiler calls the pipes, where not simply their name in lower case.
+_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
+_BLOCKS = MappingProxyType({"aic": "cube", "aiv": "vector"})
+#: How the profiler's files mark a column that does not apply to a row.
+_NOT_APPLICABLE = "NA"
+
+
+def pipe_columns(record: RunRecord) -> PipeColumns:
+    """Return the columns by name, one value per core; None where a column is another core's.
+
+    There are no rows for a run without a time.
+    """
+    rows = [_row(record, group, core, queues) for (group, core), queues in _cores(record).items()]
+    names: dict[str, None] = {}
+    for kind in sorted({_kind(core) for _, core in _cores(record)}):
+        for row in rows:
+            names |= dict.fromkeys(n for n in row if n.startswith(f"{kind}_"))
+    columns = ["block_id", "sub_block_id", *names]
+    return {name: [row.get(name) for row in rows] for name in columns}
+
+
+def pipes_csv(record: RunRecord) -> str:
+    """Return the columns as CSV text, ``NA`` where a column is another core's."""
+    columns = pipe_columns(record)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for values in zip(*columns.values(), strict=True):
+        writer.writerow([_NOT_APPLICABLE if v is None else v for v in values])
+    return text.getvalue()
+
+
+def pipes_frame(record: RunRecord) -> pd.DataFrame:
+    """Return the columns as a pandas frame; raise `NpusimError` if pandas is not installed."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise NpusimError("pandas is not installed: python -m pip install pandas") from None
+    columns: dict[str, Any] = dict(pipe_columns(record))
+    return pd.DataFrame(columns)
+
+
+def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueRecord]]:
+    cores: dict[tuple[int, str], list[QueueRecord]] = {}
+    queues = () if record.timing is None else record.timing.queues
+    working = {queue.group for queue in queues if queue.operations}
+    for queue in queues:
+        if queue.group in working:
+            cores.setdefault((queue.group, queue.queue.rpartition(".")[0]), []).append(queue)
+    return cores
+
+
+def _row(
+    record: RunRecord, group: int, core: str, queues: Iterable[QueueRecord]
+) -> dict[str, PipeValue]:
+    own = list(queues)
+    kind = _kind(own[0].queue)
+    number = core[len(kind) :] or "0"
+    total = max(q.end_cycles for q in own)
+    row: dict[str, PipeValue] = {
+        "block_id": group,
+        "sub_block_id": f"{_BLOCKS.get(kind, kind)}{number}",
+        f"{kind}_time(us)": _microseconds(record, total),
+        f"{kind}_total_cycles": total,
+    }
+    for queue in own:
+        pipe = queue.queue.rpartition(".")[2]
+        name = _PIPES.get(pipe, pipe.lower())
+        row[f"{kind}_{name}_time(us)"] = _microseconds(record, queue.busy_cycles)
+        row[f"{kind}_{name}_ratio"] = round(queue.busy_cycles / total, 6) if total else 0.0
+    return row
+
+
+def _microseconds(record: RunRecord, cycles: int) -> float:
+    return round(cycles / record.device.clock_hz * 1e6, 6)
+
+
+def _kind(queue: str) -> str:
+    return queue.partition(".")[0].rstrip("0123456789")

@@ -1,0 +1,250 @@
+"""What is kept of a run: plain numbers, all that tables, comparisons and advice need.
+
+A `RunRecord` is made from a live result (`record_of`) or read back from ``result.json``; whatever
+prints or compares takes records, so that a run of last week is treated like one of this minute.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim import __version__
+
+if TYPE_CHECKING:
+    from npusim.numerics.result import NumericEvent, NumericResult
+    from npusim.run import RunResult
+    from npusim.spec.device import DeviceSpec
+    from npusim.timing.result import TimingResult
+
+__all__ = [
+    "ConstantRecord",
+    "DeviceRecord",
+    "EventRecord",
+    "NumericRecord",
+    "QueueRecord",
+    "RunRecord",
+    "TimingRecord",
+    "record_of",
+]
+
+#: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
+SHARED_LINKS = "links"
+
+# Weakest first: where two constants share the blame, the weaker one names the basis.
+_WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """The device a run was for; ``digest`` is the hash of its file's content."""
+
+    name: str
+    digest: str
+    clock_hz: float
+    group_count: int
+    link_bytes_per_s: dict[str, float]
+
+
+@dataclass(frozen=True)
+class QueueRecord:
+    """Use of one queue of one core group, in cycles."""
+
+    group: int
+    queue: str
+    busy_cycles: int
+    operations: int
+    end_cycles: int
+    stalls: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ConstantRecord:
+    """A number of the device file, and the busy cycles of all queues that rest on it."""
+
+    key: str
+    basis: str
+    cycles: float
+
+
+@dataclass(frozen=True)
+class TimingRecord:
+    """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it."""
+
+    method: str
+    cycles: int
+    latency_us: float
+    kernel_us: float
+    launch_us: float
+    operations: int
+    flops: int
+    bound_cycles: dict[str, int]
+    link_bytes: dict[str, int]
+    queues: tuple[QueueRecord, ...]
+    constants: tuple[ConstantRecord, ...]
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """The first place where something numeric happened: ``overflow`` or ``nan``."""
+
+    kind: str
+    operation: str
+    queue: str
+    phase: str
+    block: str
+    path: dict[str, int]
+    row: int
+    col: int
+
+    def __str__(self) -> str:
+        where = " ".join(f"{name}={index}" for name, index in self.path.items())
+        place = f"{self.block} {where}".strip()
+        return f"{self.kind} in {self.operation} ({place} row {self.row} col {self.col})"
+
+
+@dataclass(frozen=True)
+class NumericRecord:
+    """What the computed bits look like beside float64; None where a figure is not finite."""
+
+    sample: str
+    rmse: float | None
+    max_abs_error: float | None
+    max_ulp: int
+    ulp_histogram: dict[str, int]
+    count: int
+    nan_count: int
+    inf_count: int
+    nan_row_fraction: float
+    overflow_counts: dict[str, int]
+    nan_counts: dict[str, int]
+    first_events: tuple[EventRecord, ...]
+    arithmetic: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run; the keys of ``result.json`` are these fields.
+
+    ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
+    computed.
+    """
+
+    npusim_version: str
+    name: str
+    schedule: str
+    precision: str
+    formats: dict[str, str]
+    workload: str
+    problem: dict[str, object]
+    tiling: dict[str, object]
+    device: DeviceRecord
+    timing: TimingRecord | None
+    numerics: NumericRecord | None
+    notes: tuple[str, ...]
+
+
+def record_of(result: RunResult) -> RunRecord:
+    """Return what is kept of ``result``."""
+    return RunRecord(
+        npusim_version=__version__,
+        name=result.name,
+        schedule=result.schedule,
+        precision=result.precision,
+        formats=dict(result.formats),
+        workload=result.workload,
+        problem=result.problem.model_dump(mode="json"),
+        tiling=result.tiling.model_dump(mode="json"),
+        device=_device(result.device),
+        timing=None if result.timing is None else _timing(result, result.timing),
+        numerics=None if result.numerics is None else _numerics(result.numerics),
+        notes=tuple(result.notes),
+    )
+
+
+def _device(device: DeviceSpec) -> DeviceRecord:
+    return DeviceRecord(
+        name=device.name,
+        digest=device.digest(),
+        clock_hz=float(device.clock_hz.value),
+        group_count=device.group_count.value,
+        link_bytes_per_s={
+            name: float((link.mixed_bytes_per_s or link.bytes_per_s).value)
+            for name, link in device.links.items()
+        },
+    )
+
+
+def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
+    queues = tuple(
+        QueueRecord(group, u.name, u.busy_cycles, u.operations, u.end_cycles, dict(u.stalls))
+        for group, uses in enumerate(timing.queues)
+        for u in uses
+    )
+    return TimingRecord(
+        method=timing.method,
+        cycles=timing.cycles,
+        latency_us=timing.latency_s * 1e6,
+        kernel_us=timing.cycles / timing.clock_hz * 1e6,
+        launch_us=timing.launch_s * 1e6,
+        operations=timing.operations,
+        flops=result.program.flops,
+        bound_cycles=dict(timing.bound_cycles),
+        link_bytes=dict(timing.link_bytes),
+        queues=queues,
+        constants=_constants(result.device, timing, sum(q.busy_cycles for q in queues)),
+    )
+
+
+def _constants(
+    device: DeviceSpec, timing: TimingResult, busy_cycles: int
+) -> tuple[ConstantRecord, ...]:
+    """Return the constants behind the busy cycles, the largest share first."""
+    basis = {key: fact.basis for key, fact in device.facts()}
+    found = [
+        ConstantRecord(key, basis.get(key, "unknown"), cycles)
+        for key, cycles in timing.term_cycles.items()
+    ]
+    stretched = busy_cycles - sum(c.cycles for c in found)
+    if stretched > 0:
+        of_links = {basis.get(f"links.{name}.bytes_per_s") for name in device.links}
+        weakest = next((b for b in _WEAKEST_FIRST if b in of_links), "unknown")
+        found.append(ConstantRecord(SHARED_LINKS, weakest, stretched))
+    return tuple(sorted(found, key=lambda c: (-c.cycles, c.key)))
+
+
+def _numerics(numerics: NumericResult) -> NumericRecord:
+    error = numerics.error
+    return NumericRecord(
+        sample=numerics.sample,
+        rmse=_finite(error.rmse),
+        max_abs_error=_finite(error.max_abs_error),
+        max_ulp=int(error.max_ulp),
+        ulp_histogram=dict(error.ulp_histogram),
+        count=int(error.count),
+        nan_count=int(error.nan_count),
+        inf_count=int(error.inf_count),
+        nan_row_fraction=float(error.nan_row_fraction),
+        overflow_counts=dict(numerics.overflow_counts),
+        nan_counts=dict(numerics.nan_counts),
+        first_events=tuple(_event(event) for event in numerics.first_events),
+        arithmetic=dict(numerics.arithmetic),
+    )
+
+
+def _event(event: NumericEvent) -> EventRecord:
+    return EventRecord(
+        kind=event.kind,
+        operation=event.operation,
+        queue=event.queue,
+        phase=event.phase,
+        block=event.block,
+        path=dict(event.path),
+        row=event.row,
+        col=event.col,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,226 @@
+"""The table of a run: time, what bounds it, pipes, links, numerics, provenance, advice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.report.advice import BOUND_SHARE, advise
+from npusim.report.bottleneck import (
+    basis_shares,
+    bottleneck,
+    deciding_group,
+    group_ends,
+    main_stall,
+    queues_of,
+)
+from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
+from npusim.report.tracks import track_of
+from npusim.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from npusim.report.record import QueueRecord, RunRecord, TimingRecord
+
+__all__ = ["problem_text", "run_table", "tiling_text"]
+
+Fact = tuple[str, tuple[Cell, ...]]
+
+_WEAK_BASES = ("assumed", "fitted", "unknown")
+#: Constants on weak evidence that are named one by one, largest first.
+_NAMED_CONSTANTS = 2
+
+
+def run_table(record: RunRecord) -> tuple[Block, ...]:
+    """Return the table that ``npusim run`` prints."""
+    timing = record.timing
+    blocks: list[Block] = [_heading(record)]
+    after = _numerics(record)
+    if timing is None:
+        blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
+    else:
+        blocks.append(Facts((*_inputs(record), *_time(timing))))
+        blocks += [_pipes(timing), _links(record, timing)]
+        after += _constants(timing)
+    advice = advise(record)
+    if advice is not None:
+        tries = (Cell(f"try: {advice.command}", "good"),) if advice.command else ()
+        after.append(("advice", (Cell(advice.text, "good"), *tries)))
+    blocks.append(Facts(tuple(after)))
+    return tuple(blocks)
+
+
+def problem_text(problem: dict[str, object]) -> str:
+    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``."""
+    p = problem
+    heads = f"N{p['heads']}" if p["heads"] == p["kv_heads"] else f"N{p['heads']}/{p['kv_heads']}"
+    seq = f"S{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"S{p['seq_q']}x{p['seq_kv']}"
+    dim = f"d{p['head_dim']}"
+    if p["value_head_dim"] != p["head_dim"]:
+        dim += f"/{p['value_head_dim']}"
+    mask = "causal" if p["causal"] else "full"
+    return f"B{p['batch']} {heads} {seq} {dim} {mask} {p['dtype']}"
+
+
+def tiling_text(tiling: dict[str, object]) -> str:
+    """Return tiling fields as they are typed, without those left to the schedule."""
+    return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
+
+
+def _heading(record: RunRecord) -> Heading:
+    return Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
+
+
+def _inputs(record: RunRecord) -> tuple[Fact, ...]:
+    device = record.device
+    return (
+        ("problem", cells(f"{record.workload}: {problem_text(record.problem)}")),
+        (
+            "device",
+            cells(
+                f"{device.group_count} core groups at {device.clock_hz / 1e9:.2f} GHz, "
+                f"file {device.digest}"
+            ),
+        ),
+        ("tiling", cells(tiling_text(record.tiling))),
+    )
+
+
+def _time(timing: TimingRecord) -> tuple[Fact, ...]:
+    tflops = timing.flops / timing.latency_us / 1e6
+    latency = (
+        f"{format_duration(timing.latency_us * 1e-6)} = kernel "
+        f"{format_duration(timing.kernel_us * 1e-6)} + launch "
+        f"{format_duration(timing.launch_us * 1e-6)}   ({tflops:.1f} TFLOP/s)"
+    )
+    cycles = (
+        f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {timing.method})"
+    )
+    rows: list[Fact] = [("latency", cells(latency)), ("cycles", cells(cycles))]
+    if timing.bound_cycles:
+        unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1])
+        share = percent(least / timing.cycles) if timing.cycles else "-"
+        style: Style = "bad" if least > timing.cycles else ""
+        text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
+        rows.append(("bound", (Cell(text, style),)))
+    rows.append(("bound by", cells(_bound_by(timing))))
+    return tuple(rows)
+
+
+def _bound_by(timing: TimingRecord) -> str:
+    found = bottleneck(timing)
+    if found is None:
+        return "nothing ran"
+    track = track_of(found.queue.group, found.queue.queue)
+    busy = f"{track.pipe} of {track.core}, busy {percent(found.busy_share)}"
+    if found.busy_share < BOUND_SHARE:
+        return f"waiting; busiest is {busy}"
+    return busy
+
+
+def _pipes(timing: TimingRecord) -> Grid:
+    group = deciding_group(timing)
+    rows: list[tuple[Cell, ...]] = []
+    twins = _twins(queues_of(timing, group))
+    shown = ""
+    for queue, names in twins:
+        track = track_of(group, queue.queue)
+        core = ", ".join([track.core, *names])
+        rows.append(_pipe_row(timing, queue, core if core != shown else "", track.pipe))
+        shown = core
+    header = (_pipes_title(timing), "pipe", "busy", "operations", "waits most for", "share")
+    return Grid(header, "<<>><>", tuple(rows))
+
+
+def _pipes_title(timing: TimingRecord) -> str:
+    ends = group_ends(timing)
+    return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
+
+
+def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]]]:
+    """Return the queues without cores that did the same as the one before them, and their names."""
+    cores: dict[str, list[QueueRecord]] = {}
+    for queue in queues:
+        cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
+    kept: list[tuple[list[QueueRecord], list[str]]] = []
+    for core, own in cores.items():
+        if kept and _same_use(kept[-1][0], own):
+            kept[-1][1].append(core.rpartition(".")[2])
+        else:
+            kept.append((own, []))
+    return [(queue, names) for own, names in kept for queue in own]
+
+
+def _same_use(a: list[QueueRecord], b: list[QueueRecord]) -> bool:
+    def use(queue: QueueRecord) -> tuple[object, ...]:
+        pipe = queue.queue.rpartition(".")[2]
+        return pipe, queue.busy_cycles, queue.operations, queue.end_cycles, queue.stalls
+
+    return [use(q) for q in a] == [use(q) for q in b]
+
+
+def _pipe_row(timing: TimingRecord, queue: QueueRecord, core: str, pipe: str) -> tuple[Cell, ...]:
+    total = max(1, timing.cycles)
+    found = bottleneck(timing)
+    is_bound = found is not None and found.queue == queue and found.busy_share >= BOUND_SHARE
+    stall = main_stall(queue)
+    cause, share = ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
+    return (
+        Cell(core),
+        Cell(pipe),
+        Cell(percent(queue.busy_cycles / total), "warn" if is_bound else ""),
+        Cell(whole(queue.operations)),
+        Cell(cause),
+        Cell(share),
+    )
+
+
+def _links(record: RunRecord, timing: TimingRecord) -> Grid:
+    seconds = timing.kernel_us * 1e-6
+    rows = []
+    for name, size in timing.link_bytes.items():
+        rate = size / seconds if seconds else 0.0
+        share = rate / record.device.link_bytes_per_s[name]
+        rows.append(cells(name, format_bytes(size), f"{rate / 1e9:,.0f} GB/s", percent(share)))
+    return Grid(("link", "bytes", "achieved", "of its bandwidth"), "<>>>", tuple(rows))
+
+
+def _numerics(record: RunRecord) -> list[Fact]:
+    bits = record.numerics
+    if bits is None:
+        return [("numerics", cells("not computed"))]
+    overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
+    bad = overflow or nan or bits.nan_count or bits.inf_count
+    error = (
+        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   "
+        f"max ULP {whole(bits.max_ulp)}"
+    )
+    events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
+    if bits.nan_count or bits.inf_count:
+        events += (
+            f"   in the output: {whole(bits.nan_count)} NaN "
+            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
+        )
+    rows = [Cell(f"{error}   {events}", "bad" if bad else "")]
+    rows += [Cell(f"first {event}", "bad") for event in bits.first_events]
+    rows.append(Cell(f"against float64 on {bits.sample}"))
+    found = [("numerics", tuple(rows))]
+    if bits.arithmetic:
+        units = ", ".join(f"{name} ({evidence})" for name, evidence in bits.arithmetic.items())
+        weak = "assumed" in bits.arithmetic.values()
+        found.append(("arithmetic", (Cell(units, "warn" if weak else ""),)))
+    return found
+
+
+def _constants(timing: TimingRecord) -> list[Fact]:
+    shares = basis_shares(timing)
+    if not shares:
+        return []
+    text = ", ".join(f"{basis} {percent(share)}" for basis, share in shares.items())
+    rows = [Cell(f"{text} of busy cycles")]
+    total = sum(c.cycles for c in timing.constants)
+    weak = [c for c in timing.constants if c.basis in _WEAK_BASES][:_NAMED_CONSTANTS]
+    rows += [Cell(f"{c.basis}: {c.key}, {percent(c.cycles / total)}", "dim") for c in weak]
+    return [("constants", tuple(rows))]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2e}"

@@ -1,0 +1,108 @@
+"""FP8 attention: P cast to E4M3, with the choices of scale, key order and accumulator of real kernels.
+
+The presets follow the kernels' sources where they were seen (papers.md section 1.5; for
+``trtllm_xqa`` and ``sage2`` only the P-Cast paper's Table 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.errors import TilingError
+from npusim.schedules.ascend_attention import AscendAttentionTiling, slice_rows
+from npusim.schedules.attention_program import ascend_program, gpu_program
+from npusim.schedules.registry import Schedule
+from npusim.schedules.steps.fp8 import E4M3, E4M3_MAX, Fp8Precision, fp8_steps, widened
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+
+
+class GpuFp8Tiling(Tiling):
+    """Tiling fields of FP8 attention on a GPU."""
+
+    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
+
+
+class Fp8Tiling(Tiling):
+    """Tiling fields of the same steps on Ascend, where the product reads the cast P as float16."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+    )
+    depth: int = Field(default=2, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V")
+
+
+PRESETS = (
+    Fp8Precision("hpc_ops_s1"),
+    Fp8Precision("hpc_ops", scale=256.0),
+    Fp8Precision("fa3", scale=256.0, fold=True, is_reverse=True, accumulate="chained"),
+    Fp8Precision("flashinfer", scale=E4M3_MAX, is_reverse=True, accumulate="chained"),
+    Fp8Precision("trtllm_xqa", scale=E4M3_MAX, accumulate="chained"),
+    Fp8Precision("sage2", scale=E4M3_MAX),
+)
+#: On a GPU powers of two come from a polynomial, as FlashAttention-4 computes them.
+GPU_PRECISIONS = MappingProxyType({p.name: replace(p, exp_variant="exp2.exp2p") for p in PRESETS})
+#: The 910B has no path for a chained P V, and its vector unit its own order of sums.
+ASCEND_PRECISIONS = MappingProxyType(
+    {p.name: replace(p, accumulate="fresh", sum_order="vector_lanes", output="float16") for p in PRESETS}
+)
+
+
+def _check(precision: Fp8Precision) -> tuple[str, ...]:
+    """Return warnings about the scale; raise `TilingError` for one that is none."""
+    if not 0 < precision.scale < float("inf"):
+        raise TilingError(f"scale: {precision.scale} of P must be positive and finite")
+    if precision.scale > E4M3_MAX:
+        return (
+            f"saturation: P reaches {precision.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it",
+        )
+    return ()
+
+
+def build_on_gpu(
+    problem: Problem, tiling: GpuFp8Tiling, device: DeviceSpec, precision: Fp8Precision
+) -> TileProgram:
+    """Return FP8 attention of ``problem`` for one GPU: E4M3 inputs, E4M3 P, float32 out."""
+    warnings = _check(precision)
+    if problem.dtype != E4M3:
+        raise TilingError(f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}")
+    steps = fp8_steps(precision, problem.scale, is_masked=problem.causal)
+    program = gpu_program(
+        "fp8_attention", device, problem, steps, tiling.block_q, tiling.block_kv, is_reverse=precision.is_reverse
+    )
+    return replace(program, notes=(*program.notes, *warnings))
+
+
+def build_on_ascend(
+    problem: Problem, tiling: Fp8Tiling, device: DeviceSpec, precision: Fp8Precision
+) -> TileProgram:
+    """Return the same steps on Ascend: a study of P's cast, its product in the inputs' format."""
+    warnings = _check(precision)
+    steps = fp8_steps(widened(precision, problem.dtype), problem.scale, is_masked=problem.causal)
+    mapping = AscendAttentionTiling(
+        tiling.block_q, tiling.block_kv, slice_rows(tiling.vector_rows, tiling.block_kv), tiling.depth
+    )
+    program = ascend_program("fp8_attention", device, problem, steps, mapping, is_reverse=precision.is_reverse)
+    study = (
+        f"{device.name} has no FP8 matrix unit: P is cast to E4M3 and multiplied as {problem.dtype}; "
+        "a study of numerics, its time that of no real kernel"
+    )
+    return replace(program, notes=(*program.notes, study, *warnings))
+
+
+SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"
+ASCEND = Schedule(
+    name="fp8_attention", family="ascend", summary=SUMMARY, tiling=Fp8Tiling, precisions=ASCEND_PRECISIONS,
+    default_precision="hpc_ops", causal=False, build=build_on_ascend,
+)  # fmt: skip
+GPU = replace(ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu)
+SCHEDULES = (ASCEND, GPU)

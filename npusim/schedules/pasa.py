@@ -1,0 +1,128 @@
+"""PASA: online pseudo-average shifting attention, all in float16 (PASA, Algorithm 1).
+
+Phase one multiplies every block of keys by the shifting matrix M; phase two is FlashAttention's
+loop over the shifted keys, with steps that undo the shift exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import TilingError
+from npusim.ir.tile import GlobalTensor
+from npusim.schedules.ascend_attention import AscendAttentionTiling, slice_rows
+from npusim.schedules.attention_program import Group, ascend_program, gpu_program
+from npusim.schedules.attention_tensors import attention_tensors
+from npusim.schedules.registry import Schedule
+from npusim.schedules.shift_keys import ShiftedKeys
+from npusim.schedules.steps.pasa import PasaPrecision, ShiftingMatrix, for_inputs, optimal_beta, pasa_steps
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.schedules.steps.attention import AttentionSteps
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+
+
+class PasaTiling(Tiling):
+    """Tiling fields and options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=128, ge=16, le=256, multiple_of=16, description="keys of a block (PASA 2.1: <= 256)")
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+    )
+    depth: int = Field(default=2, ge=0, le=14, description="tiles that Q K'^T and softmax run ahead of P V")
+    # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
+    beta: float = Field(default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1")
+    optimise: bool = Field(default=False, description="move beta to the optimum next to it (equation 20)")
+    correction: Literal["rounded", "ideal"] = Field(
+        default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
+    )
+    scale_in: Literal["matrix", "scores"] = Field(
+        default="matrix", description="where 1/sqrt(d) goes: into M, or onto S' after its float16 store"
+    )
+
+
+class GpuPasaTiling(PasaTiling):
+    """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
+
+    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
+
+
+PRECISIONS = MappingProxyType(
+    {
+        "fp16_mean": PasaPrecision("fp16_mean"),
+        "fp32_mean": PasaPrecision("fp32_mean", mean="float32"),
+        "fixed_reference": PasaPrecision("fixed_reference", is_fixed_reference=True),
+    }
+)
+
+
+class Pasa:
+    """Steps and shifted keys of one problem, for either mapping."""
+
+    def __init__(self, problem: Problem, tiling: PasaTiling, precision: PasaPrecision) -> None:
+        if tiling.beta >= 1:
+            raise TilingError(f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)")
+        self.problem, self.tiling = problem, tiling
+        n = min(tiling.block_kv, problem.seq_kv)
+        beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta
+        alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
+        self.steps: AttentionSteps = pasa_steps(
+            for_inputs(precision, problem.dtype), beta, alpha_in_matrix=alpha,
+            scale=None if tiling.scale_in == "matrix" else problem.scale,
+            is_ideal=tiling.correction == "ideal",
+        )  # fmt: skip
+        lengths = {n, problem.seq_kv % n or n}
+        matrices = {length: ShiftingMatrix(length, beta, alpha) for length in sorted(lengths)}
+        self.constants = {f"M{length}": m.values for length, m in matrices.items()}
+        plain = attention_tensors(problem, precision.output)
+        shifted = replace(plain.k, name="k_shifted", fmt="float16", role="workspace")
+        self.tensors = replace(plain, k=shifted)
+        self.keys = ShiftedKeys(
+            plain.k, shifted,
+            {n: GlobalTensor(f"M{n}", 1, 1, n, n, plain.k.fmt, "constant") for n in matrices},
+        )  # fmt: skip
+
+    def before(self, group: Group) -> tuple[Phase, ...]:
+        """Return the phase that shifts the keys."""
+        return (self.keys.phase(self.problem, self.tiling.block_kv, group, self.steps.arithmetic),)
+
+    def complete(self, program: TileProgram) -> TileProgram:
+        """Return the program with M among its tensors."""
+        tensors = {**program.tensors, **{t.name: t for t in self.keys.matrices.values()}}
+        return replace(program, tensors=tensors, constants={**program.constants, **self.constants})
+
+
+def build_on_ascend(
+    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
+) -> TileProgram:
+    """Return PASA of ``problem`` as a tile program for one Ascend device."""
+    pasa = Pasa(problem, tiling, precision)
+    rows = slice_rows(tiling.vector_rows, tiling.block_kv)
+    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
+    build = partial(ascend_program, "pasa", device, problem, pasa.steps, mapping)
+    return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
+
+
+def build_on_gpu(
+    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
+) -> TileProgram:
+    """Return PASA of ``problem`` as a tile program for one GPU, values only."""
+    pasa = Pasa(problem, tiling, precision)
+    build = partial(gpu_program, "pasa", device, problem, pasa.steps, tiling.block_q, tiling.block_kv)
+    return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
+
+
+SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
+ASCEND = Schedule(
+    name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
+    default_precision="fp16_mean", causal=False, build=build_on_ascend,
+)  # fmt: skip
+SCHEDULES = (ASCEND, replace(ASCEND, family="nvidia", tiling=GpuPasaTiling, build=build_on_gpu))

@@ -1,0 +1,129 @@
+"""The fast kernels, the scalar kernels and the plain integers agree on every unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
+from npusim.formats.matmul import matmul_on_path
+from npusim.formats.mma_reference import matmul_reference
+
+from .families import FAMILIES, operands
+
+UNITS = sorted(ARITHMETICS)
+
+
+def patterns(array: Any, unit: Any) -> Any:
+    return array.view(unit.acc.bits_dtype)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_kernels_and_integers_agree_on_every_family(name: str) -> None:
+    unit = get_arithmetic(name)
+    depth = 2 * unit.k if unit.k > 1 else 6
+    for family in FAMILIES:
+        a, b, c = operands(family, unit, (5, depth, 20), 1)
+        fast = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast"), unit)
+        slow = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="scalar"), unit)
+        np.testing.assert_array_equal(fast, slow, err_msg=family)
+        exact = matmul_reference(a[:2], b[:, :3], c[:2, :3], arithmetic=unit)
+        np.testing.assert_array_equal(fast[:2, :3], patterns(exact, unit), err_msg=family)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(UNITS),
+    family=st.sampled_from(FAMILIES),
+    seed=st.integers(0, 2**32 - 1),
+    blocks=st.integers(1, 3),
+)
+def test_kernels_and_integers_agree_on_any_seed(
+    name: str, family: str, seed: int, blocks: int
+) -> None:
+    unit = get_arithmetic(name)
+    a, b, c = operands(family, unit, (2, blocks * unit.k, 3), seed)
+    fast = matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast")
+    exact = matmul_reference(a, b, c, arithmetic=unit)
+    np.testing.assert_array_equal(patterns(fast, unit), patterns(exact, unit))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zero_exponent": -126},
+        {"min_alignment_exponent": None},
+        {"fraction_bits": 35},
+        {"rounding": "nearest_even"},
+        {"k": 12, "block": 6},
+        {"kept_fraction_bits": 20},
+        {"k": 32, "index_groups": (tuple(range(0, 32, 2)), tuple(range(1, 32, 2)))},
+        {"c_mode": "late"},
+    ],
+    ids=str,
+)
+def test_units_outside_the_registry_agree_too(change: dict[str, Any]) -> None:
+    unit = replace(get_arithmetic("hopper.mma.k16.f16.f32"), **change)
+    for family in FAMILIES:
+        a, b, c = operands(family, unit, (3, 2 * unit.k, 17), 4)
+        fast = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast"), unit)
+        exact = matmul_reference(a[:1], b[:, :4], c[:1, :4], arithmetic=unit)
+        np.testing.assert_array_equal(fast[:1, :4], patterns(exact, unit), err_msg=family)
+
+
+@pytest.mark.parametrize("name", ["ascend.cube.k16.f16.f32", "ascend.cube.k16.bf16.f32"])
+def test_ascend_cube_is_the_exact_block_sum(name: str) -> None:
+    """Independent oracle: Fractions, and numpy's float64 -> float32 rounding of the exact sum."""
+    unit = get_arithmetic(name)
+    rng = np.random.default_rng(6)
+    a, b = (cast(rng.integers(-40, 40, shape) / 8.0, unit.a) for shape in ((4, 16), (16, 4)))
+    got = matmul(a, b, arithmetic=unit)
+    for i, j in np.ndindex(4, 4):
+        total = sum(Fraction(float(a[i, k])) * Fraction(float(b[k, j])) for k in range(16))
+        assert got[i, j] == np.float32(float(total))  # small integers over 64: exact in float64
+
+
+def test_exact_kernel_settles_ties_by_the_scalar_path() -> None:
+    # 2**24 + 1 is a tie of float32 (to 2**24); one more product of 2**-20 must round it up.
+    a = np.zeros((1, 16), np.float16)
+    b = np.zeros((16, 64), np.float16)
+    a[0, :3] = 4096, 1, 2.0**-10
+    b[0], b[1] = 4096, 1
+    b[2, ::2] = 2.0**-10
+    unit = get_arithmetic("ascend.cube.k16.f16.f32")
+    got = matmul_on_path(a, b, None, arithmetic=unit, threads=1, path="fast")
+    assert got[0, :2].tolist() == [2.0**24 + 2, 2.0**24]
+
+
+def test_truncation_drops_what_a_large_term_pushes_out() -> None:
+    # F = 24: aligned to 2**10 the unit is 2**-14; 2**-15 is dropped, even 16 times.
+    a = np.full((1, 8), 2.0**-8, np.float16)
+    b = np.full((8, 1), 2.0**-7, np.float16)
+    a[0, 0], b[0, 0] = 32, 32
+    got = matmul(a, b, arithmetic="ampere.mma.k8.f16.f32")
+    assert got.item() == 1024.0
+
+
+def test_wgmma_fp8_keeps_thirteen_fraction_bits() -> None:
+    # 1 + 2**-13 survives in E8M13, 1 + 2**-14 does not (DeepSeek's "14 bits").
+    a = np.zeros((1, 32), cast([0], "float8_e4m3fn").dtype)
+    b = np.zeros((32, 2), a.dtype)
+    a[0, :2] = cast([1.0, 2.0**-6], "float8_e4m3fn")
+    b[0] = 1
+    b[1] = cast([2.0**-7, 2.0**-8], "float8_e4m3fn")
+    got = matmul(a, b, arithmetic="hopper.wgmma.k32.e4m3.f32")
+    assert got.tolist() == [[1 + 2.0**-13, 1.0]]
+
+
+def test_float16_accumulator_rounds_directly() -> None:
+    # 2049 + 2**-10: through float32 (exact here) to float16 2050 is right; a tie would give 2048.
+    a = np.zeros((1, 4), np.float16)
+    b = np.ones((4, 1), np.float16)
+    a[0] = 2048, 1, 2.0**-10, 0
+    assert matmul(a, b, arithmetic="volta.mma.k4.f16.f16").item() == 2050.0

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npusim.errors import FormatError
+from npusim.formats import cast, get_format, reduce_max, reduce_sum
+from npusim.formats.reference import operation_reference
+
+NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "tf32", "float64")
+
+
+def rows_of(name: str, shape: tuple[int, ...], seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return cast(rng.standard_normal(shape) * 3, name)
+
+
+def _add(x: int, y: int, name: str) -> int:
+    return operation_reference("add", x, y, get_format(name))
+
+
+def _sequential(row: list[int], name: str) -> int:
+    total = row[0]
+    for item in row[1:]:
+        total = _add(total, item, name)
+    return total
+
+
+def _halves(row: list[int], name: str) -> int:
+    while len(row) > 1:
+        half = (len(row) + 1) // 2
+        row = [_add(row[i], row[i + half], name) if i + half < len(row) else row[i] for i in range(half)]
+    return row[0]
+
+
+def _lanes(row: list[int], name: str) -> int:
+    width = 32 // get_format(name).size_bytes
+    while len(row) > 1:
+        row = [_block(row[i : i + width], width, name) for i in range(0, len(row), width)]
+    return row[0]
+
+
+def _block(row: list[int], width: int, name: str) -> int:
+    """A tree of halves over the lanes of a block; lanes without data take no part."""
+    lanes: list[int | None] = [*row, *[None] * (width - len(row))]
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        pairs = [(lanes[i], lanes[i + half]) for i in range(half)]
+        lanes = [x if y is None else _add(x, y, name) for x, y in pairs]  # type: ignore[arg-type]
+    return lanes[0]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 16, 33, 128])
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_equal_their_scalar_twins(name: str, count: int) -> None:
+    fmt = get_format(name)
+    x = rows_of(name, (3, count), count)
+    rows = x.view(fmt.bits_dtype).tolist()
+    for order, twin in (
+        ("sequential", _sequential),
+        ("tree_halves", _halves),
+        ("vector_lanes", _lanes),
+    ):
+        got = reduce_sum(x, name, order).view(fmt.bits_dtype).tolist()  # type: ignore[arg-type]
+        assert got == [twin(row, name) for row in rows], order
+
+
+def test_tree_of_128_pairs_i_with_i_plus_64() -> None:
+    # 2**11 at 0 and 64 halves of 1: only a tree that first adds i and i + 64 keeps the ones.
+    x = np.zeros((1, 128), np.float16)
+    x[0, 0] = 2048
+    x[0, 1] = x[0, 65] = 1
+    # (x1 + x65) = 2, then 2048 + 2 = 2050 exactly; left to right each 1 is lost.
+    assert reduce_sum(x, "float16", "tree_halves").tolist() == [2050.0]
+    assert reduce_sum(x, "float16").tolist() == [2048.0]
+
+
+def test_start_comes_first_in_a_sequence_and_last_in_a_tree() -> None:
+    x = np.array([[1.0, 1.0]], np.float16)
+    start = np.array([2048.0], np.float16)
+    # (2048 + 1) + 1 = 2048 twice rounded; 2048 + (1 + 1) = 2050.
+    assert reduce_sum(x, "float16", start=start).tolist() == [2048.0]
+    assert reduce_sum(x, "float16", "tree_halves", start=start).tolist() == [2050.0]
+    assert reduce_sum(x, "float16", "vector_lanes", start=2048.0).tolist() == [2050.0]
+
+
+def test_sequential_sum_is_not_numpys() -> None:
+    assert reduce_sum(np.ones(5000, np.float16), "float16").item() == 2048.0
+
+
+def test_sums_keep_signed_zero_and_ieee_specials() -> None:
+    x = np.array([[-0.0, -0.0], [np.inf, 1.0], [np.inf, -np.inf]], np.float16)
+    for order in ("sequential", "tree_halves", "vector_lanes"):
+        got = reduce_sum(x, "float16", order).view(np.uint16).tolist()  # type: ignore[arg-type]
+        assert got == [0x8000, 0x7C00, 0x7FFF], order
+
+
+def test_leading_axes_and_strided_input() -> None:
+    x = rows_of("float32", (4, 5, 6), 1).transpose(1, 2, 0)
+    got = reduce_sum(x, "float32")
+    assert got.shape == (5, 6)
+    np.testing.assert_array_equal(got, reduce_sum(np.ascontiguousarray(x), "float32"))
+    assert reduce_max(x, "float32").shape == (5, 6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_max_is_the_largest_number(name: str) -> None:
+    x = rows_of(name, (5, 37), 9)
+    assert reduce_max(x, name).astype(float).tolist() == x.astype(float).max(axis=-1).tolist()
+
+
+def test_max_ignores_nan_and_orders_zeros() -> None:
+    x = np.array([[np.nan, -np.inf], [np.nan, np.nan], [-0.0, 0.0], [0.0, -0.0]], np.float32)
+    assert reduce_max(x, "float32").view(np.uint32).tolist() == [0xFF800000, 0x7FFFFFFF, 0, 0]
+    start = np.array([1.0, 2.0, -1.0, np.nan], np.float32)
+    assert reduce_max(x, "float32", start=start).tolist() == [1.0, 2.0, 0.0, 0.0]
+
+
+def test_nothing_to_reduce_needs_a_start() -> None:
+    empty = np.empty((2, 0), np.float16)
+    with pytest.raises(FormatError, match="needs a start value"):
+        reduce_sum(empty, "float16")
+    assert reduce_sum(empty, "float16", start=3.0).tolist() == [3.0, 3.0]
+    assert reduce_max(empty, "float16", start=np.float16(-1)).tolist() == [-1.0, -1.0]
+
+
+def test_bad_arguments_are_refused() -> None:
+    x = np.ones((2, 4), np.float16)
+    with pytest.raises(FormatError, match="unknown reduction order 'pairwise'"):
+        reduce_sum(x, "float16", "pairwise")  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="does not fit results of shape"):
+        reduce_sum(x, "float16", start=np.zeros(3, np.float16))
+    with pytest.raises(FormatError, match="float32 needs float32"):
+        reduce_sum(x, "float32")
+    with pytest.raises(FormatError, match="at least one axis"):
+        reduce_sum(np.float16(1), "float16")

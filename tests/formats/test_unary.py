@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npusim import formats
+from npusim.errors import FormatError
+from npusim.formats import VARIANTS, get_format
+from npusim.formats.exact import function_value
+from npusim.formats.exponential import RELATIVE_ERROR
+from npusim.formats.reference import decode, encode, fma_reference
+from npusim.formats.unary import FUNCTIONS, unary_table
+
+CALLS = {name: getattr(formats, name) for name in FUNCTIONS}
+SMALL = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+#: Value at -Inf, -0, +0 and +Inf of each function (IEEE 754-2019 §9.2.1); nan = invalid.
+LIMITS: dict[str, tuple[float, float, float, float]] = {
+    "exp": (0.0, 1.0, 1.0, math.inf),
+    "exp2": (0.0, 1.0, 1.0, math.inf),
+    "log": (math.nan, -math.inf, -math.inf, math.inf),
+    "log2": (math.nan, -math.inf, -math.inf, math.inf),
+    "rcp": (-0.0, -math.inf, math.inf, 0.0),
+    "rsqrt": (math.nan, -math.inf, math.inf, 0.0),
+    "tanh": (-1.0, -0.0, 0.0, 1.0),
+}
+
+
+def oracle(name: str, pattern: int, fmt: formats.FloatFormat) -> int | None:
+    """The correctly rounded pattern by exact arithmetic; None where no real value exists."""
+    number = decode(pattern, fmt)
+    if not number.is_finite or (number.significand == 0 and name in ("rcp", "rsqrt")):
+        return None
+    x = number.value
+    if x <= 0 and name in ("log", "log2", "rsqrt"):
+        return None
+    # Beyond these both a float32 and the exact value are 0 or Inf; decimal need not be asked.
+    limited = max(min(x, Fraction(500)), Fraction(-500)) if name in ("exp", "exp2") else x
+    value = function_value(name, limited)
+    return encode(value, value < 0 or (value == 0 and number.is_negative), fmt)
+
+
+def check_patterns(name: str, patterns: Any, fmt: formats.FloatFormat) -> None:
+    x = patterns.astype(fmt.bits_dtype).view(fmt.dtype)
+    got = CALLS[name](x, fmt).view(fmt.bits_dtype).tolist()
+    for pattern, result in zip(patterns.tolist(), got, strict=True):
+        wanted = oracle(name, pattern, fmt)
+        if wanted is not None:
+            assert result == wanted, f"{name}({pattern:#x})"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("fmt", SMALL)
+def test_small_formats_are_correctly_rounded(fmt: str, name: str) -> None:
+    target = get_format(fmt)
+    step = 1 if target.bits == 8 else 97
+    check_patterns(name, np.arange(5 % step, 1 << target.bits, step), target)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("fmt", ["float16", "bfloat16"])
+def test_all_16_bit_inputs_are_correctly_rounded(fmt: str, name: str) -> None:
+    check_patterns(name, np.arange(1 << 16), get_format(fmt))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float32_is_correctly_rounded(name: str) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(150) * 2.0 ** rng.integers(-20, 7, 150)
+    x = np.abs(x) if name in ("log", "log2", "rsqrt") else x
+    patterns = np.concatenate((x.astype(np.float32).view(np.uint32), rng.integers(0, 2**32, 50)))
+    check_patterns(name, patterns.astype(np.int64), get_format("float32"))
+
+
+def test_undecided_float32_inputs_take_the_exact_way() -> None:
+    """Inputs whose exp lies within the error bound of a rounding boundary (found by search)."""
+    from npusim.formats import elementwise_kernels
+
+    # Tiny arguments: exp(x) = 1 + x + ... is next to the tie 1 + 2**-24 at x = 2**-24.
+    near = np.float32(2.0**-24).view(np.uint32) + np.arange(-2, 3, dtype=np.int64)
+    x = near.astype(np.uint32).view(np.float32)
+    undecided, out = np.empty(5, np.bool_), np.empty(5, np.float32)
+    elementwise_kernels.exp_float32(x, out, undecided, False)
+    assert undecided[2]
+    check_patterns("exp", near, get_format("float32"))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("fmt", [*SMALL, "float32", "tf32", "float64"])
+def test_limits_are_ieee(fmt: str, name: str) -> None:
+    target = get_format(fmt)
+    x = formats.cast(np.array([-math.inf, -0.0, 0.0, math.inf, math.nan]), target)
+    got = CALLS[name](x, target)
+    wanted = formats.cast(np.array([*LIMITS[name], math.nan]), target)
+    if not target.has_infinity:  # float8_e4m3fn: an Inf operand is NaN already
+        wanted[0] = wanted[3] = wanted[4]
+    np.testing.assert_array_equal(np.isnan(got.astype(float)), np.isnan(wanted.astype(float)))
+    is_number = ~np.isnan(wanted.astype(float))
+    bits = target.bits_dtype
+    np.testing.assert_array_equal(got[is_number].view(bits), wanted[is_number].view(bits))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float64_evaluation_keeps_its_error_bound(name: str) -> None:
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal(200) * 2.0 ** rng.integers(-30, 6, 200)
+    x = np.abs(x) if name in ("log", "log2", "rsqrt") else x
+    for argument, value in zip(x, FUNCTIONS[name](x), strict=True):
+        exact = function_value(name, Fraction(float(argument)))
+        assert abs(Fraction(float(value)) / exact - 1) < Fraction(RELATIVE_ERROR) / 4
+
+
+def test_float64_exp_is_reproducible_and_close() -> None:
+    x = np.array([-745.2, -700.5, -1.0, 0.0, 1e-9, 1.0, 700.0, 709.7, 710.0, -800.0, np.nan])
+    got = formats.exp(x, "float64")
+    for argument, value in zip(x[1:8], got[1:8], strict=True):
+        exact = function_value("exp", Fraction(float(argument)))
+        assert abs(Fraction(float(value)) / exact - 1) < RELATIVE_ERROR
+    assert got[8] == np.inf
+    assert got[9] == 0.0
+    assert np.isnan(got[10])
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "fmt", "variant"),
+    [
+        ("HEXP", "exp", "float16", "hopper_hexp"),
+        ("HEXP2", "exp2", "float16", "hopper_hexp2"),
+        ("HRCP", "rcp", "float16", "hopper_hrcp"),
+        ("EX2_F16", "exp2", "float16", "hopper_ex2"),
+        ("EX2_BF16", "exp2", "bfloat16", "hopper_ex2"),
+        ("TANH_F16", "tanh", "float16", "hopper_tanh"),
+    ],
+)
+def test_hopper_functions_equal_the_h200_for_all_inputs(
+    key: str, name: str, fmt: str, variant: str, unary_golden: Any
+) -> None:
+    target = get_format(fmt)
+    x = np.arange(1 << 16, dtype=np.uint16).view(target.dtype)
+    got = CALLS[name](x, fmt, variant=variant).view(np.uint16)
+    np.testing.assert_array_equal(got, unary_golden[f"{key}/y"])
+
+
+def _exp2p(pattern: int) -> int:
+    """golden/README.md, transcribed: Horner in exact fma, floor added to the exponent."""
+    fmt = get_format("float32")
+    x = decode(pattern, fmt)
+    if not x.is_finite or x.value <= -126:
+        return 0
+    whole = math.floor(x.value)
+    f = encode(x.value - whole, False, fmt)
+    p = int(np.float32(float.fromhex("0x1.c3c16ap-13")).view(np.uint32))
+    for text in (
+        "0x1.4739acp-10", "0x1.3d0428p-7", "0x1.c68922p-5", "0x1.ebfd64p-3", "0x1.62e42ap-1", "0x1p0",
+    ):  # fmt: skip
+        p = fma_reference(p, f, int(np.float32(float.fromhex(text)).view(np.uint32)), fmt)
+    return p + (whole << 23)
+
+
+def test_exp2p_equals_its_description() -> None:
+    rng = np.random.default_rng(2)
+    x = np.concatenate((-np.abs(rng.standard_normal(200)) * 20, rng.standard_normal(100)))
+    x = np.append(x, [0.0, -0.0, -125.99999, -126.0, -127.0, -np.inf, np.nan]).astype(np.float32)
+    got = formats.exp2(x, "float32", variant="exp2p").view(np.uint32).tolist()
+    assert got == [_exp2p(int(pattern)) for pattern in x.view(np.uint32)]
+
+
+def test_shape_is_kept_and_tables_are_read_only() -> None:
+    x = np.zeros((2, 3, 4), np.float16).transpose(2, 0, 1)
+    assert formats.exp(x, "float16").shape == (4, 2, 3)
+    assert formats.exp(x.astype(np.float32), "float32").shape == (4, 2, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        unary_table("exp", get_format("float16"), "correct")[0] = 0
+
+
+def test_unknown_variants_and_formats_are_refused() -> None:
+    x = np.zeros(1, np.float16)
+    with pytest.raises(FormatError, match="unknown variant of exp 'fast'; known names: correct"):
+        formats.exp(x, "float16", variant="fast")
+    with pytest.raises(FormatError, match="'hopper_hexp' is for float16, not bfloat16"):
+        formats.exp(x, "bfloat16", variant="hopper_hexp")
+    with pytest.raises(FormatError, match="float32 needs float32"):
+        formats.exp(x, "float32")
+
+
+def test_variants_are_frozen() -> None:
+    with pytest.raises(TypeError):
+        VARIANTS["exp"]["mine"] = VARIANTS["exp"]["correct"]  # type: ignore[index]
