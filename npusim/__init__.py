@@ -12,9 +12,10 @@ import sys
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from npusim import errors, formats
-    from npusim.run import RunResult, run
+from npusim import errors as errors
+from npusim import formats as formats
+from npusim.run import RunResult as RunResult
+from npusim.run import run as run
 
 __all__ = ["RunResult", "__version__", "errors", "formats", "run"]
 
@@ -39,7 +40,7 @@ class _Package(ModuleType):
     users mean the function.
     """
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - attributes are of any type
+    def __getattr__(self, name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'npusim' has no attribute {name!r}")
         module = importlib.import_module(_HOMES[name])

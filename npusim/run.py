@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +16,7 @@ from npusim.tensors import load_tensors
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -182,13 +181,26 @@ def _problem(
 ) -> Problem:  # fmt: skip
     if given is None:
         return load.problem(
-            seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal
+            seq=seq,
+            seq_q=seq_q,
+            seq_kv=seq_kv,
+            batch=batch,
+            tensor_parallel=tensor_parallel,
+            causal=causal,
         )
     q, k, v = (given[name] for name in ("q", "k", "v"))
-    asked = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel}
+    asked = {
+        "seq": seq,
+        "seq_q": seq_q,
+        "seq_kv": seq_kv,
+        "batch": batch,
+        "tensor_parallel": tensor_parallel,
+    }
     clash = [name for name, value in asked.items() if value is not None]
     if clash:
-        raise SpecError(f"{', '.join(clash)}: sizes come from the tensors given; leave these options out")
+        raise SpecError(
+            f"{', '.join(clash)}: sizes come from the tensors given; leave these options out"
+        )
     return load.problem(
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
         head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=str(q.dtype),

@@ -46,7 +46,9 @@ def _read(path: Path) -> Tensors:
         packaged = packaged_tensors(str(path))
         if packaged is None:
             known = ", ".join(list_tensors())
-            raise TensorError(f"{path}: no such file, and no packaged tensors of that name; packaged: {known}")
+            raise TensorError(
+                f"{path}: no such file, and no packaged tensors of that name; packaged: {known}"
+            )
         path = packaged
     try:
         if path.suffix == ".npz":
@@ -68,7 +70,9 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> Tensors:
         prefixes = [k[: -len(".q")] for k in raw if k.endswith(".q")]
         if len(prefixes) != 1:
             listed = ", ".join(sorted(raw)) or "none"
-            raise TensorError(f"{where}: keys q, k, v or one <prefix>.q, .k, .v needed; it has {listed}")
+            raise TensorError(
+                f"{where}: keys q, k, v or one <prefix>.q, .k, .v needed; it has {listed}"
+            )
         keys = {n: f"{prefixes[0]}.{n}" for n in NAMES}
     missing = [k for k in keys.values() if k not in raw]
     if missing:
@@ -96,7 +100,9 @@ def _check_together(found: Tensors, where: str) -> None:
     if not q[0] == k[0] == v[0]:
         faults.append(f"batch {q[0]}, {k[0]}, {v[0]}")
     if k[1] != v[1] or q[1] % k[1]:
-        faults.append(f"heads {q[1]}, {k[1]}, {v[1]}: q's must be a multiple of k's, v's the same as k's")
+        faults.append(
+            f"heads {q[1]}, {k[1]}, {v[1]}: q's must be a multiple of k's, v's the same as k's"
+        )
     if k[2] != v[2]:
         faults.append(f"keys {k[2]} but values {v[2]}")
     if q[3] != k[3]:

@@ -1,8 +1,11 @@
-"""Integer helpers for quantities whose names carry their unit (``_bytes``, ``_cycles``, ``_hz``)."""
+"""Integer helpers for quantities whose names carry their unit: ``_bytes``, ``_cycles``, ``_hz``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -89,6 +89,8 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
         raise FormatError(f"unknown overflow policy {policy!r}; known: {', '.join(OVERFLOWS)}")
     if nan not in NAN_RULES:
         raise FormatError(f"unknown NaN rule {nan!r}; known: {', '.join(NAN_RULES)}")
+    if nan == "truncate" and fmt.name != "tf32":
+        raise FormatError(f"NaN rule 'truncate' is for tf32 only, not {fmt.name}")
     if policy == "inf" and not fmt.has_infinity:
         raise FormatError(f"overflow 'inf': {fmt.name} has no infinity; use 'nan' or 'saturate'")
     if policy == "nan" and fmt.nan == "none":
@@ -179,7 +181,7 @@ def cast(
     Returns
     -------
     ndarray
-        -0 stays -0 and a negative value that rounds to zero gives -0, except in int8.
+        -0 stays -0, and negative underflow gives -0, except in int8.
 
     Raises
     ------
@@ -197,23 +199,26 @@ def cast(
     """
     target = get_format(fmt)
     mode = lookup(ROUNDINGS, rounding, "rounding mode")
-    if nan == "truncate" and target.name != "tf32":
-        raise FormatError(f"NaN rule 'truncate' is for tf32 only, not {target.name}")
     source = np.asarray(x)
     if source.dtype == np.int64 and not isinstance(x, np.ndarray):
         source = source.astype(np.float64)  # a list of Python integers
     plan = plan_cast(target, overflow, nan)
-    natural = overflow in (None, natural_overflow(target))
-    if natural and source.dtype == target.dtype and target.name not in ("tf32", "int8"):
-        return _with_nan(source.copy(), plan)
-    wide = widen(source)
     if target.is_integer:
-        return _to_int8(wide, rounding=mode)
+        return _to_int8(widen(source), rounding=mode)
+    natural = overflow in (None, natural_overflow(target))
+    if natural and source.dtype == target.dtype and target.name != "tf32":
+        return _with_nan(source.copy(), plan)
+    return _convert(source, plan, mode, truncates=nan == "truncate")
+
+
+def _convert(source: Array, plan: CastPlan, mode: int, *, truncates: bool) -> Array:
+    """Widen exactly, then round once if the target is narrower."""
+    target, wide = plan.target, widen(source)
     if target.name == "float64" or (target.name == "float32" and wide.dtype == np.float32):
         with np.errstate(invalid="ignore"):  # a signalling NaN
             return _apply_policy(wide.astype(target.dtype), plan)
     out = _narrow(np.ascontiguousarray(wide), plan, mode).reshape(source.shape)
-    if nan == "truncate":
+    if truncates:
         is_nan = np.isnan(wide)
         out[is_nan] = wide[is_nan].astype(np.float32)
         out = (out.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)

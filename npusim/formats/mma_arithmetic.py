@@ -46,7 +46,7 @@ class MmaArithmetic:
         added last, with an IEEE addition to nearest even in ``acc_format``.
     zero_exponent
         Exponent a zero product or zero c contributes to the alignment; None: it contributes
-        nothing.
+        nothing (every unit of the registry; MMA-Sim says -126).
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     evidence, source
@@ -55,8 +55,9 @@ class MmaArithmetic:
 
     Notes
     -----
-    NaN results are canonical (sign 0, all bits 1), S = 0 gives +0, and Inf or NaN operands
-    follow IEEE rules.  Products that exceed the float32 range while finite do not overflow.
+    NaN results are canonical (sign 0, all bits 1), a fused sum that is or rounds to zero gives +0,
+    and Inf or NaN operands follow IEEE rules.  Products that exceed the float32 range while
+    finite do not overflow.
     """
 
     name: str

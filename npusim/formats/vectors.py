@@ -75,9 +75,10 @@ def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
 def _read(path: Path) -> dict[str, Array]:
     """Read every array, refusing pickles."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise TensorError(f"{path}: a single .npy array, not an .npz archive")
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise TensorError(f"{path}: a single .npy array, not an .npz archive")
+        with loaded as archive:
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise TensorError(f"{path}: no such file") from None

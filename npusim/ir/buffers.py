@@ -53,7 +53,9 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.depth < 1:
-            raise ProgramError(f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot")
+            raise ProgramError(
+                f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot"
+            )
         if not 1 <= self.period <= self.depth:
             raise ProgramError(
                 f"ring {self.name}: acknowledgement period {self.period} must lie in 1..depth = {self.depth}, "
@@ -61,19 +63,40 @@ class Ring:
             )
 
     def fill(
-        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
+        self,
+        rows: int,
+        cols: int,
+        fmt: str,
+        *,
+        first: bool = True,
+        last: bool = True,
+        stride: int | None = None,
     ) -> RingTile:
         """Return the producer's view of the slot being filled (waits if ``first``, commits if ``last``)."""
         return self._tile(True, rows, cols, fmt, stride, first, last)
 
     def front(
-        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
+        self,
+        rows: int,
+        cols: int,
+        fmt: str,
+        *,
+        first: bool = True,
+        last: bool = True,
+        stride: int | None = None,
     ) -> RingTile:
         """Return a consumer's view of its front slot (waits if ``first``, releases if ``last``)."""
         return self._tile(False, rows, cols, fmt, stride, first, last)
 
     def _tile(
-        self, is_producer: bool, rows: int, cols: int, fmt: str, stride: int | None, first: bool, last: bool
+        self,
+        is_producer: bool,
+        rows: int,
+        cols: int,
+        fmt: str,
+        stride: int | None,
+        first: bool,
+        last: bool,
     ) -> RingTile:
         return RingTile(self, is_producer, rows, cols, stride or cols, fmt, 0, first, last)
 
@@ -96,8 +119,7 @@ class Allocator:
     """Places tiles and rings one after the other; :meth:`check` judges the result as a whole.
 
     Checking after everything is placed lets the error name every tenant, not just the one that
-    happened to come last.  Phases of a program may reuse each other's memory: what is placed
-    before the first :meth:`start_phase` belongs to all of them.
+    happened to come last.  Phases of a program reuse each other's memory (:meth:`start_phase`).
     """
 
     spaces: Mapping[str, AddressSpace]
@@ -105,15 +127,11 @@ class Allocator:
     tenants: dict[str, list[Tenant]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    _shared: tuple[dict[str, int], dict[str, list[Tenant]]] | None = None
 
     def start_phase(self) -> None:
-        """Let what follows reuse the memory of the phase before."""
-        if self._shared is None:
-            self._shared = dict(self.used_bytes), {s: list(t) for s, t in self.tenants.items()}
-        used, tenants = self._shared
-        self.used_bytes = defaultdict(int, used)
-        self.tenants = defaultdict(list, {s: list(t) for s, t in tenants.items()})
+        """Let what follows reuse the memory of the phase before; rings stay listed."""
+        self.used_bytes = defaultdict(int)
+        self.tenants = defaultdict(list)
 
     def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
         """Place a tile that one engine keeps for itself (running state)."""
@@ -127,7 +145,9 @@ class Allocator:
         """Place a ring of ``depth`` slots."""
         slot = round_up(slot_bytes, self._space(space).alignment_bytes)
         offset = self._place(space, name, slot, depth)
-        ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period)
+        ring = Ring(
+            name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period
+        )
         self.rings.append(ring)
         return ring
 
@@ -148,7 +168,9 @@ class Allocator:
 
     def _space(self, space: str) -> AddressSpace:
         if space not in self.spaces:
-            raise ProgramError(f"no memory {space!r} on this device; there are {', '.join(self.spaces)}")
+            raise ProgramError(
+                f"no memory {space!r} on this device; there are {', '.join(self.spaces)}"
+            )
         return self.spaces[space]
 
     def _place(self, space: str, name: str, slot_bytes: int, depth: int) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import FlagError, ProgramError
 from npusim.ir.program import Item, Loop
@@ -18,7 +19,7 @@ from npusim.ir.races import check_races
 from npusim.ir.walk import ResolvedOp, Walker, compile_items, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.buffers import Ring
     from npusim.ir.program import Phase, TileProgram
@@ -53,15 +54,17 @@ def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: b
             check_races(program, first_operations(program, phase, [block, block]))
 
 
-def representative_blocks(phase: Phase, among: Sequence[Hashable] | None = None) -> dict[Hashable, Hashable]:
+def representative_blocks(phase: Phase, among: Sequence[Any] | None = None) -> dict[Hashable, Any]:
     """Return one block of each shape of a phase, or of the blocks given."""
-    found: dict[Hashable, Hashable] = {}
+    found: dict[Hashable, Any] = {}
     for block in phase.blocks if among is None else among:
         found.setdefault(phase.shape(block), block)
     return found
 
 
-def first_operations(program: TileProgram, phase: Phase, blocks: Iterable[Hashable]) -> Iterator[ResolvedOp]:
+def first_operations(
+    program: TileProgram, phase: Phase, blocks: Iterable[Any]
+) -> Iterator[ResolvedOp]:
     """Yield the resolved operations of ``blocks``, each loop cut to its first iterations."""
     deepest = max((r.depth for r in program.rings), default=1)
     walker = Walker(program)
@@ -72,12 +75,13 @@ def first_operations(program: TileProgram, phase: Phase, blocks: Iterable[Hashab
 def _cut_loops(items: Iterable[Item], count: int) -> Iterator[Item]:
     for item in items:
         if isinstance(item, Loop):
-            body = item.body
-            yield Loop(
-                item.name, item.indices[:count], lambda i, body=body: _cut_loops(body(i), count)
-            )
+            yield Loop(item.name, item.indices[:count], partial(_cut_body, item.body, count))
         else:
             yield item
+
+
+def _cut_body(body: Callable[[int], Iterable[Item]], count: int, index: int) -> Iterator[Item]:
+    return _cut_loops(body(index), count)
 
 
 def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
@@ -140,13 +144,17 @@ def _check_loops(program: TileProgram, items: Iterable[Item]) -> None:
             continue
         first, last = item.indices[0], item.indices[-1]
         if list(item.body(first)) != list(item.body(first)):
-            raise ProgramError(f"{program.name}: loop {item.name}: body({first}) differs when called twice")
+            raise ProgramError(
+                f"{program.name}: loop {item.name}: body({first}) differs when called twice"
+            )
         templates = [compile_items(walker, item.body(i)) for i in (first, last)]
         if templates[0].advance != templates[1].advance:
             raise ProgramError(
                 f"{program.name}: loop {item.name}: iterations {first} and {last} move the rings by different amounts"
             )
-        shapes = [[_structure(op) for op in walk(Walker(program), item.body(i))] for i in (first, last)]
+        shapes = [
+            [_structure(op) for op in walk(Walker(program), item.body(i))] for i in (first, last)
+        ]
         for a, b in zip(*shapes, strict=False):
             if a != b:
                 raise ProgramError(

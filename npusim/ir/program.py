@@ -6,7 +6,6 @@ Program order is itself a legal order of execution: ``numerics`` walks it and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +13,8 @@ from npusim.errors import ProgramError
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from npusim.ir.buffers import AddressSpace, Ring
@@ -35,8 +36,10 @@ class Loop:
 
 
 Item = TileOp | Loop
-Block = Hashable
+#: A block is whatever a phase's body understands: a frozen value with its coordinates.
+Block = Any
 Assignment = Literal["round_robin"]
+Serves = Literal["rows", "kv_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Phase:
     """A part of a program that ends in a launch or an all-core barrier.
 
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
-    global-memory coordinates.  ``body`` yields a block's items.
+    global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
+    output need a block's result: those it covers itself, or all rows of heads on its KV head.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Phase:
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
     assignment: Assignment = "round_robin"
+    serves: Serves = "rows"
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
@@ -103,5 +108,6 @@ class TileProgram:
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
         return {
-            name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()
+            name: (self.used_bytes.get(name, 0), space.capacity_bytes)
+            for name, space in self.spaces.items()
         }

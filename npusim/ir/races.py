@@ -1,4 +1,4 @@
-"""Happens-before: are two operations on the same bytes always ordered, whatever the engines' speed?
+"""Happens-before: operations on the same bytes must be ordered, whatever the engines' speed.
 
 Each operation carries a vector clock: how far into every queue's operations it is certain to come
 after.  It inherits the clock of its queue's previous operation and of every operation whose set it
@@ -47,7 +47,12 @@ class _Rectangle:
         # Same pitch: compare the byte columns, and the row ranges they belong to.
         rows, column = divmod(other.start - self.start, self.pitch)
         for row, left in ((rows, column), (rows + 1, column - self.pitch)):
-            if left < self.width and left + other.width > 0 and row < self.rows and row + other.rows > 0:
+            if (
+                left < self.width
+                and left + other.width > 0
+                and row < self.rows
+                and row + other.rows > 0
+            ):
                 return True
         return False
 
@@ -63,7 +68,12 @@ class _Memory:
         self._latest: dict[_Rectangle, dict[tuple[int, bool], tuple[int, ResolvedOp]]] = {}
 
     def touch(
-        self, where: _Rectangle, resolved: ResolvedOp, position: int, is_write: bool, clock: list[int]
+        self,
+        where: _Rectangle,
+        resolved: ResolvedOp,
+        position: int,
+        is_write: bool,
+        clock: list[int],
     ) -> tuple[ResolvedOp, bool] | None:
         """Record an access; return the operation it races with, and whether that one writes."""
         if where not in self._latest:
@@ -125,7 +135,11 @@ def _accesses(resolved: ResolvedOp) -> Iterator[tuple[str, _Rectangle, bool]]:
                 start = (matrix * operand.tensor.rows + operand.row) * pitch + operand.col * size
                 if operand.tensor.role in ("input", "constant"):
                     continue
-                space, rows, width = f"tensor {operand.tensor.name}", operand.rows, operand.cols * size
+                space, rows, width = (
+                    f"tensor {operand.tensor.name}",
+                    operand.rows,
+                    operand.cols * size,
+                )
             else:
                 tile = resolved.tile(operand) if isinstance(operand, RingTile) else operand
                 size = get_format(tile.fmt).size_bytes

@@ -62,7 +62,9 @@ class GlobalTensor:
         self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None
     ) -> GlobalTile:
         """Return a cut of one head's matrix; ``cols`` defaults to the rest of the row."""
-        return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
+        return GlobalTile(
+            self, batch, head, row, rows, col, self.cols - col if cols is None else cols
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,15 @@ class RingTile:
         width = self.cols - col if cols is None else cols
         offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
         return RingTile(
-            self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, self.first, self.last
+            self.ring,
+            self.is_producer,
+            rows,
+            width,
+            self.stride,
+            self.fmt,
+            offset,
+            self.first,
+            self.last,
         )
 
     def held(self, *, first: bool, last: bool) -> RingTile:

@@ -14,13 +14,17 @@ Two views of the same rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.ir.op import TileOp
 from npusim.ir.program import Item, Loop, Phase, TileProgram
-from npusim.ir.tile import RingTile, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+
+    from npusim.ir.op import TileOp
+    from npusim.ir.tile import RingTile, Tile
 
 Path = tuple[tuple[str, int], ...]
 
@@ -125,7 +129,9 @@ class Walker:
             index = self._by_side.get(side)
             if index is None:
                 role = "producer" if tile.is_producer else "consumer"
-                raise ProgramError(f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}")
+                raise ProgramError(
+                    f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}"
+                )
             first, last = found.get(index, (False, False))
             found[index] = (first or tile.first, last or tile.last)
         return found
@@ -179,7 +185,8 @@ class Template:
     def op_count(self) -> int:
         """Return the number of operations, loops unrolled."""
         return sum(
-            p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts
+            p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p)
+            for p in self.parts
         )
 
 

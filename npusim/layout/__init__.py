@@ -1,0 +1,1 @@
+"""Coordinate to index functions and their algebra."""

@@ -1,0 +1,1 @@
+"""Several devices: topology, collectives, host links."""

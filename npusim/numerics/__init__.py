@@ -1,0 +1,1 @@
+"""Values: executes tile programs and compares with float64 attention."""

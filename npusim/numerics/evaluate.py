@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
@@ -19,42 +20,60 @@ if TYPE_CHECKING:
     from npusim.numerics.store import HeadSource
     from npusim.spec.problem import Problem
 
+Array = NDArray[Any]
+
+
+class OutputBlock(Protocol):
+    """What a block of a program's last phase says of the rows it writes."""
+
+    batch: int
+    head: int
+    row: int
+    rows: int
+
+
 Choice = Literal["sample", "all"] | Sequence[int]
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
 
 
 def evaluate(
-    program: TileProgram, problem: Problem, inputs: HeadSource, *, rows: Choice = "sample", heads: Choice = "sample"
+    program: TileProgram,
+    problem: Problem,
+    inputs: HeadSource,
+    *,
+    rows: Choice = "sample",
+    heads: Choice = "sample",
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     """
-    phase = program.phases[-1]
+    last = program.phases[-1]
     wanted = chosen_heads(problem, heads)
-    blocks = [b for b in _blocks(phase, rows) if b.head in wanted]
-    done = execute(program, inputs, {phase.name: blocks})
+    blocks = [b for b in _blocks(last, rows) if b.head in wanted]
+    done = execute(program, inputs, {p.name: _needed(p, blocks, problem) for p in program.phases})
     output = program.tensors["o"]
-    written, outputs, references = {}, [], []
+    written, references = {}, []
     for block in blocks:
+        key = (block.batch, block.head, block.row)
+        if key in written:
+            continue
         matrix = done.tensors.head(output, block.batch, block.head)
-        cut = matrix[block.row : block.row + block.rows]
-        written[block.batch, block.head, block.row] = cut
+        written[key] = matrix[block.row : block.row + block.rows]
         q = inputs("q", block.batch, block.head)[block.row : block.row + block.rows]
-        k, v = (inputs(n, block.batch, block.kv_head) for n in ("k", "v"))
-        outputs.append(cut)
+        k, v = (inputs(n, block.batch, block.head // problem.group_size) for n in ("k", "v"))
         references.append(attention(q, k, v, problem, block.row))
     return NumericResult(
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
-        sample=_describe(problem, wanted, rows, blocks),
-        error=summarise_errors(outputs, references, output.fmt),
+        sample=_describe(problem, wanted, written),
+        error=summarise_errors(list(written.values()), references, output.fmt),
         overflow_counts=dict(done.events.overflow),
         nan_counts=dict(done.events.nan),
         first_events=tuple(done.events.first.values()),
-        arithmetic=_arithmetic(program, phase, blocks),
+        arithmetic=_arithmetic(program),
     )
 
 
@@ -68,7 +87,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
     return set(heads)
 
 
-def _blocks(phase: Phase, rows: Choice) -> list[object]:
+def _blocks(phase: Phase, rows: Choice) -> list[Any]:
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
@@ -78,22 +97,42 @@ def _blocks(phase: Phase, rows: Choice) -> list[object]:
     return [b for b in phase.blocks if ((wanted >= b.row) & (wanted < b.row + b.rows)).any()]
 
 
-def _describe(problem: Problem, heads: set[int], rows: Choice, blocks: Sequence[object]) -> str:
+def _needed(phase: Phase, blocks: Sequence[OutputBlock], problem: Problem) -> list[Any]:
+    """Return the blocks of ``phase`` that the output's ``blocks`` need."""
+    if phase.serves == "kv_head":
+        used = {(b.batch, b.head // problem.group_size) for b in blocks}
+        return [b for b in phase.blocks if (b.batch, b.head) in used]
+    rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for b in blocks:
+        rows.setdefault((b.batch, b.head), []).append((b.row, b.row + b.rows))
+    return [
+        b
+        for b in phase.blocks
+        if any(
+            b.row < end and start < b.row + b.rows for start, end in rows.get((b.batch, b.head), ())
+        )
+    ]
+
+
+def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
     total = problem.batch * problem.heads * problem.seq_q
-    count = sum(b.rows for b in blocks)
+    count = sum(len(rows) for rows in written.values())
     if count == total:
         return f"all {total} rows"
-    per_head = sorted({(b.row, b.row + b.rows) for b in blocks})
-    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
+    per_head = sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()})
+    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (
+        ", …" if len(per_head) > 3 else ""
+    )
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 
-def _arithmetic(program: TileProgram, phase: Phase, blocks: Sequence[object]) -> dict[str, str]:
-    """Return ``{matrix arithmetic: evidence}`` of what was executed."""
+def _arithmetic(program: TileProgram) -> dict[str, str]:
+    """Return ``{matrix arithmetic: evidence}`` of the program's products."""
     names = {
         step.attributes.arithmetic
-        for resolved in walk(Walker(program), phase.body(blocks[0]))
+        for phase in program.phases
+        for resolved in walk(Walker(program), phase.body(phase.blocks[0]))
         for step in resolved.op.steps
         if step.opcode is Opcode.MATMUL
-    } if blocks else set()  # fmt: skip
+    }
     return {name: get_arithmetic(name).evidence for name in sorted(names)}

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from npusim.numerics.result import NumericEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from npusim.ir.op import Step
     from npusim.ir.walk import ResolvedOp
@@ -29,7 +30,11 @@ class EventLog:
     first: dict[str, NumericEvent] = field(default_factory=dict)
 
     def look(
-        self, resolved: ResolvedOp, step: Step, result: NDArray[Any], sources: Sequence[NDArray[Any]]
+        self,
+        resolved: ResolvedOp,
+        step: Step,
+        result: NDArray[Any],
+        sources: Sequence[NDArray[Any]],
     ) -> None:
         """Record where ``result`` is Inf or NaN although the step's sources were not.
 
@@ -54,7 +59,14 @@ class EventLog:
             if kind not in self.first:
                 lane, row, col = (int(x[0]) for x in np.nonzero(where))
                 self.first[kind] = NumericEvent(
-                    kind, label, resolved.op.queue, self.phase, self.lanes[lane], resolved.path, row, col
+                    kind,
+                    label,
+                    resolved.op.queue,
+                    self.phase,
+                    self.lanes[lane],
+                    resolved.path,
+                    row,
+                    col,
                 )
 
 

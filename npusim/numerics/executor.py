@@ -6,7 +6,6 @@ axis.  Bits do not depend on how blocks are put together, since lanes never meet
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.ir.op import Step, TileOp
 from npusim.ir.program import Item, Loop, Phase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
@@ -23,7 +21,9 @@ from npusim.numerics.semantics import apply
 from npusim.numerics.store import BufferStore, HeadSource, TensorStore
 
 if TYPE_CHECKING:
-    from npusim.ir.op import Source
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    from npusim.ir.op import Source, Step, TileOp
 
 Array = NDArray[Any]
 #: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
@@ -39,7 +39,7 @@ class Execution:
 
 
 def execute(
-    program: TileProgram, inputs: HeadSource, blocks: dict[str, Sequence[Hashable]] | None = None
+    program: TileProgram, inputs: HeadSource, blocks: dict[str, Sequence[Any]] | None = None
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
@@ -53,9 +53,9 @@ def execute(
     return state
 
 
-def _lanes(phase: Phase, blocks: Iterable[Hashable]) -> Iterator[list[Hashable]]:
+def _lanes(phase: Phase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield groups of blocks of one shape, at most ``LANES`` together."""
-    groups: dict[Hashable, list[Hashable]] = {}
+    groups: dict[Hashable, list[Any]] = {}
     for block in blocks:
         groups.setdefault(phase.shape(block), []).append(block)
     for group in groups.values():
@@ -66,7 +66,9 @@ def _lanes(phase: Phase, blocks: Iterable[Hashable]) -> Iterator[list[Hashable]]
 class _Lockstep:
     """Some blocks of one shape, executed operation by operation."""
 
-    def __init__(self, program: TileProgram, phase: Phase, blocks: list[Hashable], state: Execution) -> None:
+    def __init__(
+        self, program: TileProgram, phase: Phase, blocks: list[Any], state: Execution
+    ) -> None:
         self.program, self.phase, self.blocks = program, phase, blocks
         self.tensors, self.events = state.tensors, state.events
         self.store = BufferStore(program, len(blocks))

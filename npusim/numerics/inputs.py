@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,8 @@ from npusim import formats
 from npusim.spec.data import NormalData, UniformData
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.numerics.store import HeadSource
     from npusim.spec.problem import Problem
 

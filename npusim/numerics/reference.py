@@ -34,7 +34,9 @@ def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArr
     return result
 
 
-def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]], fmt: str) -> ErrorSummary:
+def summarise_errors(
+    outputs: list[Array], references: list[NDArray[np.float64]], fmt: str
+) -> ErrorSummary:
     """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled."""
     output = np.concatenate([o.reshape(-1, o.shape[-1]) for o in outputs])
     reference = np.concatenate(references)
@@ -59,7 +61,9 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
 
 def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     """Return how many representable values lie between corresponding elements."""
-    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[formats.get_format(fmt).size_bytes]
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[
+        formats.get_format(fmt).size_bytes
+    ]
 
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class NumericEvent:
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={index}" for name, index in self.path)
-        return f"{self.kind} in {self.operation} ({self.block}{' ' + where if where else ''} row {self.row} col {self.col})"
+        place = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
+        return f"{self.kind} in {self.operation} ({place})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ Array = NDArray[Any]
 Semantics = Callable[[Sequence[Array], Array, str, Attributes], Array]
 
 
-def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
+def apply(
+    opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes
+) -> Array:
     """Return what a step writes.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
     row = SEMANTICS.get(opcode)
     if row is None:

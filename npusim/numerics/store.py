@@ -28,7 +28,8 @@ class BufferStore:
     def __init__(self, program: TileProgram, lanes: int) -> None:
         self.lanes = lanes
         self._bytes = {
-            space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()
+            space: np.full((lanes, used), POISON, np.uint8)
+            for space, used in program.used_bytes.items()
         }
 
     def view(self, tile: Tile) -> Array:

@@ -59,8 +59,9 @@ def save_run(
 ) -> Path:
     """Write ``result.json``, ``pipes.csv``, a trace and, on request, the output; return where.
 
-    A run without a time has neither pipes nor trace.  An earlier run in ``folder`` is replaced.  The output tensor needs numerics; rows that were not
-    computed are NaN, and ``computed`` in the file says which rows were.
+    A run without a time has neither pipes nor trace.  An earlier run in ``folder`` is replaced.
+    The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
+    file says which rows were.
 
     Raises
     ------

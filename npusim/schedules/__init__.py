@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 import difflib
+from itertools import chain
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.schedules import flash, fp8_attention, pasa
+from npusim.schedules import flash, fp8_attention, pasa, standard, two_level
 from npusim.schedules.registry import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["SCHEDULES", "Schedule", "find_schedule"]
 
-SCHEDULES = MappingProxyType({(s.name, s.family): s for s in (*flash.SCHEDULES, *pasa.SCHEDULES, *fp8_attention.SCHEDULES)})
+SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
+    {
+        (s.name, s.family): s
+        for s in chain(*(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard)))
+    }
+)
 
 
 def find_schedule(name: str, family: str) -> Schedule:
@@ -27,7 +37,9 @@ def find_schedule(name: str, family: str) -> Schedule:
         return schedule
     families = [f for n, f in SCHEDULES if n == name]
     if families:
-        raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}")
+        raise SpecError(
+            f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}"
+        )
     known = sorted({n for n, _ in SCHEDULES})
     near = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

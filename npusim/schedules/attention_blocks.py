@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from npusim.spec.problem import Problem
 
 
@@ -34,7 +35,13 @@ class KvRun:
 
     def reversed(self) -> KvRun:
         """Return the same tiles from last to first."""
-        return KvRun(self.col + (self.count - 1) * self.step, self.cols, self.count, self.is_masked, -self.step)
+        return KvRun(
+            self.col + (self.count - 1) * self.step,
+            self.cols,
+            self.count,
+            self.is_masked,
+            -self.step,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,12 @@ class AttentionBlock:
 
 
 def attention_blocks(
-    problem: Problem, block_q: int, block_kv: int, *, is_reverse: bool = False, is_trimmed: bool = True
+    problem: Problem,
+    block_q: int,
+    block_kv: int,
+    *,
+    is_reverse: bool = False,
+    is_trimmed: bool = True,
 ) -> tuple[AttentionBlock, ...]:
     """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
@@ -69,7 +81,9 @@ def attention_blocks(
         for row, rows in chunks(problem.seq_q, block_q)
     ]
     if is_reverse:
-        per_row = [(row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row]
+        per_row = [
+            (row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row
+        ]
     share = problem.heads // problem.kv_heads
     return tuple(
         AttentionBlock(batch, head, head // share, row, rows, offset, runs)

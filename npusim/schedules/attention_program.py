@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from npusim.ir.program import Item, Phase, TileProgram
-from npusim.schedules.ascend_attention import AscendAttention, AscendAttentionTiling
+from npusim.schedules.ascend_attention import AscendAttention
 from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
 from npusim.schedules.on_ascend import AscendGroup
@@ -15,6 +15,7 @@ from npusim.schedules.tiling_mask import TilingMask
 
 if TYPE_CHECKING:
     from npusim.schedules.steps.attention import AttentionSteps
+    from npusim.schedules.vector_share import AscendAttentionTiling
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -56,8 +57,12 @@ def gpu_program(
     group.allocator.start_phase()
     attention = GpuAttention(group, chosen, steps, block_q, block_kv, mask)
     group.allocator.check()
-    blocks = attention_blocks(problem, block_q, block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed)
-    return _assemble(name, group, problem, chosen, mask, phases, attention.block, blocks, (UNTIMED,))
+    blocks = attention_blocks(
+        problem, block_q, block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed
+    )
+    return _assemble(
+        name, group, problem, chosen, mask, phases, attention.block, blocks, (UNTIMED,)
+    )
 
 
 Group = AscendGroup | GpuGroup
@@ -81,7 +86,7 @@ def _assemble(
     inputs = attention_tensors(problem, tensors.o.fmt)
     listed = [inputs.q, inputs.k, inputs.v, tensors.q, tensors.k, tensors.v, tensors.o]
     listed += [mask.tensor()] if mask else []
-    attention = Phase("attention", blocks, body, _shape)  # type: ignore[arg-type]
+    attention = Phase("attention", blocks, body, _shape)
     return TileProgram(
         name=name,
         queues=group.queues(),

@@ -10,10 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.schedules.ascend_attention import AscendAttentionTiling, slice_rows
 from npusim.schedules.attention_program import ascend_program, gpu_program
 from npusim.schedules.registry import Schedule
+from npusim.schedules.steps.attention import for_inputs
 from npusim.schedules.steps.flash import FlashPrecision, flash_steps
+from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ class FlashTiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+        default=None,
+        ge=1,
+        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
     )
     depth: int = Field(
         default=2, ge=0, le=14,
@@ -63,7 +66,9 @@ PRECISIONS = MappingProxyType(
 # core, the row sum left to right (golden/README.md).
 GPU_PRECISIONS = MappingProxyType(
     {
-        "fa2_fp32": replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"),
+        "fa2_fp32": replace(
+            FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"
+        ),
     }
 )
 
@@ -72,7 +77,7 @@ def build_on_ascend(
     problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision
 ) -> TileProgram:
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
-    steps = flash_steps(precision.for_inputs(problem.dtype), problem.scale)
+    steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
     rows = slice_rows(tiling.vector_rows, tiling.block_kv)
     mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
     return ascend_program("flash", device, problem, steps, mapping)
@@ -82,7 +87,7 @@ def build_on_gpu(
     problem: Problem, tiling: GpuFlashTiling, device: DeviceSpec, precision: FlashPrecision
 ) -> TileProgram:
     """Return FlashAttention-2 of ``problem`` as a tile program for one GPU, values only."""
-    steps = flash_steps(precision.for_inputs(problem.dtype), problem.scale)
+    steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
     return gpu_program("flash", device, problem, steps, tiling.block_q, tiling.block_kv)
 
 

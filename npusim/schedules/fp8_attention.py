@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
-from npusim.schedules.ascend_attention import AscendAttentionTiling, slice_rows
 from npusim.schedules.attention_program import ascend_program, gpu_program
 from npusim.schedules.registry import Schedule
 from npusim.schedules.steps.fp8 import E4M3, E4M3_MAX, Fp8Precision, fp8_steps, widened
+from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ class GpuFp8Tiling(Tiling):
     """Tiling fields of FP8 attention on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
+    block_kv: int = Field(
+        default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)"
+    )
 
 
 class Fp8Tiling(Tiling):
@@ -36,9 +38,13 @@ class Fp8Tiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+        default=None,
+        ge=1,
+        description="rows of a softmax slice on an AIV; default: 4096 elements a slice",
     )
-    depth: int = Field(default=2, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V")
+    depth: int = Field(
+        default=2, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V"
+    )
 
 
 PRESETS = (
@@ -53,7 +59,10 @@ PRESETS = (
 GPU_PRECISIONS = MappingProxyType({p.name: replace(p, exp_variant="exp2.exp2p") for p in PRESETS})
 #: The 910B has no path for a chained P V, and its vector unit its own order of sums.
 ASCEND_PRECISIONS = MappingProxyType(
-    {p.name: replace(p, accumulate="fresh", sum_order="vector_lanes", output="float16") for p in PRESETS}
+    {
+        p.name: replace(p, accumulate="fresh", sum_order="vector_lanes", output="float16")
+        for p in PRESETS
+    }
 )
 
 
@@ -74,10 +83,18 @@ def build_on_gpu(
     """Return FP8 attention of ``problem`` for one GPU: E4M3 inputs, E4M3 P, float32 out."""
     warnings = _check(precision)
     if problem.dtype != E4M3:
-        raise TilingError(f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}")
+        raise TilingError(
+            f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}"
+        )
     steps = fp8_steps(precision, problem.scale, is_masked=problem.causal)
     program = gpu_program(
-        "fp8_attention", device, problem, steps, tiling.block_q, tiling.block_kv, is_reverse=precision.is_reverse
+        "fp8_attention",
+        device,
+        problem,
+        steps,
+        tiling.block_q,
+        tiling.block_kv,
+        is_reverse=precision.is_reverse,
     )
     return replace(program, notes=(*program.notes, *warnings))
 
@@ -88,10 +105,12 @@ def build_on_ascend(
     """Return the same steps on Ascend: a study of P's cast, its product in the inputs' format."""
     warnings = _check(precision)
     steps = fp8_steps(widened(precision, problem.dtype), problem.scale, is_masked=problem.causal)
-    mapping = AscendAttentionTiling(
-        tiling.block_q, tiling.block_kv, slice_rows(tiling.vector_rows, tiling.block_kv), tiling.depth
+    # Slices of half the usual size: the cast P needs room in UB beside P itself.
+    rows = slice_rows(tiling.vector_rows, 2 * tiling.block_kv)
+    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
+    program = ascend_program(
+        "fp8_attention", device, problem, steps, mapping, is_reverse=precision.is_reverse
     )
-    program = ascend_program("fp8_attention", device, problem, steps, mapping, is_reverse=precision.is_reverse)
     study = (
         f"{device.name} has no FP8 matrix unit: P is cast to E4M3 and multiplied as {problem.dtype}; "
         "a study of numerics, its time that of no real kernel"
@@ -104,5 +123,7 @@ ASCEND = Schedule(
     name="fp8_attention", family="ascend", summary=SUMMARY, tiling=Fp8Tiling, precisions=ASCEND_PRECISIONS,
     default_precision="hpc_ops", causal=False, build=build_on_ascend,
 )  # fmt: skip
-GPU = replace(ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu)
+GPU = replace(
+    ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu
+)
 SCHEDULES = (ASCEND, GPU)

@@ -29,6 +29,11 @@ GM = "gm"
 #: of the 64 KiB L0A/L0B, 128 x 128 float32 is 64 KiB of the 128 KiB L0C (ascend.md section 1.2).
 L0_EDGE = 128
 PING_PONG = 2
+#: Elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
+#: ascend.md section 2.1.
+SLICE_ELEMENTS = 8192
+#: What one block reduction turns into one value (ascend.md section 1.5: per 32 B block).
+UB_BLOCK_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,6 @@ class AscendGroup:
             VectorCore(i) for i in range(device.core(AIV).per_group_count.value)
         )
         self.allocator = Allocator(self._spaces())
-        self.cube = self._cube_rings()
-        self.allocator.start_phase()
 
     def _spaces(self) -> dict[str, AddressSpace]:
         members = [(AIC, AIC), *((v.name, AIV) for v in self.vector_cores)]
@@ -111,21 +114,55 @@ class AscendGroup:
 
     # ---------------------------------------------------------------- rings
 
-    def _cube_rings(self) -> CubeRings:
-        """Place the ping-pong rings through L0A, L0B and L0C that all products share."""
-        slot = L0_EDGE * L0_EDGE * get_format("float16").size_bytes
-        accumulator = L0_EDGE * L0_EDGE * get_format("float32").size_bytes
-        ring = self.allocator.ring
+    def cube_rings(
+        self, prefix: str = "", rows: int = L0_EDGE, cols: int = L0_EDGE, depth: int = L0_EDGE
+    ) -> CubeRings:
+        """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
+
+        Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
+        """
+        half, single = get_format("float16").size_bytes, get_format("float32").size_bytes
+
+        def ring(name: str, size: int, producer: str, consumer: str) -> Ring:
+            capacity = self.allocator.spaces[f"{AIC}.{name}"].capacity_bytes
+            slots = max(1, min(PING_PONG, capacity // size))
+            return self.allocator.ring(
+                f"{AIC}.{name}",
+                f"{prefix}{name}",
+                size,
+                slots,
+                producers=[producer],
+                consumers=[consumer],
+            )
+
         return CubeRings(
-            ring("aic.L0A", "L0A", slot, PING_PONG, producers=[MTE1], consumers=[CUBE]),
-            ring("aic.L0B", "L0B", slot, PING_PONG, producers=[MTE1], consumers=[CUBE]),
-            ring("aic.L0C", "L0C", accumulator, PING_PONG, producers=[CUBE], consumers=[FIXP]),
+            ring("L0A", rows * depth * half, MTE1, CUBE),
+            ring("L0B", depth * cols * half, MTE1, CUBE),
+            ring("L0C", rows * cols * single, CUBE, FIXP),
         )
 
     def l1_ring(self, name: str, rows: int, cols: int, fmt: str, depth: int = PING_PONG) -> Ring:
         """Place a ring of operand tiles from GM on their way to L0."""
         size = rows * cols * get_format(fmt).size_bytes
         return self.allocator.ring("aic.L1", name, size, depth, producers=[MTE2], consumers=[MTE1])
+
+    def ub_in(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
+        """Place a ring of tiles that a vector core loads from GM."""
+        return self.allocator.ring(
+            core.ub, name, size_bytes, depth, producers=[core.load], consumers=[core.vector]
+        )
+
+    def ub_out(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
+        """Place a ring of tiles that a vector core stores to GM."""
+        return self.allocator.ring(
+            core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.store]
+        )
+
+    def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
+        """Place a ring that the vector unit hands to itself, some operations later."""
+        return self.allocator.ring(
+            core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.vector]
+        )
 
     def cross_ring(
         self, name: str, rows: int, cols: int, fmt: str, depth: int, *,
@@ -172,7 +209,9 @@ class CubeRings:
     accumulator: Ring
 
 
-def move(label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN) -> TileOp:
+def move(
+    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN
+) -> TileOp:
     """Return a data move; a change of format on the way is a cast (the fixpipe's inline cast)."""
     opcode = Opcode.COPY if dst.fmt == src.fmt else Opcode.CAST
     return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes),))
@@ -191,18 +230,24 @@ def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:
 Part = Callable[[int, int], RingTile]
 
 
+def whole(tile: RingTile) -> Part:
+    """Return an operand that is used in one piece."""
+    return lambda _k, _size: tile
+
+
 def product(
     label: str, rings: CubeRings, rows: int, cols: int, depth: int, *,
     left: Part, right: Part, attributes: Attributes, start: bool = True, end: bool = True,
+    piece: int = L0_EDGE,
 ) -> Iterator[TileOp]:  # fmt: skip
     """Yield the moves and products of one accumulator tile: ``rows`` x ``cols`` over ``depth``.
 
     ``left(k, size)`` and ``right(k, size)`` return the operands in L1 for ``size`` of the depth
     from ``k``, with their handshake.  ``start`` opens the accumulator's slot and ``end`` hands it
-    to the fixpipe; several calls between them accumulate in k order.  Operands are reloaded to L0
+    to the fixpipe; several calls between them accumulate in k order, ``piece`` at a time.  Operands are reloaded to L0
     for each product, as the vendor's kernels do (ascend.md section 2.2).
     """
-    pieces = list(chunks(depth, L0_EDGE))
+    pieces = list(chunks(depth, piece))
     for index, (k, size) in enumerate(pieces):
         first, last = start and index == 0, end and index == len(pieces) - 1
         a, b = left(k, size), right(k, size)

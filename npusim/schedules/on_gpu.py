@@ -7,20 +7,21 @@ that overlap and their cycles are not modelled here: values only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop, Queue
-from npusim.ir.tile import Tile
 from npusim.schedules.attention_blocks import AttentionBlock, KvTile, tile_at
-from npusim.schedules.attention_tensors import AttentionTensors
 from npusim.schedules.steps.table import bind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npusim.ir.op import Source
+    from npusim.ir.tile import Tile
+    from npusim.schedules.attention_tensors import AttentionTensors
     from npusim.schedules.steps.attention import AttentionSteps
     from npusim.schedules.steps.table import Table
     from npusim.schedules.tiling_mask import TilingMask
@@ -38,7 +39,9 @@ class GpuGroup:
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
         spaces = {
-            f"{SM}.{name}": AddressSpace(f"{SM}.{name}", b.capacity_bytes.value, b.alignment_bytes.value)
+            f"{SM}.{name}": AddressSpace(
+                f"{SM}.{name}", b.capacity_bytes.value, b.alignment_bytes.value
+            )
             for name, b in device.core(SM).buffers.items()
         }
         self.allocator = Allocator(spaces)
@@ -75,7 +78,9 @@ class GpuAttention:
         self._storage = steps.storage()
         for name in dict.fromkeys(self._storage.values()):
             if not (name == "T_in" and steps.accumulate == "chained"):
-                self.tiles[name] = place(RF, name, block_q, self._width(name, block_kv, dv), f[name])
+                self.tiles[name] = place(
+                    RF, name, block_q, self._width(name, block_kv, dv), f[name]
+                )
 
     def _width(self, name: str, block_kv: int, value_dim: int) -> int:
         if name in self.steps.row_vectors():
@@ -86,7 +91,11 @@ class GpuAttention:
         """Yield one Q block of one head in program order."""
         t = self.tensors
         q = self.q.part(0, block.rows)
-        yield _op("Q.load", LSU, Step(Opcode.COPY, q, (t.q.tile(block.batch, block.head, block.row, block.rows),)))
+        yield _op(
+            "Q.load",
+            LSU,
+            Step(Opcode.COPY, q, (t.q.tile(block.batch, block.head, block.row, block.rows),)),
+        )
         fills = {"O": 0.0, **self.steps.state}
         yield TileOp(
             "state.start", QUEUE, FMA,
@@ -115,7 +124,9 @@ class GpuAttention:
         if tile.is_masked and self.mask and self.cut:
             cut = self.mask.cut(block.row, rows, tile.col, tile.cols, block.causal_offset)
             extra["mask"] = self.cut.part(0, rows, 0, tile.cols)
-            yield _op("mask.load", LSU, Step(Opcode.COPY, self.cut.part(0, rows, 0, tile.cols), (cut,)))
+            yield _op(
+                "mask.load", LSU, Step(Opcode.COPY, self.cut.part(0, rows, 0, tile.cols), (cut,))
+            )
         yield self._steps("softmax", self.steps.softmax, rows, extra, tile.cols)
         p = self._part("P_out", rows, tile.cols)
         if self.steps.accumulate == "chained":
@@ -136,7 +147,9 @@ class GpuAttention:
         self, label: str, table: Table, rows: int, extra: dict[str, Source], cols: int | None = None
     ) -> TileOp:
         bound: dict[str, Source] = dict(self.steps.constants)
-        bound.update({n: self._part(n, rows, cols) for n, p in self._storage.items() if p in self.tiles})
+        bound.update(
+            {n: self._part(n, rows, cols) for n, p in self._storage.items() if p in self.tiles}
+        )
         return TileOp(label, QUEUE, FMA, bind(table, {**bound, **extra}))
 
 

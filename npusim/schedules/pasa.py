@@ -6,7 +6,6 @@ loop over the shifted keys, with steps that undo the shift exactly.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -14,12 +13,18 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import TilingError
 from npusim.ir.tile import GlobalTensor
-from npusim.schedules.ascend_attention import AscendAttentionTiling, slice_rows
 from npusim.schedules.attention_program import Group, ascend_program, gpu_program
 from npusim.schedules.attention_tensors import attention_tensors
 from npusim.schedules.registry import Schedule
 from npusim.schedules.shift_keys import ShiftedKeys
-from npusim.schedules.steps.pasa import PasaPrecision, ShiftingMatrix, for_inputs, optimal_beta, pasa_steps
+from npusim.schedules.steps.attention import for_inputs
+from npusim.schedules.steps.pasa import (
+    PasaPrecision,
+    ShiftingMatrix,
+    optimal_beta,
+    pasa_steps,
+)
+from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
@@ -33,19 +38,30 @@ class PasaTiling(Tiling):
     """Tiling fields and options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
 
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=128, ge=16, le=256, multiple_of=16, description="keys of a block (PASA 2.1: <= 256)")
-    vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+    block_kv: int = Field(
+        default=128, ge=16, le=256, multiple_of=16, description="keys of a block (PASA 2.1: <= 256)"
     )
-    depth: int = Field(default=2, ge=0, le=14, description="tiles that Q K'^T and softmax run ahead of P V")
+    vector_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
+    )
+    depth: int = Field(
+        default=2, ge=0, le=14, description="tiles that Q K'^T and softmax run ahead of P V"
+    )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
-    beta: float = Field(default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1")
-    optimise: bool = Field(default=False, description="move beta to the optimum next to it (equation 20)")
+    beta: float = Field(
+        default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1"
+    )
+    optimise: bool = Field(
+        default=False, description="move beta to the optimum next to it (equation 20)"
+    )
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
     )
     scale_in: Literal["matrix", "scores"] = Field(
-        default="matrix", description="where 1/sqrt(d) goes: into M, or onto S' after its float16 store"
+        default="matrix",
+        description="where 1/sqrt(d) goes: into M, or onto S' after its float16 store",
     )
 
 
@@ -69,7 +85,9 @@ class Pasa:
 
     def __init__(self, problem: Problem, tiling: PasaTiling, precision: PasaPrecision) -> None:
         if tiling.beta >= 1:
-            raise TilingError(f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)")
+            raise TilingError(
+                f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)"
+            )
         self.problem, self.tiling = problem, tiling
         n = min(tiling.block_kv, problem.seq_kv)
         beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta
@@ -116,7 +134,9 @@ def build_on_gpu(
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one GPU, values only."""
     pasa = Pasa(problem, tiling, precision)
-    build = partial(gpu_program, "pasa", device, problem, pasa.steps, tiling.block_q, tiling.block_kv)
+    build = partial(
+        gpu_program, "pasa", device, problem, pasa.steps, tiling.block_q, tiling.block_kv
+    )
     return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.spec.tiling import Tiling, tiling_fields
@@ -26,7 +26,8 @@ class Precision(Protocol):
         """Return ``{intermediate: format}``."""
 
 
-Builder = Callable[["Problem", Tiling, "DeviceSpec", Precision], "TileProgram"]
+#: A builder takes its own schedule's tiling and precision classes.
+Builder = Callable[["Problem", Any, "DeviceSpec", Any], "TileProgram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ class Schedule:
             step = field.multiple_of or 1
             for smaller in range(value - value % step, 0, -step):
                 try:
-                    self.build(problem, tiling.model_copy(update={field.name: smaller}), device, precision)
+                    self.build(
+                        problem, tiling.model_copy(update={field.name: smaller}), device, precision
+                    )
                 except TilingError:
                     continue
                 if smaller < value:

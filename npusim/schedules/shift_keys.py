@@ -6,7 +6,7 @@ accumulated in the matrix unit and stored once in float16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from npusim.schedules.on_gpu import LSU, QUEUE, RF, SMEM, TENSOR, GpuGroup
 from npusim.units import chunks
 
 if TYPE_CHECKING:
+    from npusim.ir.buffers import Ring
     from npusim.spec.problem import Problem
 
 
@@ -50,11 +51,19 @@ class ShiftedKeys:
     shifted: GlobalTensor
     matrices: dict[int, GlobalTensor]
 
-    def phase(self, problem: Problem, block: int, group: AscendGroup | GpuGroup, arithmetic: str) -> Phase:
+    def phase(
+        self, problem: Problem, block: int, group: AscendGroup | GpuGroup, arithmetic: str
+    ) -> Phase:
         """Return the phase that computes K' on one core group's mapping."""
         how = Attributes(arithmetic=arithmetic or group.arithmetic(self.keys.fmt))
-        mapping = _OnAscend if isinstance(group, AscendGroup) else _OnGpu
-        return Phase("shift_keys", key_blocks(problem, block), mapping(self, block, group, how).block, _shape)  # type: ignore[arg-type]
+        mapping: _OnAscend | _OnGpu
+        if isinstance(group, AscendGroup):
+            mapping = _OnAscend(self, block, group, how)
+        else:
+            mapping = _OnGpu(self, block, group, how)
+        return Phase(
+            "shift_keys", key_blocks(problem, block), mapping.block, _shape, serves="kv_head"
+        )
 
 
 def _shape(block: KeyBlock) -> int:
@@ -64,9 +73,11 @@ def _shape(block: KeyBlock) -> int:
 class _OnAscend:
     """K' on the AIC: both operands through L1, products in bands of 128 rows, FIXP to GM."""
 
-    def __init__(self, tensors: ShiftedKeys, block: int, group: AscendGroup, how: Attributes) -> None:
+    def __init__(
+        self, tensors: ShiftedKeys, block: int, group: AscendGroup, how: Attributes
+    ) -> None:
         self.tensors, self.how = tensors, how
-        self.rings = group.cube
+        self.rings = group.cube_rings("shift ")
         self.m_l1 = group.l1_ring("M", block, block, tensors.keys.fmt, depth=1)
         self.k_l1 = group.l1_ring("K block", block, tensors.keys.cols, tensors.keys.fmt)
 
@@ -78,21 +89,34 @@ class _OnAscend:
         corners = [(band, part) for band in chunks(n, L0_EDGE) for part in chunks(d, L0_EDGE)]
         for index, ((row, rows), (col, cols)) in enumerate(corners):
             last = index == len(corners) - 1
-            held = partial(self._part, n=n, first=index == 0, last=last)
+            left = self._held(self.m_l1, n, n, index == 0, last)
+            right = self._held(self.k_l1, n, d, index == 0, last)
             yield from product(
                 "shift", self.rings, rows, cols, n,
-                left=lambda k, size, row=row, rows=rows, held=held: held(self.m_l1, n, k, size).part(row, rows, k, size),
-                right=lambda k, size, col=col, cols=cols, held=held: held(self.k_l1, d, k, size).part(k, size, col, cols),
+                left=partial(_cut_left, left, row, rows), right=partial(_cut_right, right, col, cols),
                 attributes=self.how,
             )  # fmt: skip
             done = self.rings.accumulator.front(rows, cols, "float32")
             target = t.shifted.tile(block.batch, block.head, block.row + row, rows, col, cols)
             yield move("K'.drain", FIXP, target, done)
 
-    def _part(self, ring: object, width: int, k: int, size: int, *, n: int, first: bool, last: bool) -> RingTile:
-        return ring.front(  # type: ignore[attr-defined,no-any-return]
-            n, width, self.tensors.keys.fmt, first=first and k == 0, last=last and k + size == n
-        )
+    def _held(self, ring: Ring, rows: int, cols: int, first: bool, last: bool) -> Held:
+        def held(k: int, size: int) -> RingTile:
+            starts, ends = first and k == 0, last and k + size == rows
+            return ring.front(rows, cols, self.tensors.keys.fmt, first=starts, last=ends)
+
+        return held
+
+
+Held = Callable[[int, int], RingTile]
+
+
+def _cut_left(held: Held, row: int, rows: int, k: int, size: int) -> RingTile:
+    return held(k, size).part(row, rows, k, size)
+
+
+def _cut_right(held: Held, col: int, cols: int, k: int, size: int) -> RingTile:
+    return held(k, size).part(k, size, col, cols)
 
 
 class _OnGpu:
@@ -111,7 +135,9 @@ class _OnGpu:
         source = t.keys.tile(block.batch, block.head, block.row, n)
         target = t.shifted.tile(block.batch, block.head, block.row, n)
         total, out = self.accumulator.part(0, n), self.out.part(0, n)
-        yield TileOp("M.load", QUEUE, LSU, (Step(Opcode.COPY, m, (t.matrices[n].tile(0, 0, 0, n),)),))
+        yield TileOp(
+            "M.load", QUEUE, LSU, (Step(Opcode.COPY, m, (t.matrices[n].tile(0, 0, 0, n),)),)
+        )
         yield TileOp("K.load", QUEUE, LSU, (Step(Opcode.COPY, k, (source,)),))
         yield TileOp("shift.mma", QUEUE, TENSOR, (Step(Opcode.MATMUL, total, (m, k), self.how),))
         yield TileOp("K'.convert", QUEUE, TENSOR, (Step(Opcode.CAST, out, (total,)),))

@@ -186,7 +186,7 @@ class DeviceSpec(SpecModel):
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
         for part in ("flags", "launch"):
             if self.family == "ascend" and getattr(self, part) is None:
-                raise _at(part, "missing; ascend devices are timed")
+                raise fault_at(part, "missing; ascend devices are timed")
         for link in ("l2", "hbm"):
             if link not in self.links:
                 raise fault_at("links", f"a device has a link `{link}`; missing")

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from npusim.timing import des, replay
-from npusim.timing.result import TimingResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npusim.timing.result import TimingResult
 
 __all__ = ["METHODS"]
 

@@ -7,7 +7,6 @@ to whole cycles once, here.  A step without a row raises, it never costs 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
@@ -22,6 +21,8 @@ from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from npusim.ir.program import Queue
     from npusim.ir.walk import Template, Templates
     from npusim.spec.device import DeviceSpec
@@ -117,7 +118,9 @@ class CostModel:
         size = step.dst.payload_bytes
         found = [("l2", size)]
         if reads is not None:
-            found.append(("hbm", ceil(reads.payload_bytes * self.traffic.missing[reads.tensor.name])))
+            found.append(
+                ("hbm", ceil(reads.payload_bytes * self.traffic.missing[reads.tensor.name]))
+            )
         if writes is not None:
             found.append(("hbm", writes.payload_bytes))
         return tuple((link, n) for link, n in found if n and link in route.links)
@@ -260,7 +263,9 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
     src = step.srcs[0]
-    wider = max((o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes)
+    wider = max(
+        (o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes
+    )
     return [("cast", repeats(wider, spec))]
 
 

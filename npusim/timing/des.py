@@ -12,7 +12,6 @@ half the cost, and an engine whose next operation can start at once does so with
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simpy.core import Environment
@@ -25,17 +24,18 @@ from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
 
 
-Callback = "Callable[[Event], None]"
-
-
 def simulate(
-    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
+    program: TileProgram,
+    device: DeviceSpec,
+    *,
+    trace_groups: Collection[int] = (),
+    streams: Streams | None = None,
 ) -> TimingResult:
     """Return the time of ``program`` on all core groups of ``device``.
 
@@ -63,7 +63,7 @@ class _Alarm:
 
     __slots__ = ("_callback", "_event", "_schedule")
 
-    def __init__(self, env: Environment, callback: Callback) -> None:
+    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
         self._schedule, self._callback = env.schedule, [callback]
         self._event = Event(env)
         self._event._ok = True
@@ -79,12 +79,33 @@ class _Engine:
     """One queue with its engine: takes operations in order, waits, works, hands on."""
 
     __slots__ = (
-        "_base", "_begun", "_causes", "_counters", "_counts", "_finish", "_flows", "_index", "_links",
-        "_op", "_port_end", "_ready", "_resume", "_sim", "_start", "_started", "_stalled",
-        "blocked", "depth", "entries", "spans", "use",
+        "_base",
+        "_begun",
+        "_causes",
+        "_counters",
+        "_counts",
+        "_finish",
+        "_flows",
+        "_index",
+        "_links",
+        "_op",
+        "_port_end",
+        "_ready",
+        "_resume",
+        "_sim",
+        "_stalled",
+        "_start",
+        "_started",
+        "blocked",
+        "depth",
+        "entries",
+        "spans",
+        "use",
     )  # fmt: skip
 
-    def __init__(self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int) -> None:
+    def __init__(
+        self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int
+    ) -> None:
         self._sim, self._counters = sim, counters
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
         self.entries: deque[Issued] = deque()
@@ -96,7 +117,7 @@ class _Engine:
         self._start = _Alarm(sim.env, self._work)
         self._finish = _Alarm(sim.env, self._finished)
         self._op: TimedOp | None = None
-        self._base: tuple[int, ...] = ()
+        self._base: Sequence[int] = ()
         self._index = self._flows = 0
         self._begun = self._ready = self._started = self._port_end = 0
         self._stalled = False
@@ -125,7 +146,7 @@ class _Engine:
             if self.blocked is not None:
                 dispatcher, self.blocked = self.blocked, None
                 dispatcher.go()
-            now = self._sim.env._now
+            now = int(self._sim.env._now)
             if now > self._begun:
                 stalls = self.use.stalls
                 stalls[NO_INSTRUCTION] = stalls.get(NO_INSTRUCTION, 0) + now - self._begun
@@ -174,7 +195,7 @@ class _Engine:
     def _seen(self, _event: Event) -> None:
         assert self._op is not None
         self._stalled = False
-        now = self._sim.env._now
+        now = int(self._sim.env._now)
         if now > self._ready:
             self._stall(self._op.waits[self._index][0], now)
         self._index += 1
@@ -188,14 +209,14 @@ class _Engine:
 
     def _work(self, _event: Event) -> None:
         if self._begin():
-            self._complete(self._sim.env._now)
+            self._complete(int(self._sim.env._now))
             self.take()
 
     def _begin(self) -> bool:
         """Start the operation; return True if it takes no time at all."""
         op = self._op
         assert op is not None
-        self._started = now = self._sim.env._now
+        self._started = now = int(self._sim.env._now)
         if op.flows:
             self._flows = len(op.flows)
             self._port_end = now + op.occupancy
@@ -210,10 +231,10 @@ class _Engine:
     def _flow_ended(self) -> None:
         self._flows -= 1
         if not self._flows:
-            self._finish.set(max(0, self._port_end - self._sim.env._now))
+            self._finish.set(max(0, self._port_end - int(self._sim.env._now)))
 
     def _finished(self, _event: Event) -> None:
-        self._complete(self._sim.env._now)
+        self._complete(int(self._sim.env._now))
         self.take()
 
     def _complete(self, now: int) -> None:
@@ -228,8 +249,7 @@ class _Engine:
         if self.spans is not None:
             self.spans.append(Span(use.group, use.name, op.label, self._started, now))
         done = now + op.latency
-        if done > use.end_cycles:
-            use.end_cycles = done
+        use.end_cycles = max(use.end_cycles, done)
         for own in op.sets:
             counter = counters[own]
             count = counter.count = counter.count + 1
@@ -250,7 +270,9 @@ class _Dispatcher:
 
     __slots__ = ("_alarm", "_engines", "_pending", "_stream")
 
-    def __init__(self, env: Environment, stream: Iterator[Issued], engines: list[_Engine], delay: int) -> None:
+    def __init__(
+        self, env: Environment, stream: Iterator[Issued], engines: list[_Engine], delay: int
+    ) -> None:
         self._stream, self._engines = stream, engines
         self._pending: Issued | None = None
         self._alarm = _Alarm(env, self._issued)
@@ -287,7 +309,9 @@ class _Simulation:
         self.env = Environment()
         clock = self.device.clock_hz.value
         self.links = {
-            name: SharedLink(self.env, name, (link.mixed_bytes_per_s or link.bytes_per_s).value / clock)
+            name: SharedLink(
+                self.env, name, (link.mixed_bytes_per_s or link.bytes_per_s).value / clock
+            )
             for name, link in self.device.links.items()
         }
         self.causes = [str(e) for e in streams.endpoints]
@@ -315,7 +339,9 @@ class _Simulation:
             self._run(phase)
         uses = tuple(tuple(e.use for e in engines) for engines in self.engines)
         links = {name: link.total_bytes for name, link in self.links.items()}
-        return summarise(self.streams, "des", self.cycles, uses, links, self.counts, tuple(self.spans))
+        return summarise(
+            self.streams, "des", self.cycles, uses, links, self.counts, tuple(self.spans)
+        )
 
     def _run(self, phase: Phase) -> None:
         streams, env = self.streams, self.env
@@ -335,7 +361,9 @@ class _Simulation:
         stuck = [e for engines in self.engines for e in engines if e.stuck or e.entries]
         if stuck:
             raise DeadlockError(_describe(self.program, phase, int(env.now), stuck))
-        self.cycles = max((e.use.end_cycles for engines in self.engines for e in engines), default=0)
+        self.cycles = max(
+            (e.use.end_cycles for engines in self.engines for e in engines), default=0
+        )
         if int(env.now) < self.cycles:
             env.run(until=self.cycles)
 

@@ -71,7 +71,7 @@ class SharedLink:
         timer.callbacks.append(self._fire)
 
     def _fire(self, timer: Event) -> None:
-        due = timer.value
+        due = int(timer.value or 0)
         if self._armed != due:
             return
         self._armed = None

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
 
+
 def simulate(
-    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
+    program: TileProgram,
+    device: DeviceSpec,
+    *,
+    trace_groups: Collection[int] = (),
+    streams: Streams | None = None,
 ) -> TimingResult:
     """Return the time of ``program`` as if every transfer had its links to itself."""
     replay = _Replay(streams or Streams(program, device), frozenset(trace_groups))
@@ -28,7 +33,13 @@ def simulate(
         replay.run(phase)
     uses = tuple(tuple(uses) for uses in replay.uses)
     return summarise(
-        replay.streams, "replay", replay.cycles, uses, replay.link_bytes, replay.counts, tuple(replay.spans)
+        replay.streams,
+        "replay",
+        replay.cycles,
+        uses,
+        replay.link_bytes,
+        replay.counts,
+        tuple(replay.spans),
     )
 
 
@@ -62,7 +73,9 @@ class _Replay:
         streams, queues = self.streams, self.streams.program.queues
         uses, visible = self.uses[group], self.visible[group]
         spans = self.spans if group in self.trace_groups else None
-        issued = dict.fromkeys(streams.issuers, start + streams.device.timed_launch().block_dispatch_cycles.value)
+        issued = dict.fromkeys(
+            streams.issuers, start + streams.device.timed_launch().block_dispatch_cycles.value
+        )
         free = [start] * len(queues)
         popped: list[list[int]] = [[] for _ in queues]
         for op, base in streams.stream(phase, blocks, self.cursors[group]):  # type: ignore[arg-type]

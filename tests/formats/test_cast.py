@@ -85,7 +85,9 @@ def test_all_fp8_to_float16_equal_the_h200(
     instruction: str, source: str, unary_golden: Any
 ) -> None:
     x = np.arange(256, dtype=np.uint8).view(get_format(source).dtype)
-    np.testing.assert_array_equal(bits(cast(x, "float16"), "float16"), unary_golden[f"{instruction}/y"])
+    np.testing.assert_array_equal(
+        bits(cast(x, "float16"), "float16"), unary_golden[f"{instruction}/y"]
+    )
 
 
 @pytest.mark.parametrize("target", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
@@ -142,8 +144,7 @@ def _expected(x: np.ndarray, target: str, **rules: str) -> list[int]:
     source = get_format("float64")
     patterns = x.astype(np.float64).view(np.uint64)
     return [
-        cast_reference(decode(int(item), source), get_format(target), **rules)
-        for item in patterns
+        cast_reference(decode(int(item), source), get_format(target), **rules) for item in patterns
     ]
 
 

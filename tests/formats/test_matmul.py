@@ -112,7 +112,9 @@ def test_tf32_ignores_the_low_thirteen_bits() -> None:
     a = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     cut = (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     unit = "hopper.mma.k8.tf32.f32"
-    np.testing.assert_array_equal(matmul(a, a.T, arithmetic=unit), matmul(cut, cut.T, arithmetic=unit))
+    np.testing.assert_array_equal(
+        matmul(a, a.T, arithmetic=unit), matmul(cut, cut.T, arithmetic=unit)
+    )
 
 
 def test_empty_shapes_are_allowed() -> None:

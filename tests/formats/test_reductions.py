@@ -31,7 +31,10 @@ def _sequential(row: list[int], name: str) -> int:
 def _halves(row: list[int], name: str) -> int:
     while len(row) > 1:
         half = (len(row) + 1) // 2
-        row = [_add(row[i], row[i + half], name) if i + half < len(row) else row[i] for i in range(half)]
+        row = [
+            _add(row[i], row[i + half], name) if i + half < len(row) else row[i]
+            for i in range(half)
+        ]
     return row[0]
 
 

@@ -155,8 +155,13 @@ def _exp2p(pattern: int) -> int:
     f = encode(x.value - whole, False, fmt)
     p = int(np.float32(float.fromhex("0x1.c3c16ap-13")).view(np.uint32))
     for text in (
-        "0x1.4739acp-10", "0x1.3d0428p-7", "0x1.c68922p-5", "0x1.ebfd64p-3", "0x1.62e42ap-1", "0x1p0",
-    ):  # fmt: skip
+        "0x1.4739acp-10",
+        "0x1.3d0428p-7",
+        "0x1.c68922p-5",
+        "0x1.ebfd64p-3",
+        "0x1.62e42ap-1",
+        "0x1p0",
+    ):
         p = fma_reference(p, f, int(np.float32(float.fromhex(text)).view(np.uint32)), fmt)
     return p + (whole << 23)
 

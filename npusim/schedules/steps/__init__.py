@@ -1,0 +1,1 @@
+"""Step tables: each algorithm on one tile, as rows of primitive operations."""

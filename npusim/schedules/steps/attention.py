@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from npusim.schedules.steps.table import Table
 
 Accumulate = Literal["fresh", "chained"]
@@ -18,6 +19,22 @@ Accumulate = Literal["fresh", "chained"]
 def nothing_per_tile(_index: int, _keys: int) -> Mapping[str, float]:
     """Return no constants: every tile has the same."""
     return {}
+
+
+PrecisionType = TypeVar("PrecisionType", bound="HasFormats")
+
+
+class HasFormats(Protocol):
+    """A precision: a dataclass that names the format of each intermediate."""
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}``."""
+
+
+def for_inputs(precision: PrecisionType, fmt: str) -> PrecisionType:
+    """Return the same allocation with ``input`` replaced by the inputs' format."""
+    chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
+    return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
@@ -54,10 +54,6 @@ class FlashPrecision:
         """Return ``{intermediate: format}`` for reports."""
         names = ("scores", "softmax", "exponential", "operand", "running", "product", "output")
         return {n: getattr(self, n) for n in names}
-
-    def for_inputs(self, fmt: str) -> FlashPrecision:
-        """Return the same allocation with ``input`` replaced by the inputs' format."""
-        return replace(self, **{n: fmt for n, chosen in self.formats().items() if chosen == "input"})
 
 
 #: Scores scaled and masked, the new maximum and how it rescales what came before.

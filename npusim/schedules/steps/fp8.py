@@ -100,7 +100,12 @@ def fp8_steps(precision: Fp8Precision, scale: float, *, is_masked: bool) -> Atte
         softmax=choose(FOLDED if p.fold else STATIC, choices),
         update=UPDATE,
         finish=FINISH,
-        formats={**dict.fromkeys(wide, "float32"), "P_fp8": E4M3, "P_out": p.operand, "out": p.output},
+        formats={
+            **dict.fromkeys(wide, "float32"),
+            "P_fp8": E4M3,
+            "P_out": p.operand,
+            "out": p.output,
+        },
         state={"m": -math.inf, "l": 0.0},
         carried=("rescale",),
         overlays={"P": "E", "P_scaled": "P", "O_normal": "O"},

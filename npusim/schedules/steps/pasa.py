@@ -9,8 +9,8 @@ printed 0 rows of negative mean give 0/0).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from npusim.formats import cast
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.table import choose, row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 O = Opcode  # noqa: E741 - tables read best with one letter
 
@@ -200,7 +203,12 @@ def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
 
 
 def pasa_steps(
-    precision: PasaPrecision, beta: float, *, alpha_in_matrix: float, scale: float | None, is_ideal: bool
+    precision: PasaPrecision,
+    beta: float,
+    *,
+    alpha_in_matrix: float,
+    scale: float | None,
+    is_ideal: bool,
 ) -> AttentionSteps:
     """Return Algorithm 1's tables with the formats and choices of ``precision``.
 
@@ -242,8 +250,3 @@ NARROW = (
     "F_near", "e_old", "e_tile", "l", "l_tile", "l_part",
 )  # fmt: skip
 WIDE = ("S_wide", "S_part", "mean", "F", "F_new", "d_old", "d_tile")
-
-
-def for_inputs(precision: PasaPrecision, fmt: str) -> PasaPrecision:
-    """Return the same allocation with ``input`` replaced by the inputs' format."""
-    return replace(precision, **{n: fmt for n, chosen in precision.formats().items() if chosen == "input"})

@@ -41,7 +41,8 @@ def row(opcode: Opcode, dst: str, *srcs: str, only: str = "") -> Row:
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
     """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
     return tuple(
-        replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table
+        replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r
+        for r in table
     )
 
 

@@ -1,0 +1,78 @@
+"""The command line's root: verbs, version, and one place where errors become exit codes.
+
+0 fine; 1 a check failed; 2 bad input, said on stderr as ``npusim: error: ...``; 130 Ctrl-C.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from npusim import __version__
+from npusim.cli import check, compare, explore, hw, run, workload
+from npusim.cli.console import examples, say
+from npusim.errors import CheckFailedError, NpusimError
+
+__all__ = ["app"]
+
+INTERRUPTED = 130
+
+
+class _Root(TyperGroup):
+    """Turns the errors of every verb into a message and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except CheckFailedError as error:
+            say(f"npusim: {error}")
+            code = 1
+        except NpusimError as error:
+            say(f"npusim: error: {error}")
+            code = 2
+        except KeyboardInterrupt:
+            say("npusim: interrupted")
+            code = INTERRUPTED
+        sys.exit(code)
+
+
+app = typer.Typer(
+    name="npusim",
+    cls=_Root,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        ("npusim run flash", "FlashAttention on an Ascend 910B2, PanGu-38B, 4096 tokens"),
+        ("npusim run flash --seq 8192 -t block_kv=256", "another length, another tile"),
+        ("npusim compare runs/a runs/b", "what changed between two runs"),
+        ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
+        ("npusim hw list", "the devices that come with npusim"),
+    ),
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"npusim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Predict, without the hardware, every bit and every cycle of attention on an NPU."""
+
+
+run.add_to(app)
+compare.add_to(app)
+explore.add_to(app)
+check.add_to(app)
+app.add_typer(hw.app, name="hw")
+app.add_typer(workload.app, name="workload")

@@ -1,0 +1,119 @@
+"""The only place that prints: tables and JSON to stdout, progress and errors to stderr.
+
+Colour is used on a terminal only, and not where ``NO_COLOR`` is set; the words are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from npusim.report.text import Block
+
+__all__ = ["examples", "progress", "say", "show", "show_json", "working"]
+
+_STYLES = MappingProxyType(
+    {
+        "": "",
+        "title": "bold",
+        "label": "cyan",
+        "good": "green",
+        "warn": "yellow",
+        "bad": "bold red",
+        "dim": "dim",
+    }
+)
+
+
+def show(blocks: Iterable[Block]) -> None:
+    """Print a table: in colour on a terminal, as plain text elsewhere."""
+    from npusim.report.text import lines, plain
+
+    if not _is_coloured():
+        typer.echo(plain(blocks), nl=False)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines(blocks):
+        # Long lines are the terminal's to wrap: a copied line stays one line.
+        console.print(Text.assemble(*((t, _STYLES[s]) for t, s in line)), soft_wrap=True)
+
+
+def show_json(document: Mapping[str, object]) -> None:
+    """Print a document as JSON."""
+    typer.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def say(message: str) -> None:
+    """Print a message for people, to stderr."""
+    typer.echo(message, err=True)
+
+
+@contextmanager
+def working(message: str) -> Iterator[None]:
+    """Show that something is going on, on stderr and only if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+@contextmanager
+def progress(message: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield ``advance(done, total)``, which draws a bar on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(message, total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield advance
+
+
+def examples(*commands: tuple[str, str]) -> str:
+    """Return the closing lines of a help text: commands with what they do."""
+    width = max(len(command) for command, _ in commands)
+    rows = [f"  {_escaped(f'{command:<{width}}')}  [dim]{what}[/dim]" for command, what in commands]
+    return "\n".join(["[bold]Examples[/bold]", *rows])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _is_coloured() -> bool:
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )

@@ -1,0 +1,180 @@
+"""``npusim explore``: the fastest tiling of a grid."""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import examples, progress, say, show, show_json
+from npusim.errors import TilingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.explore.store import Outcome
+
+__all__ = ["add_to"]
+
+SCHEMA_VERSION = 1
+#: Reasons of infeasible points that are shown, the commonest first.
+_SHOWN_REASONS = 3
+
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--field", "-f", metavar="FIELD=VALUES", rich_help_panel="How",
+        help="Values to try: block_kv=128,256 or a range block_kv=128:1024:128; repeat for a grid.",
+    ),
+]  # fmt: skip
+Jobs = Annotated[
+    int,
+    typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs"),
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="FILE", show_default="runs/explore-<schedule>-<workload>-<keys>.csv",
+        help="CSV file, one line as soon as each point is done.",
+    ),
+]  # fmt: skip
+Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in the table.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(
+        "explore",
+        epilog=examples(
+            ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
+            (
+                "npusim explore flash -f block_q=64,128 -f block_kv=128:1024:128 -j2",
+                "a grid, two processes",
+            ),
+            ("npusim explore flash -f depth=1,2,3 -t block_kv=256 --seq 16384", "one field fixed"),
+        ),
+    )(explore)
+
+
+def explore(
+    schedule: o.ScheduleName = None,
+    *,
+    fields: Fields = None,
+    workload: o.WorkloadName = o.DEFAULT_WORKLOAD,
+    seq: o.Seq = None,
+    seq_q: o.SeqQ = None,
+    seq_kv: o.SeqKv = None,
+    batch: o.Batch = None,
+    tensor_parallel: o.TensorParallel = None,
+    causal: o.Causal = None,
+    hw: o.Hw = o.DEFAULT_HW,
+    overrides: o.Overrides = None,
+    tiling: o.Tilings = None,
+    precision: o.Precision = None,
+    method: o.Method = "auto",
+    jobs: Jobs = 0,
+    out: CsvFile = None,
+    top: Top = 10,
+    json: o.Json = False,
+) -> None:
+    """Run a schedule over a grid of tilings and rank them by time.
+
+    Points that do not fit the device are kept with the reason. Ctrl-C keeps what is done.
+    """
+    from npusim.explore.search import explore as search
+    from npusim.explore.space import parse_field
+
+    name = o.required_schedule(schedule)
+    space = dict(parse_field(text) for text in fields or ())
+    done: list[Outcome] = []
+    path = out if out is not None else _default_csv(name, workload, seq, seq_kv)
+    interrupted = False
+    with progress(f"exploring {name}") as advance:
+
+        def on_outcome(outcome: "Outcome", total: int) -> None:
+            done.append(outcome)
+            advance(len(done), total)
+
+        try:
+            search(
+                name, space,
+                hw=hw, workload=workload, seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch,
+                tensor_parallel=tensor_parallel, causal=causal, tiling=o.tiling_values(tiling),
+                precision=precision, method=method, overrides=o.key_values(overrides, "-C"),
+                jobs=jobs or os.cpu_count() or 1, csv_path=path, on_outcome=on_outcome,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            interrupted = True
+    done.sort(key=lambda outcome: outcome.index)
+    if json:
+        show_json(_document(name, done, complete=not interrupted))
+    else:
+        _show(name, list(space), done, top)
+    say(f"wrote {path}  ({len(done)} points)")
+    if interrupted:
+        raise KeyboardInterrupt
+    if not any(outcome.status == "ok" for outcome in done):
+        raise TilingError(f"none of the {len(done)} points fits; the reasons stand in {path}")
+
+
+def _default_csv(schedule: str, workload: str, seq: int | None, seq_kv: int | None) -> Path:
+    from npusim.spec.load import load_workload
+
+    load = load_workload(workload)
+    keys = seq_kv or seq or load.seq_kv or load.seq
+    return Path("runs") / f"explore-{schedule}-{load.name}-{keys}.csv"
+
+
+def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":
+    feasible = [outcome for outcome in outcomes if outcome.status == "ok"]
+    return sorted(feasible, key=lambda outcome: (outcome.cycles or 0, outcome.index))
+
+
+def _show(schedule: str, fields: list[str], outcomes: "Sequence[Outcome]", top: int) -> None:
+    from npusim.report.text import Block, Cell, Facts, Grid, Heading, cells, percent, whole
+
+    ranked = _ranked(outcomes)
+    misfits = len(outcomes) - len(ranked)
+    blocks: list[Block] = [Heading(f"{schedule}: {len(outcomes)} points, {misfits} do not fit")]
+    if ranked:
+        best = ranked[0].cycles or 1
+        rows = [
+            (
+                *cells(*(str(outcome.point[field]) for field in fields)),
+                *cells(f"{outcome.latency_us:,.2f}", whole(outcome.cycles or 0)),
+                Cell("best" if not i else f"{(outcome.cycles or 0) / best * 100 - 100:+.1f} %"),
+                *cells(outcome.busiest, percent(outcome.busy_share or 0.0)),
+            )
+            for i, outcome in enumerate(ranked[:top])
+        ]
+        header = (*fields, "latency us", "cycles", "", "busiest", "busy")
+        blocks.append(Grid(header, ">" * len(fields) + ">>><>", tuple(rows)))
+    if misfits:
+        reasons = Counter(outcome.reason for outcome in outcomes if outcome.reason)
+        shown = reasons.most_common(_SHOWN_REASONS)
+        texts = [Cell(f"{count} x {reason}", "warn") for reason, count in shown]
+        if len(reasons) > len(shown):
+            texts.append(
+                Cell(f"and {len(reasons) - len(shown)} other reasons, in the CSV file", "dim")
+            )
+        blocks.append(Facts((("do not fit", tuple(texts)),)))
+    show(blocks)
+
+
+def _document(schedule: str, outcomes: "Sequence[Outcome]", *, complete: bool) -> dict[str, object]:
+    ranked = _ranked(outcomes)
+
+    def point(outcome: "Outcome") -> dict[str, object]:
+        row = outcome.row()
+        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "npusim.explore",
+        "schedule": schedule,
+        "complete": complete,
+        "best": point(ranked[0]) if ranked else None,
+        "points": [point(outcome) for outcome in outcomes],
+    }

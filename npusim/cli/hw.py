@@ -1,0 +1,162 @@
+"""``npusim hw``: devices that come with npusim, and files of one's own."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import examples, show, show_json
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from npusim.spec.device import DeviceSpec
+
+__all__ = ["app"]
+
+SCHEMA_VERSION = 1
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Devices: list them, look into one, check your own file.",
+    epilog=examples(
+        ("npusim hw show ascend_910b2", "every number with its source"),
+        ("npusim hw validate my_910.yaml", "faults with file and line"),
+    ),
+)
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A packaged device, or your own .yaml.")
+]
+
+
+@app.command("list", epilog=examples(("npusim hw list --json", "for a script")))
+def list_all(json: o.Json = False) -> None:
+    """List the devices that come with npusim."""
+    from npusim.report.text import Grid, cells
+    from npusim.spec.load import list_devices, load_device
+
+    devices = [load_device(name) for name in list_devices()]
+    if json:
+        rows = [
+            {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()}
+            for d in devices
+        ]
+        show_json({"schema_version": SCHEMA_VERSION, "kind": "npusim.hw.list", "devices": rows})
+        return
+    table = tuple(cells(d.name, d.family, d.description) for d in devices)
+    show([Grid(("device", "family", "description"), "<<<", table)])
+
+
+@app.command(
+    "show",
+    epilog=examples(
+        ("npusim hw show ascend_910b2", "all of it"),
+        ("npusim hw show ascend_910b2 --only links", "keys that start so"),
+        ("npusim hw show my_910.yaml --basis assumed", "what rests on assumptions"),
+    ),
+)
+def show_one(
+    name: Name,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="KEY", help="Keys that start with this.", show_default=False
+        ),
+    ] = "",
+    basis: Annotated[
+        str | None,
+        typer.Option(
+            "--basis", metavar="BASIS", help="vendor, measured, derived, fitted or assumed."
+        ),
+    ] = None,
+    overrides: o.Overrides = None,
+    json: o.Json = False,
+) -> None:
+    """Show every number of a device, how it is known and where it comes from."""
+    from npusim.spec.load import load_device
+
+    device = load_device(name, o.key_values(overrides, "-C"))
+    if json:
+        content = device.model_dump(mode="json", by_alias=True)
+        show_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "npusim.hw.show",
+                "digest": device.digest(),
+                "device": content,
+            }
+        )
+        return
+    _show(device, only, basis)
+
+
+def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
+    from npusim.report.text import Cell, Grid, Heading
+    from npusim.spec.messages import suggest
+    from npusim.spec.quantity import BASES
+
+    if basis is not None and basis not in BASES:
+        raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
+    rows = []
+    for key, fact in device.facts():
+        if not key.startswith(only) or basis not in (None, fact.basis):
+            continue
+        value = getattr(fact, "value", "")
+        text = f"{value:,}" if isinstance(value, int) else str(value)
+        basis_cell = Cell(fact.basis, "warn" if fact.basis in ("assumed", "fitted") else "")
+        rows.append((Cell(key), Cell(text), basis_cell, Cell(fact.source, "dim")))
+    if not rows:
+        raise SpecError(f"{device.name} has no number under --only {only!r} with that basis")
+    show(
+        [
+            Heading(device.name, f"{device.description}; file {device.digest()}"),
+            Grid(("key", "value", "basis", "source"), "<><<", tuple(rows)),
+        ]
+    )
+
+
+@app.command("schema", epilog=examples(("npusim hw schema > hw.schema.json", "for your editor")))
+def schema() -> None:
+    """Print the JSON Schema of hardware files."""
+    from npusim.spec.load import device_schema
+
+    show_json(device_schema())
+
+
+@app.command(
+    "validate",
+    epilog=examples(("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty")),
+)
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")],
+    json: o.Json = False,
+) -> None:
+    """Check hardware files: every fault with file, line, key and what is allowed."""
+    from npusim.report.text import Cell, Facts
+    from npusim.spec.load import load_device
+
+    faults: dict[str, list[str]] = {}
+    facts = []
+    for file in files:
+        try:
+            device = load_device(file)
+        except SpecError as error:
+            faults[file] = str(error).splitlines()
+            facts.append((file, tuple(Cell(line, "bad") for line in faults[file])))
+        else:
+            facts.append((file, (Cell(f"ok: {_summary(device)}", "good"),)))
+    if json:
+        found = [{"file": f, "valid": f not in faults, "faults": faults.get(f, [])} for f in files]
+        show_json({"schema_version": SCHEMA_VERSION, "kind": "npusim.hw.validate", "files": found})
+    else:
+        show([Facts(tuple(facts))])
+    if faults:
+        raise SpecError(f"{len(faults)} of {len(files)} files are faulty")
+
+
+def _summary(device: "DeviceSpec") -> str:
+    bases: dict[str, int] = {}
+    for _, fact in device.facts():
+        bases[fact.basis] = bases.get(fact.basis, 0) + 1
+    numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
+    return f"{device.name}, {numbers}, digest {device.digest()}"

@@ -1,0 +1,180 @@
+"""Options that several verbs share, and the reading of their small notations."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import typer
+
+from npusim.errors import SpecError
+
+__all__ = [
+    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Hw", "Json", "Method", "Overrides",
+    "Precision", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
+    "WorkloadName", "chosen", "indices", "key_values", "required_schedule", "tiling_values",
+]  # fmt: skip
+
+# As in `npusim.run`, which is not imported for a help text: it would load numpy.
+DEFAULT_HW = "ascend_910b2"
+DEFAULT_WORKLOAD = "pangu_38b"
+
+_PROBLEM = "What to compute"
+_DEVICE = "On what"
+_HOW = "How"
+
+
+def _devices() -> list[str]:
+    from npusim.spec.load import list_devices
+
+    return list_devices()
+
+
+def _workloads() -> list[str]:
+    from npusim.spec.load import list_workloads
+
+    return list_workloads()
+
+
+ScheduleName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="For example `flash`; without one, all are listed.",
+        show_default=False,
+    ),
+]
+Hw = Annotated[
+    str,
+    typer.Option(
+        "--hw", metavar="NAME|FILE", rich_help_panel=_DEVICE, autocompletion=_devices,
+        help="Device: a name of `npusim hw list`, or your own .yaml.",
+    ),
+]  # fmt: skip
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-C", metavar="KEY=VALUE", rich_help_panel=_DEVICE,
+        help="Change one number of the device, by its dotted key; may be repeated.",
+    ),
+]  # fmt: skip
+WorkloadName = Annotated[
+    str,
+    typer.Option(
+        "--workload", "-w", metavar="NAME|FILE", rich_help_panel=_PROBLEM,
+        autocompletion=_workloads,
+        help="Model: a name of `npusim workload list`, or your own .yaml.",
+    ),
+]  # fmt: skip
+Seq = Annotated[
+    int | None,
+    typer.Option("--seq", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Queries and keys."),
+]
+SeqQ = Annotated[
+    int | None,
+    typer.Option("--seq-q", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Queries alone."),
+]
+SeqKv = Annotated[
+    int | None,
+    typer.Option("--seq-kv", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Keys alone."),
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="N", rich_help_panel=_PROBLEM, help="Sequences.")
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tensor-parallel", "--tp", metavar="N", rich_help_panel=_PROBLEM,
+        help="Devices that share the heads; one device's share is run.",
+    ),
+]  # fmt: skip
+Causal = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--no-causal", rich_help_panel=_PROBLEM, show_default=False,
+        help="Mask the future, or do not; default: as the workload says.",
+    ),
+]  # fmt: skip
+Tilings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tiling", "-t", metavar="FIELD=VALUE,...", rich_help_panel=_HOW,
+        help="Tiling fields: -t block_kv=256,depth=2; may be repeated.",
+    ),
+]  # fmt: skip
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", metavar="NAME", rich_help_panel=_HOW, show_default="the schedule's",
+        help="Formats of all intermediates, by the name of a preset.",
+    ),
+]  # fmt: skip
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="NAME", rich_help_panel=_HOW,
+        help="How time is computed: auto, des (events), replay (links not shared).",
+    ),
+]  # fmt: skip
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)
+]
+
+
+def required_schedule(name: str | None) -> str:
+    """Return the schedule's name; without one raise `SpecError` listing all with their fields."""
+    if name is not None:
+        return name
+    from npusim.schedules import SCHEDULES
+    from npusim.spec.tiling import tiling_fields
+
+    rows = ["which schedule? There are:"]
+    for schedule in SCHEDULES.values():
+        rows.append(f"  {schedule.name} ({schedule.family}): {schedule.summary}")
+        rows.append(f"    --precision {' | '.join(schedule.precisions)}")
+        for field in tiling_fields(schedule.tiling):
+            default = "" if field.default is None else f"={field.default}"
+            rows.append(f"    -t {field.name}{default}   {field.description}")
+    raise SpecError("\n".join(rows))
+
+
+def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
+    """Return ``KEY=VALUE`` items as a mapping; the later of two wins.
+
+    Raises `SpecError` naming the option where there is no ``=``.
+    """
+    found: dict[str, str] = {}
+    for item in items or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise SpecError(f"{option} {item}: write {option} key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def tiling_values(items: Iterable[str] | None) -> dict[str, object]:
+    """Return tiling fields given as ``-t a=1,b=2 -t c=3``."""
+    parts = [part for item in items or () for part in item.split(",")]
+    return dict(key_values(parts, "-t"))
+
+
+def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:
+    """Return ``sample``, ``all``, or indices; raise `SpecError` if it is none of them."""
+    if text == "sample" or text == "all":  # noqa: PLR1714 - mypy narrows only this form
+        return text
+    return indices(text, option, also="sample, all, or ")
+
+
+def indices(text: str, option: str, *, also: str = "") -> list[int]:
+    """Return the numbers of ``0,128,4000-4095``; ``also`` is what else the option takes.
+
+    Raises `SpecError` where a part is neither a number nor a rising range.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise SpecError(f"{option} {text}: write {also}numbers such as 0,128,4000-4095")
+        end = int(last) if dash else int(first)
+        if end < int(first):
+            raise SpecError(f"{option} {text}: {part.strip()} runs backwards")
+        found += range(int(first), end + 1)
+    return found

@@ -1,0 +1,202 @@
+"""``npusim run``: bits and cycles of one schedule on one device."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import examples, say, show, show_json, working
+
+if TYPE_CHECKING:
+    from npusim.run import RunResult
+
+__all__ = ["add_to"]
+
+_BITS = "Bits"
+_OUTPUT = "Output"
+
+Tensors = Annotated[
+    str | None,
+    typer.Option(
+        "--tensors", metavar="FILE|NAME", rich_help_panel=_BITS,
+        help="Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v.",
+    ),
+]  # fmt: skip
+Prefix = Annotated[
+    str,
+    typer.Option(
+        "--prefix", metavar="TEXT", rich_help_panel=_BITS, show_default=False,
+        help="Of the tensors' keys: <prefix>.q; needed where a file holds several.",
+    ),
+]  # fmt: skip
+Rows = Annotated[
+    str,
+    typer.Option(
+        "--rows", metavar="WHICH", rich_help_panel=_BITS,
+        help="Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
+    ),
+]  # fmt: skip
+Heads = Annotated[
+    str,
+    typer.Option(
+        "--heads", metavar="WHICH", rich_help_panel=_BITS,
+        help="Heads to compute: sample, all, or 0,2.",
+    ),
+]  # fmt: skip
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        rich_help_panel=_BITS,
+        help="Of tensors drawn from the workload's recipe.",
+    ),
+]
+NoNumerics = Annotated[
+    bool,
+    typer.Option(
+        "--no-numerics", rich_help_panel=_BITS, show_default=False, help="Time only, no bits."
+    ),
+]
+Trace = Annotated[
+    Literal["perfetto", "chrome", "none"],
+    typer.Option(
+        "--trace", rich_help_panel=_OUTPUT, help="Timeline to write; open it in ui.perfetto.dev."
+    ),
+]
+TraceGroups = Annotated[
+    str,
+    typer.Option(
+        "--trace-groups", metavar="WHICH", rich_help_panel=_OUTPUT,
+        help="Core groups on the timeline: 0, or 0,7.",
+    ),
+]  # fmt: skip
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, show_default="runs/<name>",
+        help="Folder of this run; an earlier run there is replaced.",
+    ),
+]  # fmt: skip
+NoSave = Annotated[
+    bool,
+    typer.Option("--no-save", rich_help_panel=_OUTPUT, show_default=False, help="Write no folder."),
+]
+SaveOutput = Annotated[
+    bool,
+    typer.Option(
+        "--save-output", rich_help_panel=_OUTPUT, show_default=False,
+        help="Write the output tensor too; always done with --tensors.",
+    ),
+]  # fmt: skip
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(
+        "run",
+        epilog=examples(
+            ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
+            (
+                "npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1",
+                "another model and device",
+            ),
+            ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
+            (
+                "npusim run flash --tensors qkv.safetensors --rows all",
+                "your own Q, K and V, every row",
+            ),
+            (
+                "npusim run flash -C flags.cross_core_latency_cycles=1000",
+                "what if flags were slower",
+            ),
+            ("npusim run flash --no-numerics --json", "time only, for a script"),
+        ),
+    )(run)
+
+
+def run(
+    schedule: o.ScheduleName = None,
+    *,
+    workload: o.WorkloadName = o.DEFAULT_WORKLOAD,
+    seq: o.Seq = None,
+    seq_q: o.SeqQ = None,
+    seq_kv: o.SeqKv = None,
+    batch: o.Batch = None,
+    tensor_parallel: o.TensorParallel = None,
+    causal: o.Causal = None,
+    hw: o.Hw = o.DEFAULT_HW,
+    overrides: o.Overrides = None,
+    tiling: o.Tilings = None,
+    precision: o.Precision = None,
+    method: o.Method = "auto",
+    tensors: Tensors = None,
+    prefix: Prefix = "",
+    rows: Rows = "sample",
+    heads: Heads = "sample",
+    seed: Seed = None,
+    no_numerics: NoNumerics = False,
+    trace: Trace = "perfetto",
+    trace_groups: TraceGroups = "0",
+    out: Out = None,
+    no_save: NoSave = False,
+    save_output: SaveOutput = False,
+    json: o.Json = False,
+) -> None:
+    """Predict bits and cycles of one attention schedule on one device.
+
+    Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
+    runs/<name>/ gets result.json, pipes.csv and trace.pftrace.
+    """
+    name = o.required_schedule(schedule)
+    groups = () if trace == "none" or no_save else o.indices(trace_groups, "--trace-groups")
+    chosen_rows, chosen_heads = o.chosen(rows, "--rows"), o.chosen(heads, "--heads")
+    numbers, fields = o.key_values(overrides, "-C"), o.tiling_values(tiling)
+    if not no_save:
+        _check_place(out)
+    with working(f"simulating {name} ..."):
+        from npusim.run import run as run_schedule
+
+        result = run_schedule(
+            name,
+            hw=hw, overrides=numbers, workload=workload, seq=seq, seq_q=seq_q, seq_kv=seq_kv,
+            batch=batch, tensor_parallel=tensor_parallel, causal=causal, tiling=fields,
+            precision=precision, method=method, tensors=tensors, prefix=prefix, rows=chosen_rows,
+            heads=chosen_heads, seed=seed, numerics=not no_numerics, trace_groups=groups,
+        )  # fmt: skip
+        folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
+    _print(result, folder, as_json=json)
+
+
+def _check_place(out: Path | None) -> None:
+    """Fail before the simulation, not after it, where the folder cannot be written."""
+    from npusim.report.output import check_writable, default_folder
+
+    check_writable(out if out is not None else default_folder(".probe"))
+
+
+def _save(
+    result: "RunResult",
+    out: Path | None,
+    trace: Literal["perfetto", "chrome", "none"],
+    tensor: bool,
+) -> Path:
+    from npusim.report.output import save_run
+
+    return save_run(result, out, trace=trace, save_output=tensor)
+
+
+def _print(result: "RunResult", folder: Path | None, *, as_json: bool) -> None:
+    from npusim.report.record import record_of
+    from npusim.report.result_json import result_document
+    from npusim.report.tables import run_table
+
+    record = record_of(result)
+    if as_json:
+        show_json(result_document(record))
+    else:
+        show(run_table(record))
+    if folder is not None:
+        files = " ".join(sorted(path.name for path in folder.iterdir()))
+        say(f"wrote {folder}/  ({files})")

@@ -1,0 +1,151 @@
+"""``npusim workload``: models that come with npusim, and import from a Hugging Face config."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import examples, say, show, show_json
+from npusim.errors import SpecError
+
+__all__ = ["app"]
+
+SCHEMA_VERSION = 1
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Models: list them, look into one, import one from a config.json.",
+    epilog=examples(
+        ("npusim workload show qwen2_7b", "its shapes, and what one device computes"),
+        ("npusim workload import config.json --tp 4 -o mine.yaml", "from Hugging Face"),
+    ),
+)
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A packaged workload, or your own .yaml.")
+]
+
+
+@app.command("list", epilog=examples(("npusim workload list --json", "for a script")))
+def list_all(json: o.Json = False) -> None:
+    """List the workloads that come with npusim."""
+    from npusim.report.text import Grid, cells
+    from npusim.spec.load import list_workloads, load_workload
+
+    loads = [load_workload(name) for name in list_workloads()]
+    if json:
+        rows = [{"name": w.name, "description": w.description} for w in loads]
+        show_json(
+            {"schema_version": SCHEMA_VERSION, "kind": "npusim.workload.list", "workloads": rows}
+        )
+        return
+    table = []
+    for load in loads:
+        heads = f"{load.heads}" if load.heads == load.kv_heads else f"{load.heads}/{load.kv_heads}"
+        numbers = (heads, str(load.head_dim), str(load.seq), str(load.tensor_parallel))
+        table.append(cells(load.name, *numbers, load.description))
+    header = ("workload", "heads", "head_dim", "seq", "devices", "description")
+    show([Grid(header, "<>>>><", tuple(table))])
+
+
+@app.command("show", epilog=examples(("npusim workload show llama2_70b", "sizes and source")))
+def show_one(name: Name, json: o.Json = False) -> None:
+    """Show a workload, and the problem that one device computes."""
+    from npusim.report.tables import problem_text
+    from npusim.report.text import Facts, Heading, cells
+    from npusim.spec.load import load_workload
+
+    load = load_workload(name)
+    problem = load.problem().model_dump(mode="json")
+    content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if json:
+        show_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "npusim.workload.show",
+                "workload": content,
+                "problem": problem,
+            }
+        )
+        return
+    hidden = ("schema", "name", "description")
+    facts = [(key, cells(_text(value))) for key, value in content.items() if key not in hidden]
+    facts.append(("one device", cells(problem_text(problem))))
+    show([Heading(load.name, load.description), Facts(tuple(facts))])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={inner}" for key, inner in value.items() if inner != "")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@app.command(
+    "schema", epilog=examples(("npusim workload schema > workload.schema.json", "for your editor"))
+)
+def schema() -> None:
+    """Print the JSON Schema of workload files."""
+    from npusim.spec.load import workload_schema
+
+    show_json(workload_schema())
+
+
+@app.command(
+    "import",
+    epilog=examples(
+        ("npusim workload import config.json", "print the workload"),
+        ("npusim workload import config.json --tp 8 --seq 8192 -o mine.yaml", "write it"),
+        ("npusim run flash -w mine.yaml", "and run it"),
+    ),
+)
+def import_one(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A model's config.json.")],
+    *,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel", "--tp", metavar="N", min=1, help="Devices that share the heads."
+        ),
+    ] = 1,
+    seq: Annotated[
+        int | None, typer.Option("--seq", metavar="TOKENS", min=1, help="Default length of a run.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Sequences.")] = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help="Of the workload.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float16", "bfloat16"] | None,
+        typer.Option("--dtype", help="Of Q, K and V.", show_default="the config's"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default="stdout"),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Make a workload from a model's Hugging Face config.json."""
+    from npusim.spec.huggingface import import_config, workload_yaml
+
+    if out is not None and out.suffix not in (".yaml", ".yml"):
+        raise SpecError(f"--out {out}: workload files end in .yaml")
+    load = import_config(
+        config, tensor_parallel=tensor_parallel, seq=seq, batch=batch, name=name, dtype=dtype
+    )
+    if json:
+        content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
+        show_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "npusim.workload.import",
+                "workload": content,
+            }
+        )
+    if out is not None:
+        from npusim.report.output import write_whole
+
+        write_whole(out, workload_yaml(load).encode())
+        say(f"wrote {out}  (npusim run flash -w {out})")
+    elif not json:
+        typer.echo(workload_yaml(load), nl=False)

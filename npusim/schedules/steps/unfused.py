@@ -1,0 +1,50 @@
+"""Attention without fusion: the element-wise kernels between the two products, as step tables.
+
+Scores are stored in the inputs' format after each kernel, as frameworks do; softmax works in
+float32 inside its kernel.
+"""
+
+from __future__ import annotations
+
+from npusim.ir.op import Opcode
+from npusim.schedules.steps.table import row
+
+O = Opcode  # noqa: E741 - tables read best with one letter
+
+#: S / sqrt(d), then masked, in the scores' own format.
+SCALE_MASK = (
+    row(O.MUL, "S", "S_in", "scale"),
+    row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
+)
+#: Softmax of whole rows.
+SOFTMAX = (
+    row(O.CAST, "X", "S_in"),
+    row(O.ROW_MAX, "m", "X"),
+    row(O.SUB, "X", "X", "m"),
+    row(O.EXP, "X", "X"),
+    row(O.ROW_SUM, "l", "X"),
+    row(O.DIV, "X", "X", "l"),
+    row(O.CAST, "P", "X"),
+)
+#: Softmax of rows that do not fit: statistics chunk by chunk ...
+STATISTICS = (
+    row(O.CAST, "X", "S_in"),
+    row(O.ROW_MAX, "m_part", "X"),
+    row(O.MAX, "m_new", "m", "m_part"),
+    row(O.SUB, "m", "m", "m_new"),
+    row(O.EXP, "m", "m"),
+    row(O.MUL, "l", "l", "m"),
+    row(O.SUB, "X", "X", "m_new"),
+    row(O.EXP, "X", "X"),
+    row(O.ROW_SUM, "l_part", "X"),
+    row(O.ADD, "l", "l", "l_part"),
+    row(O.COPY, "m", "m_new"),
+)
+#: ... then the probabilities.
+NORMALISE = (
+    row(O.CAST, "X", "S_in"),
+    row(O.SUB, "X", "X", "m"),
+    row(O.EXP, "X", "X"),
+    row(O.DIV, "X", "X", "l"),
+    row(O.CAST, "P", "X"),
+)

@@ -1,0 +1,62 @@
+"""What tests of several folders start from: the default device, data kept beside the repository, flash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from npusim.schedules import find_schedule
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+
+FlashBuilder = Callable[..., "TileProgram"]
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Shared machines stall now and then, and session fixtures are the same for every example.
+settings.register_profile(
+    "npusim", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("npusim")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """Folder of measurements and golden data beside the checkout; a test without it is skipped."""
+    folder = REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is missing: reference data are not part of this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def device() -> DeviceSpec:
+    """The default device."""
+    return load_device("ascend_910b2")
+
+
+@pytest.fixture(scope="session")
+def build_flash(device: DeviceSpec) -> FlashBuilder:
+    """Return a function that builds flash on the default device: tiling fields, then the problem's."""
+    schedule = find_schedule("flash", device.family)
+
+    def build(tiling: Mapping[str, object] | None = None, precision: str = "fa2_fp32", **fields: Any) -> TileProgram:
+        return schedule.program(
+            Problem(**fields), build_tiling(schedule.tiling, tiling or {}), device, schedule.precisions[precision]
+        )
+
+    return build

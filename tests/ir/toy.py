@@ -1,0 +1,297 @@
+"""Small tile programs for tests: by hand, or drawn at random but legal.
+
+Queues run on the vector unit of the 910B2 (or on MTE1, whose results have a latency).  The time of
+an operation is a fill of the queue's own scratch memory, so that every length can be had:
+``copy`` costs head 11 + tail 13 + one cycle a repeat of 64 float32 (hwconfigs/ascend_910b2.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import networkx as nx
+
+from npusim.formats import get_format
+from npusim.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.ir.op import Opcode, Step, TileOp
+from npusim.ir.program import Item, Loop, Phase, Queue, TileProgram
+from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
+from npusim.ir.walk import ResolvedOp, list_endpoints
+
+if TYPE_CHECKING:
+    from npusim.ir.tile import GlobalTensor
+
+#: Fixed cycles of one ``copy`` of the vector unit, and elements of one repeat of float32.
+FILL_CYCLES = 11 + 13
+REPEAT = 64
+UB, GM, L1, L0A = "aiv.UB", "gm", "aic.L1", "aic.L0A"
+
+
+@dataclass
+class Toy:
+    """Builds one program: queues first, then rings, then blocks of items."""
+
+    queues: list[Queue] = field(default_factory=list)
+    allocator: Allocator = field(
+        default_factory=lambda: Allocator(
+            {name: AddressSpace(name, 1 << 24, 32) for name in (UB, GM, L1, L0A)}
+        )
+    )
+    scratch: dict[str, Tile] = field(default_factory=dict)
+
+    def queue(self, name: str, *, engine: str = "VECTOR", issuer: str = "") -> str:
+        """Add a queue with its own scratch memory and, by default, a scalar unit of its own."""
+        core = "aic" if engine in ("MTE1", "CUBE", "FIXP") else "aiv"
+        self.queues.append(Queue(name, core, engine, issuer or f"scalar of {name}"))
+        self.scratch[name] = self.allocator.tile(UB, f"scratch of {name}", 64, REPEAT, "float32")
+        return name
+
+    def ring(
+        self, name: str, producers: Sequence[str], consumers: Sequence[str], depth: int = 2, *,
+        flag: str = "binary", period: int = 1, space: str = UB, slot_bytes: int = 1024,
+    ) -> Ring:  # fmt: skip
+        """Add a ring of slots of 1 KiB: 4 rows of 64 float32."""
+        return self.allocator.ring(
+            space, name, slot_bytes, depth, producers=producers, consumers=consumers,
+            flag=flag, period=period,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def op(self, label: str, queue: str, *slots: RingTile, repeats: int = 0, steps: Iterable[Step] = ()) -> TileOp:
+        """Return an operation that passes on ``slots`` and is busy for 24 + ``repeats`` cycles (or 0)."""
+        busy = (self._busy(queue, repeats),) if repeats else ()
+        return TileOp(label, queue, queue, (*busy, *steps), slots)
+
+    def _busy(self, queue: str, repeats: int) -> Step:
+        if next(q for q in self.queues if q.name == queue).engine == "MTE1":
+            # 256 bytes a cycle from L1 to L0A; whole fractals of 16 x 16 float16 are 512 bytes.
+            source = Tile(L1, 0, 16, 16 * repeats, 16 * repeats, "float16")
+            return Step(Opcode.COPY, replace(source, space=L0A), (source,))
+        return Step(Opcode.FILL, self.scratch[queue].part(0, repeats), (0.0,))
+
+    def program(
+        self, items: Sequence[Item] | Callable[[Hashable], Iterable[Item]], *, blocks: Sequence[Hashable] = (0,),
+        shape: Callable[[Hashable], Hashable] = lambda _block: 0, phases: Sequence[Phase] = (),
+        tensors: Sequence[GlobalTensor] = (),
+    ) -> TileProgram:  # fmt: skip
+        """Return the program whose blocks are ``items``, or ``items(block)``."""
+        body = items if callable(items) else lambda _block: items
+        return TileProgram(
+            name="toy",
+            queues=tuple(self.queues),
+            rings=tuple(self.allocator.rings),
+            spaces=dict(self.allocator.spaces),
+            used_bytes=dict(self.allocator.used_bytes),
+            tensors={t.name: t for t in tensors},
+            phases=tuple(phases) or (Phase("toy", blocks, body, shape),),
+            flops=0,
+        )
+
+
+def fill(ring: Ring, *, first: bool = True, last: bool = True) -> RingTile:
+    """Return the producer's side of a ring's slot, 4 x 64 float32."""
+    return ring.fill(4, REPEAT, "float32", first=first, last=last)
+
+
+def front(ring: Ring, *, first: bool = True, last: bool = True) -> RingTile:
+    """Return a consumer's side of a ring's slot, 4 x 64 float32."""
+    return ring.front(4, REPEAT, "float32", first=first, last=last)
+
+
+# ---------------------------------------------------------------- an oracle of its own
+
+
+def order_graph(operations: Sequence[ResolvedOp]) -> tuple[nx.DiGraph[int], dict[tuple[int, int], int]]:
+    """Return the order that queues and waits keep, and ``{(endpoint, count): operation that sets it}``.
+
+    Written from the rules alone (a queue is in order; a wait for count n of an endpoint comes after
+    the n-th set of it), without ``npusim.ir.graph`` or ``npusim.ir.races``.
+    """
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    sets: dict[tuple[int, int], int] = {}
+    done: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    for node, resolved in enumerate(operations):
+        graph.add_node(node)
+        if resolved.queue in latest:
+            graph.add_edge(latest[resolved.queue], node)
+        latest[resolved.queue] = node
+        for wait in resolved.waits:
+            graph.add_edge(sets[wait.peer, wait.count], node)
+        for endpoint in resolved.sets:
+            done[endpoint] = done.get(endpoint, 0) + 1
+            sets[endpoint, done[endpoint]] = node
+    return graph, sets
+
+
+Byte = tuple[str, int]
+
+
+def touched_bytes(resolved: ResolvedOp) -> tuple[set[Byte], set[Byte]]:
+    """Return every single byte that an operation reads, and that it writes."""
+    read: set[Byte] = set()
+    written: set[Byte] = set()
+    for step in resolved.op.steps:
+        written |= _bytes(resolved, step.dst)
+        for source in step.srcs:
+            if not isinstance(source, float):
+                read |= _bytes(resolved, source)
+        if step.attributes.accumulate:
+            read |= _bytes(resolved, step.dst)
+    return read, written
+
+
+def _bytes(resolved: ResolvedOp, operand: Operand) -> set[Byte]:
+    if isinstance(operand, GlobalTile):
+        tensor, size = operand.tensor, get_format(operand.fmt).size_bytes
+        matrix = operand.batch * tensor.heads + operand.head
+        start = ((matrix * tensor.rows + operand.row) * tensor.cols + operand.col) * size
+        space, pitch = f"tensor {tensor.name}", tensor.cols * size
+    else:
+        tile = resolved.tile(operand) if isinstance(operand, RingTile) else operand
+        size = get_format(tile.fmt).size_bytes
+        space, start, pitch = tile.space, tile.offset_bytes, tile.stride * size
+    rows, width = operand.rows, operand.cols * size
+    return {(space, start + row * pitch + byte) for row in range(rows) for byte in range(width)}
+
+
+def unordered_conflicts(operations: Sequence[ResolvedOp]) -> set[tuple[int, int]]:
+    """Return all pairs of operations on a common byte, one of them writing, that no path orders."""
+    reach = nx.transitive_closure_dag(order_graph(operations)[0])
+    touched = [touched_bytes(o) for o in operations]
+    found = set()
+    for b, (read_b, written_b) in enumerate(touched):
+        for a in range(b):
+            read_a, written_a = touched[a]
+            conflict = written_a & (read_b | written_b) or written_b & read_a
+            if conflict and not reach.has_edge(a, b):
+                found.add((a, b))
+    return found
+
+
+def endpoint_index(program: TileProgram, ring: str, queue: str, *, is_producer: bool) -> int:
+    """Return the index of one side of a ring."""
+    return next(
+        e.index
+        for e in list_endpoints(program)
+        if (e.ring, e.queue, e.is_producer) == (ring, queue, is_producer)
+    )
+
+
+# ---------------------------------------------------------------- random programs
+
+
+@dataclass
+class _Side:
+    """One endpoint while a program is drawn: what it has handed on, what it holds, what is left to do."""
+
+    ring: Ring
+    queue: str
+    is_producer: bool
+    handed_on: int = 0
+    holds: bool = False
+    left: int = 0
+
+    def may_start(self, sides: Sequence[_Side]) -> bool:
+        """Whether its next slot is there in program order, whatever the acknowledgement period."""
+        peers = [s.handed_on for s in sides if s.ring is self.ring and s.is_producer != self.is_producer]
+        if self.is_producer:
+            return self.handed_on - min(peers) <= self.ring.depth - self.ring.period
+        return min(peers) > self.handed_on
+
+
+class RandomProgram:
+    """Draws a legal program: every operation's waits are met by operations listed before it.
+
+    A block is a prologue in which producers run ahead, loops and straight runs in which all sides
+    of a ring advance alike, and an epilogue in which consumers catch up.  With ``touching`` the
+    operations fill and read parts of the slots, else they only pass them on.
+    """
+
+    def __init__(self, rng: Random, *, touching: bool = False) -> None:
+        self.rng, self.touching, self.toy = rng, touching, Toy()
+        self.labels = 0
+        names = [f"q{i}" for i in range(rng.randint(1, 5))]
+        issuers = rng.randint(1, len(names))
+        engines = ["VECTOR"] if touching else ["VECTOR", "MTE1"]
+        for name in names:
+            self.toy.queue(name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}")
+        self.sides: list[_Side] = []
+        for index in range(rng.randint(1, 4)):
+            depth = rng.randint(1, 4)
+            ring = self.toy.ring(
+                f"r{index}", self._some(names), self._some(names), depth,
+                flag=rng.choice(["binary", "counter"]), period=rng.randint(1, depth),
+            )  # fmt: skip
+            self.sides += [_Side(ring, q, True) for q in ring.producers]
+            self.sides += [_Side(ring, q, False) for q in ring.consumers]
+
+    def _some(self, names: Sequence[str]) -> list[str]:
+        return self.rng.sample(names, self.rng.randint(1, min(3, len(names))))
+
+    def program(self) -> TileProgram:
+        """Return one or two phases of up to seven blocks of up to three shapes."""
+        phases = []
+        for phase in range(self.rng.randint(1, 2)):
+            bodies = [self._block() for _ in range(self.rng.randint(1, 3))]
+            blocks = [(self.rng.randrange(len(bodies)), i) for i in range(self.rng.randint(1, 7))]
+            phases.append(Phase(f"p{phase}", blocks, lambda b, bodies=bodies: bodies[b[0]], lambda b: b[0]))
+        return self.toy.program((), phases=phases)
+
+    def _block(self) -> list[Item]:
+        rings = list(dict.fromkeys(s.ring for s in self.sides))
+        ahead = {r.name: self.rng.randint(0, r.depth - r.period + 1) for r in rings}
+        items: list[Item] = list(self._run({r: (n, 0) for r, n in ahead.items()}))
+        for _ in range(self.rng.randint(0, 3)):
+            items += self._segment(rings, 2)
+        items += self._run({r: (0, n) for r, n in ahead.items()})
+        return items
+
+    def _segment(self, rings: Sequence[Ring], levels: int) -> list[Item]:
+        if not levels or self.rng.random() < 0.4:
+            return list(self._run({r.name: (n, n) for r in rings for n in [self.rng.randint(0, 3)]}))
+        body = [item for _ in range(self.rng.randint(1, 2)) for item in self._segment(rings, levels - 1)]
+        indices = range(self.rng.randint(0, 4))
+        return [Loop(f"loop{self.labels}", indices, lambda _i: body)]
+
+    def _run(self, slots: dict[str, tuple[int, int]]) -> Iterable[TileOp]:
+        """Draw operations until every producer has filled and every consumer read its slots."""
+        for side in self.sides:
+            side.left = slots[side.ring.name][0 if side.is_producer else 1]
+        if self.rng.random() < 0.3:
+            yield self._op(self.rng.choice(self.toy.queues).name, ())
+        while True:
+            able = [s for s in self.sides if s.holds or (s.left and s.may_start(self.sides))]
+            if not able:
+                assert not any(s.left for s in self.sides)
+                return
+            queue = self.rng.choice(able).queue
+            mine = [s for s in able if s.queue == queue]
+            chosen = self.rng.sample(mine, self.rng.randint(1, len(mine)))
+            yield self._op(queue, [self._take(side) for side in chosen])
+
+    def _take(self, side: _Side) -> RingTile:
+        first, last = not side.holds, self.rng.random() < 0.7
+        side.holds = not last
+        if last:
+            side.handed_on += 1
+            side.left -= 1
+        tile = (fill if side.is_producer else front)(side.ring, first=first, last=last)
+        if not self.touching:
+            return tile
+        row = self.rng.randrange(4)
+        return tile.part(row, self.rng.randint(1, 4 - row))
+
+    def _op(self, queue: str, slots: Sequence[RingTile]) -> TileOp:
+        self.labels += 1
+        repeats = 0 if self.touching else self.rng.choice([0, 1, 1, 3, 10, 40])
+        steps = []
+        if self.touching:
+            for slot in slots:
+                own = self.toy.scratch[queue].part(0, slot.rows)
+                dst, source = (slot, own) if slot.is_producer else (own, slot)
+                steps.append(Step(Opcode.COPY, dst, (source,)))
+            slots = ()
+        return self.toy.op(f"op{self.labels}", queue, *slots, repeats=repeats, steps=steps)
