@@ -12,10 +12,9 @@ import sys
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from npusim import errors as errors
-from npusim import formats as formats
-from npusim.run import RunResult as RunResult
-from npusim.run import run as run
+if TYPE_CHECKING:
+    from npusim import errors, formats
+    from npusim.run import RunResult, run
 
 __all__ = ["RunResult", "__version__", "errors", "formats", "run"]
 

@@ -7,11 +7,11 @@ import sys
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from npusim import __version__
 from npusim.cli import check, compare, explore, hw, run, workload
-from npusim.cli.console import examples, say
+from npusim.cli.console import say
+from npusim.cli.help import Group, examples
 from npusim.errors import CheckFailedError, NpusimError
 
 __all__ = ["app"]
@@ -19,7 +19,7 @@ __all__ = ["app"]
 INTERRUPTED = 130
 
 
-class _Root(TyperGroup):
+class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
@@ -43,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples(
         ("npusim run flash", "FlashAttention on an Ascend 910B2, PanGu-38B, 4096 tokens"),
         ("npusim run flash --seq 8192 -t block_kv=256", "another length, another tile"),

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, progress, show, show_json
+from npusim.cli.console import progress, show, show_json
+from npusim.cli.help import Command, examples
 from npusim.errors import CheckFailedError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     app.command(
         "check",
+        cls=Command,
         epilog="\n".join(
             (
                 examples(
@@ -30,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
                     ("npusim check baselines/ --update", "accept the cycles of today"),
                 ),
                 "",
-                "[bold]A new baseline[/bold] is a file such as this one, and then --update:",
+                "A new baseline is a file such as this one, and then --update:",
                 "  schema: npusim.baseline/1",
                 "  schedule: flash",
                 "  hw: ascend_910b2",

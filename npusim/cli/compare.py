@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, show, show_json
+from npusim.cli.console import show, show_json
+from npusim.cli.help import Command, examples
 
 __all__ = ["add_to"]
 
@@ -17,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     app.command(
         "compare",
+        cls=Command,
         epilog=examples(
             ("npusim compare runs/flash-a runs/flash-b", "old, new, change"),
             ("npusim compare a/result.json b/result.json --json", "the same for a script"),

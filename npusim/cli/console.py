@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-__all__ = ["examples", "progress", "say", "show", "show_json", "working"]
+__all__ = ["progress", "say", "show", "show_json", "working"]
 
 _STYLES = MappingProxyType(
     {
@@ -100,17 +100,6 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(task, completed=done, total=total)
 
         yield advance
-
-
-def examples(*commands: tuple[str, str]) -> str:
-    """Return the closing lines of a help text: commands with what they do."""
-    width = max(len(command) for command, _ in commands)
-    rows = [f"  {_escaped(f'{command:<{width}}')}  [dim]{what}[/dim]" for command, what in commands]
-    return "\n".join(["[bold]Examples[/bold]", *rows])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _is_coloured() -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, progress, say, show, show_json
+from npusim.cli.console import progress, say, show, show_json
+from npusim.cli.help import Command, examples
 from npusim.errors import TilingError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     app.command(
         "explore",
+        cls=Command,
         epilog=examples(
             ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
             (

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, show, show_json
+from npusim.cli.console import show, show_json
+from npusim.cli.help import Command, Group, examples
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["app"]
 SCHEMA_VERSION = 1
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Devices: list them, look into one, check your own file.",
     epilog=examples(
@@ -29,7 +31,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list", epilog=examples(("npusim hw list --json", "for a script")))
+@app.command("list", cls=Command, epilog=examples(("npusim hw list --json", "for a script")))
 def list_all(json: o.Json = False) -> None:
     """List the devices that come with npusim."""
     from npusim.report.text import Grid, cells
@@ -49,6 +51,7 @@ def list_all(json: o.Json = False) -> None:
 
 @app.command(
     "show",
+    cls=Command,
     epilog=examples(
         ("npusim hw show ascend_910b2", "all of it"),
         ("npusim hw show ascend_910b2 --only links", "keys that start so"),
@@ -115,7 +118,9 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
     )
 
 
-@app.command("schema", epilog=examples(("npusim hw schema > hw.schema.json", "for your editor")))
+@app.command(
+    "schema", cls=Command, epilog=examples(("npusim hw schema > hw.schema.json", "for your editor"))
+)
 def schema() -> None:
     """Print the JSON Schema of hardware files."""
     from npusim.spec.load import device_schema
@@ -125,6 +130,7 @@ def schema() -> None:
 
 @app.command(
     "validate",
+    cls=Command,
     epilog=examples(("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty")),
 )
 def validate(

@@ -38,7 +38,7 @@ ScheduleName = Annotated[
     str | None,
     typer.Argument(
         metavar="SCHEDULE",
-        help="For example `flash`; without one, all are listed.",
+        help="For example flash; without one, all are listed.",
         show_default=False,
     ),
 ]
@@ -46,7 +46,7 @@ Hw = Annotated[
     str,
     typer.Option(
         "--hw", metavar="NAME|FILE", rich_help_panel=_DEVICE, autocompletion=_devices,
-        help="Device: a name of `npusim hw list`, or your own .yaml.",
+        help="Device: a name of npusim hw list, or your own .yaml.",
     ),
 ]  # fmt: skip
 Overrides = Annotated[
@@ -61,7 +61,7 @@ WorkloadName = Annotated[
     typer.Option(
         "--workload", "-w", metavar="NAME|FILE", rich_help_panel=_PROBLEM,
         autocompletion=_workloads,
-        help="Model: a name of `npusim workload list`, or your own .yaml.",
+        help="Model: a name of npusim workload list, or your own .yaml.",
     ),
 ]  # fmt: skip
 Seq = Annotated[
@@ -158,8 +158,10 @@ def tiling_values(items: Iterable[str] | None) -> dict[str, object]:
 
 def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:
     """Return ``sample``, ``all``, or indices; raise `SpecError` if it is none of them."""
-    if text == "sample" or text == "all":  # noqa: PLR1714 - mypy narrows only this form
-        return text
+    if text == "sample":
+        return "sample"
+    if text == "all":
+        return "all"
     return indices(text, option, also="sample, all, or ")
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, say, show, show_json, working
+from npusim.cli.console import say, show, show_json, working
+from npusim.cli.help import Command, examples
 
 if TYPE_CHECKING:
     from npusim.run import RunResult
@@ -96,6 +97,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     app.command(
         "run",
+        cls=Command,
         epilog=examples(
             ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
             (

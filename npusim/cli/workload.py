@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import examples, say, show, show_json
+from npusim.cli.console import say, show, show_json
+from npusim.cli.help import Command, Group, examples
 from npusim.errors import SpecError
 
 __all__ = ["app"]
@@ -14,6 +15,7 @@ __all__ = ["app"]
 SCHEMA_VERSION = 1
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Models: list them, look into one, import one from a config.json.",
     epilog=examples(
@@ -27,7 +29,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list", epilog=examples(("npusim workload list --json", "for a script")))
+@app.command("list", cls=Command, epilog=examples(("npusim workload list --json", "for a script")))
 def list_all(json: o.Json = False) -> None:
     """List the workloads that come with npusim."""
     from npusim.report.text import Grid, cells
@@ -49,7 +51,9 @@ def list_all(json: o.Json = False) -> None:
     show([Grid(header, "<>>>><", tuple(table))])
 
 
-@app.command("show", epilog=examples(("npusim workload show llama2_70b", "sizes and source")))
+@app.command(
+    "show", cls=Command, epilog=examples(("npusim workload show llama2_70b", "sizes and source"))
+)
 def show_one(name: Name, json: o.Json = False) -> None:
     """Show a workload, and the problem that one device computes."""
     from npusim.report.tables import problem_text
@@ -82,7 +86,9 @@ def _text(value: object) -> str:
 
 
 @app.command(
-    "schema", epilog=examples(("npusim workload schema > workload.schema.json", "for your editor"))
+    "schema",
+    cls=Command,
+    epilog=examples(("npusim workload schema > workload.schema.json", "for your editor")),
 )
 def schema() -> None:
     """Print the JSON Schema of workload files."""
@@ -93,6 +99,7 @@ def schema() -> None:
 
 @app.command(
     "import",
+    cls=Command,
     epilog=examples(
         ("npusim workload import config.json", "print the workload"),
         ("npusim workload import config.json --tp 8 --seq 8192 -o mine.yaml", "write it"),

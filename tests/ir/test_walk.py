@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
 
@@ -162,6 +162,7 @@ def expand(
                 yield op.op.label, needs
 
 
+@settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(rng: object) -> None:
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
@@ -180,6 +181,7 @@ def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_re
             assert cursors == walker.cursors
 
 
+@settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_random_programs_are_in_legal_order(rng: object) -> None:
     # A law of the generator that other tests build on, and of check_order: no false alarm.

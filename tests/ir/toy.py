@@ -126,24 +126,25 @@ def order_graph(operations: Sequence[ResolvedOp]) -> tuple[nx.DiGraph[int], dict
     return graph, sets
 
 
-Byte = tuple[str, int]
+#: Bytes of each memory as the bits of one integer.
+Bytes = dict[str, int]
 
 
-def touched_bytes(resolved: ResolvedOp) -> tuple[set[Byte], set[Byte]]:
+def touched_bytes(resolved: ResolvedOp) -> tuple[Bytes, Bytes]:
     """Return every single byte that an operation reads, and that it writes."""
-    read: set[Byte] = set()
-    written: set[Byte] = set()
+    read: Bytes = {}
+    written: Bytes = {}
     for step in resolved.op.steps:
-        written |= _bytes(resolved, step.dst)
+        _mark(written, resolved, step.dst)
         for source in step.srcs:
             if not isinstance(source, float):
-                read |= _bytes(resolved, source)
+                _mark(read, resolved, source)
         if step.attributes.accumulate:
-            read |= _bytes(resolved, step.dst)
+            _mark(read, resolved, step.dst)
     return read, written
 
 
-def _bytes(resolved: ResolvedOp, operand: Operand) -> set[Byte]:
+def _mark(found: Bytes, resolved: ResolvedOp, operand: Operand) -> None:
     if isinstance(operand, GlobalTile):
         tensor, size = operand.tensor, get_format(operand.fmt).size_bytes
         matrix = operand.batch * tensor.heads + operand.head
@@ -154,21 +155,33 @@ def _bytes(resolved: ResolvedOp, operand: Operand) -> set[Byte]:
         size = get_format(tile.fmt).size_bytes
         space, start, pitch = tile.space, tile.offset_bytes, tile.stride * size
     rows, width = operand.rows, operand.cols * size
-    return {(space, start + row * pitch + byte) for row in range(rows) for byte in range(width)}
+    if pitch == width:
+        rows, width = 1, rows * width
+    one_row = (1 << width) - 1
+    for row in range(rows):
+        found[space] = found.get(space, 0) | one_row << (start + row * pitch)
+
+
+def share_bytes(a: Bytes, b: Bytes) -> bool:
+    """Whether two operations' bytes meet."""
+    return any(a[space] & b[space] for space in a.keys() & b.keys())
+
+
+def conflict(a: ResolvedOp, b: ResolvedOp) -> bool:
+    """Whether two operations touch a common byte and one of them writes it."""
+    (read_a, written_a), (read_b, written_b) = touched_bytes(a), touched_bytes(b)
+    return share_bytes(written_a, read_b) or share_bytes(written_a, written_b) or share_bytes(read_a, written_b)
 
 
 def unordered_conflicts(operations: Sequence[ResolvedOp]) -> set[tuple[int, int]]:
     """Return all pairs of operations on a common byte, one of them writing, that no path orders."""
     reach = nx.transitive_closure_dag(order_graph(operations)[0])
-    touched = [touched_bytes(o) for o in operations]
-    found = set()
-    for b, (read_b, written_b) in enumerate(touched):
-        for a in range(b):
-            read_a, written_a = touched[a]
-            conflict = written_a & (read_b | written_b) or written_b & read_a
-            if conflict and not reach.has_edge(a, b):
-                found.add((a, b))
-    return found
+    return {
+        (a, b)
+        for b in range(len(operations))
+        for a in range(b)
+        if not reach.has_edge(a, b) and conflict(operations[a], operations[b])
+    }
 
 
 def endpoint_index(program: TileProgram, ring: str, queue: str, *, is_producer: bool) -> int:

@@ -1,0 +1,63 @@
+"""Help texts: options under headings, and examples printed as they are to be typed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["Command", "Group", "examples"]
+
+#: Heading of options that name none.
+_OTHERS = "Options"
+
+
+def examples(*commands: tuple[str, str]) -> str:
+    """Return the closing lines of a help text: commands with what they do."""
+    width = max(len(command) for command, _ in commands)
+    return "\n".join(["Examples:", *(f"  {c:<{width}}   # {what}" for c, what in commands)])
+
+
+class Command(TyperCommand):
+    """A verb whose options stand under the headings (``rich_help_panel``) they name."""
+
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write arguments first, then each heading's options, those without a heading last."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        others: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            heading = getattr(param, "rich_help_panel", None)
+            if param.param_type_name == "argument":
+                sections["Arguments"].append(record)
+            elif heading:
+                sections.setdefault(heading, []).append(record)
+            else:
+                others.append(record)
+        for title, rows in {**sections, _OTHERS: others}.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write the examples line by line."""
+        _write_lines(self.epilog, formatter)
+
+
+class Group(TyperGroup):
+    """A verb with verbs of its own; its examples too are printed as they are."""
+
+    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write the examples line by line."""
+        _write_lines(self.epilog, formatter)
+
+
+def _write_lines(text: str | None, formatter: Any) -> None:
+    if text:
+        formatter.write("\n" + inspect.cleandoc(text) + "\n")
