@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
-from npusim.schedules import Schedule, find_schedule
+from npusim.schedules import find_schedule
 from npusim.spec.load import load_device, load_workload
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.tiling import Tiling, build_tiling
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.schedules.registry import Precision
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
+    from npusim.spec.problem import Dtype, Problem
     from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
@@ -93,6 +92,7 @@ def run(
     batch: int | None = None,
     tensor_parallel: int | None = None,
     causal: bool | None = None,
+    dtype: Dtype | None = None,
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
@@ -113,12 +113,13 @@ def run(
         Name of the schedule: ``flash``, ...
     hw, workload
         Names of packaged files, paths, or the loaded objects.
-    seq, seq_q, seq_kv, batch, tensor_parallel, causal
+    seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
         Replace what the workload says; with ``tensors`` the sizes come from them.
     tiling
         Fields of the schedule's tiling; the others keep their defaults.
     precision
-        Name of one of the schedule's precision presets.
+        Name of one of the schedule's presets, its fields changed if wanted:
+        ``"fa2_fp32,exp_variant=exp2.exp2p,arithmetic=ascend.cube_fma.k16.f16.f32"``.
     tensors
         Q, K and V: a file, the name of packaged data, or a mapping of (batch, heads, tokens, head
         size) arrays; by default they are drawn from the workload's recipe with ``seed``.
@@ -148,9 +149,13 @@ def run(
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     chosen = find_schedule(schedule, device.family)
     given = load_tensors(tensors, prefix=prefix) if tensors is not None else None
-    problem = _problem(load, given, seq, seq_q, seq_kv, batch, tensor_parallel, causal)
+    sizes = {
+        "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel,
+        "dtype": dtype,
+    }  # fmt: skip
+    problem = _problem(load, given, sizes, causal)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
-    preset = _precision(chosen, precision)
+    preset = chosen.precision(precision)
     program = chosen.program(problem, fields, device, preset)
     check(program, flag_budget(device), thorough=False)
     timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
@@ -176,43 +181,23 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
 
 
 def _problem(
-    load: Workload, given: Mapping[str, NDArray[Any]] | None, seq: int | None, seq_q: int | None,
-    seq_kv: int | None, batch: int | None, tensor_parallel: int | None, causal: bool | None,
-) -> Problem:  # fmt: skip
+    load: Workload,
+    given: Mapping[str, NDArray[Any]] | None,
+    sizes: Mapping[str, Any],
+    causal: bool | None,
+) -> Problem:
     if given is None:
-        return load.problem(
-            seq=seq,
-            seq_q=seq_q,
-            seq_kv=seq_kv,
-            batch=batch,
-            tensor_parallel=tensor_parallel,
-            causal=causal,
-        )
+        return load.problem(causal=causal, **sizes)
     q, k, v = (given[name] for name in ("q", "k", "v"))
-    asked = {
-        "seq": seq,
-        "seq_q": seq_q,
-        "seq_kv": seq_kv,
-        "batch": batch,
-        "tensor_parallel": tensor_parallel,
-    }
-    clash = [name for name, value in asked.items() if value is not None]
+    clash = [name for name, value in sizes.items() if value is not None]
     if clash:
         raise SpecError(
             f"{', '.join(clash)}: sizes come from the tensors given; leave these options out"
         )
     return load.problem(
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
-        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=str(q.dtype),
+        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=cast("Dtype", str(q.dtype)),
     )  # fmt: skip
-
-
-def _precision(schedule: Schedule, name: str | None) -> Precision:
-    chosen = name or schedule.default_precision
-    if chosen not in schedule.precisions:
-        known = ", ".join(schedule.precisions)
-        raise SpecError(f"precision {chosen!r}: {schedule.name} has {known}")
-    return schedule.precisions[chosen]
 
 
 def _simulate(

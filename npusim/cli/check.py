@@ -54,7 +54,7 @@ def check(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Compare cycles with accepted ones, exactly, and name the pipes that moved.
+    """Hold cycles against accepted ones, exactly, by pipe.
 
     Exit code 1 if any differ. --update is refused where the environment variable CI is set.
     """

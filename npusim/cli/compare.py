@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def compare(old: Run, new: Run, json: o.Json = False) -> None:
-    """Show what differs between two runs: inputs, time, pipes, bytes, numerics."""
+    """Show two runs side by side: inputs, time, pipes, numerics."""
     from npusim.report.compare import compare as compare_runs
     from npusim.report.compare import comparison_document, comparison_table
 

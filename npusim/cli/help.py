@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -60,4 +59,4 @@ class Group(TyperGroup):
 
 def _write_lines(text: str | None, formatter: Any) -> None:
     if text:
-        formatter.write("\n" + inspect.cleandoc(text) + "\n")
+        formatter.write(f"\n{text}\n")

@@ -75,7 +75,7 @@ def show_one(
     overrides: o.Overrides = None,
     json: o.Json = False,
 ) -> None:
-    """Show every number of a device, how it is known and where it comes from."""
+    """Show every number of a device with its basis and source."""
     from npusim.spec.load import load_device
 
     device = load_device(name, o.key_values(overrides, "-C"))
@@ -137,7 +137,7 @@ def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")],
     json: o.Json = False,
 ) -> None:
-    """Check hardware files: every fault with file, line, key and what is allowed."""
+    """Check hardware files; name each fault with file and line."""
     from npusim.report.text import Cell, Facts
     from npusim.spec.load import load_device
 

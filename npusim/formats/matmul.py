@@ -97,26 +97,6 @@ def checked_operands(
     return first, second, third, _check_shapes(first, second, third, arithmetic)
 
 
-def _values(array: Array, fmt: FloatFormat) -> Array:
-    """Return operand values as float32 (float64 for float64); tf32 drops its low 13 bits."""
-    wide = np.ascontiguousarray(widen(array))
-    if fmt.name == "tf32":
-        # A NaN whose payload lies in the dropped bits must stay a NaN.
-        quiet = np.where(np.isnan(wide), np.float32(np.nan), wide)
-        return (quiet.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return wide
-
-
-def _permuted(values: Array, arithmetic: MmaArithmetic, axis: int) -> Array:
-    """Return the operand with each instruction's k in the order of its index groups."""
-    if arithmetic.index_groups is None:
-        return values
-    order = np.concatenate([np.array(group) for group in arithmetic.index_groups])
-    starts = np.arange(0, values.shape[axis], arithmetic.k)
-    permuted: Array = np.take(values, (starts[:, None] + order).reshape(-1), axis=axis)
-    return permuted
-
-
 def matmul(
     a: Any,
     b: Any,
@@ -176,12 +156,10 @@ def matmul_on_path(
     if third is not None:
         out[...] = widen(third)
     if out.size and first.shape[-1]:
-        left = _permuted(_values(first, arithmetic.a), arithmetic, -1)
-        right = _permuted(_values(second, arithmetic.b), arithmetic, -2)
         problem = Problem(
             arithmetic=arithmetic,
-            a=left.reshape(-1, *first.shape[-2:]),
-            b=right.reshape(-1, *second.shape[-2:]),
+            a=first.reshape(-1, *first.shape[-2:]),
+            b=second.reshape(-1, *second.shape[-2:]),
             out=out.reshape(-1, *shape[-2:]),
             a_of=_batch_index(first.shape[:-2], shape[:-2]),
             b_of=_batch_index(second.shape[:-2], shape[:-2]),

@@ -10,6 +10,9 @@ import numpy as np
 from npusim.formats.cast import Array, cast, widen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.formats.float_format import FloatFormat
     from npusim.formats.mma_arithmetic import MmaArithmetic
 
 Path = Literal["fast", "scalar"]
@@ -28,8 +31,8 @@ _NOTHING = -100000
 class Problem:
     """A batch of products: ``out[n] = a[a_of[n]] · b[b_of[n]] + out[n]``.
 
-    ``a`` (A batch, M, K) and ``b`` (B batch, K, N) are exact float32 values (float64 for
-    float64), ``out`` (batch, M, N) holds C and receives D.
+    ``a`` (A batch, M, K) and ``b`` (B batch, K, N) are in the arithmetic's formats, ``out``
+    (batch, M, N) holds C and receives D as float32 values (float64 for a float64 accumulator).
     """
 
     arithmetic: MmaArithmetic
@@ -41,19 +44,140 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The outputs ``rows`` x ``columns`` of matrix ``n`` of the batch."""
+class Work:
+    """Outputs that share columns of one B: (matrix of the batch, its rows) each."""
 
-    n: int
-    rows: slice
+    b_index: int
     columns: slice
+    tiles: tuple[tuple[int, slice], ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand prepared for a kernel: exact values, and what the kernel reads beside them.
+
+    ``values`` are float32 (float64 for float64) as the scalar path reads them.
+    """
+
+    values: Array
+    lanes: tuple[Array, ...]
+    has_specials: bool = False
 
 
 class Multiplier(Protocol):
-    """Operands prepared for one kernel."""
+    """How one family of units prepares operands and multiplies them."""
 
-    def run(self, tile: Tile, c: Array) -> None:
-        """Overwrite the contiguous ``c`` (a copy of the tile's C) with D."""
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+        """Return contiguous A (M, K) or B (K, N) values prepared."""
+
+    def run(self, a: Operand, b: Operand, c: Array) -> None:
+        """Overwrite contiguous C (M, N) with D."""
+
+
+class SequentialMultiplier:
+    """Chains of IEEE fused multiply-adds; nothing to prepare."""
+
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+        """See :class:`Multiplier`."""
+        return Operand(values, (values,))
+
+    def run(self, a: Operand, b: Operand, c: Array) -> None:
+        """See :class:`Multiplier`."""
+        from npusim.formats import mma_kernels
+
+        if c.dtype == np.float64:
+            mma_kernels.sequential_float64(a.values, b.values, c)
+        else:
+            mma_kernels.sequential_float32(a.values, b.values, c)
+
+
+class ExactMultiplier:
+    """Exact block sums in float64 lanes (``mma_exact``)."""
+
+    def __init__(self, arithmetic: MmaArithmetic) -> None:
+        self._block = arithmetic.block
+
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+        """See :class:`Multiplier`; the block ranges of A are those of its transpose's columns."""
+        from npusim.formats import mma_exact
+
+        lanes = values.astype(np.float64)
+        columns = np.ascontiguousarray(lanes.T) if is_left else lanes
+        shape = (columns.shape[0] // self._block, columns.shape[1])
+        largest, unit = np.empty(shape), np.empty(shape)
+        mma_exact.block_ranges(columns, self._block, largest, unit)
+        return Operand(values, (lanes, largest, unit))
+
+    def run(self, a: Operand, b: Operand, c: Array) -> None:
+        """See :class:`Multiplier`."""
+        from npusim.formats import mma_exact
+
+        operands = (a.lanes[0], b.lanes[0])
+        mma_exact.exact_kernel(self._block)(operands, a.lanes[1:], b.lanes[1:], c)
+
+
+class FusedMultiplier:
+    """Truncating fused dot-adds (``mma_kernels``); NaN and Inf operands by the scalar path."""
+
+    def __init__(self, arithmetic: MmaArithmetic) -> None:
+        self._arithmetic = arithmetic
+        # Products of formats with float32's exponent range leave the float32 range.
+        wide = max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
+        self._lane = np.float64 if wide else np.float32
+
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+        """See :class:`Multiplier`."""
+        from npusim.formats import mma_kernels
+
+        lanes, exponents = np.empty(values.shape, self._lane), np.empty(values.shape, np.int16)
+        specials = mma_kernels.decode_operand(
+            values.reshape(-1), fmt.min_exponent, lanes.reshape(-1), exponents.reshape(-1)
+        )
+        return Operand(values, (lanes, exponents), specials > 0)
+
+    def run(self, a: Operand, b: Operand, c: Array) -> None:
+        """See :class:`Multiplier`."""
+        has_specials = a.has_specials or b.has_specials
+        before = c.copy() if has_specials else c
+        if self._arithmetic.c_mode == "late":
+            self._run_late(a, b, c)
+        else:
+            self._run_chain(a.lanes, b.lanes, c)
+        if has_specials:
+            self._repeat_specials(a.values, b.values, before, c)
+
+    def _run_chain(self, left: tuple[Array, ...], right: tuple[Array, ...], c: Array) -> None:
+        """Chain all blocks onto c."""
+        from npusim.formats import mma_kernels
+
+        unit = self._arithmetic
+        kept, floor = unit.kept_fraction_bits, unit.min_alignment_exponent
+        plan = (
+            unit.fraction_bits or 0,
+            -300 if floor is None else floor,
+            -1 if kept is None else -(1 << (unit.acc.mantissa_bits - kept)),
+            int(unit.acc.name == "float16"),
+        )
+        mma_kernels.fused_kernel(unit.block)(left, right, c, plan)
+
+    def _run_late(self, a: Operand, b: Operand, c: Array) -> None:
+        """Sum each instruction from 0 and add it to c with an IEEE addition."""
+        step = self._arithmetic.k
+        for start in range(0, a.values.shape[1], step):
+            part = slice(start, start + step)
+            left = tuple(np.ascontiguousarray(lane[:, part]) for lane in a.lanes)
+            products = np.zeros_like(c)
+            self._run_chain(left, tuple(lane[part] for lane in b.lanes), products)
+            c += products
+            if self._arithmetic.acc.name == "float16":
+                c[...] = widen(cast(c, "float16"))
+
+    def _repeat_specials(self, a: Array, b: Array, before: Array, c: Array) -> None:
+        """Compute rows and columns with a NaN or Inf operand again, one output at a time."""
+        from npusim.formats import mma_scalar
+
+        marked = (~np.isfinite(a).all(axis=1), ~np.isfinite(b).all(axis=0))
+        mma_scalar.matmul_scalar_where((a, b), marked, before, c, plan_numbers(self._arithmetic))
 
 
 def plan_numbers(arithmetic: MmaArithmetic) -> tuple[int, ...]:
@@ -78,157 +202,26 @@ def plan_numbers(arithmetic: MmaArithmetic) -> tuple[int, ...]:
     )
 
 
-class SequentialMultiplier:
-    """Chains of IEEE fused multiply-adds; one order, so nothing to prepare."""
+def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
+    """Return contiguous operand values, k along ``axis`` in the order of the unit's groups.
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-
-    def run(self, tile: Tile, c: Array) -> None:
-        """See :class:`Multiplier`."""
-        from npusim.formats import mma_kernels
-
-        problem = self._problem
-        a = problem.a[problem.a_of[tile.n], tile.rows]
-        b = np.ascontiguousarray(problem.b[problem.b_of[tile.n], :, tile.columns])
-        if c.dtype == np.float64:
-            mma_kernels.sequential_float64(a, b, c)
-        else:
-            mma_kernels.sequential_float32(a, b, c)
-
-
-class ExactMultiplier:
-    """Exact block sums in float64 lanes (``mma_exact``)."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._a = problem.a.astype(np.float64)
-        transposed = np.ascontiguousarray(self._a.swapaxes(-1, -2))
-        self._a_ranges = self._ranges(transposed)
-        self._b = [chunk.astype(np.float64) for chunk in column_chunks(problem.b)]
-        self._b_ranges = [self._ranges(chunk) for chunk in self._b]
-
-    def _ranges(self, x: Array) -> tuple[Array, Array]:
-        from npusim.formats import mma_exact
-
-        block = self._problem.arithmetic.block
-        shape = (x.shape[0], x.shape[1] // block, x.shape[2])
-        largest, unit = np.empty(shape), np.empty(shape)
-        for n in range(x.shape[0]):
-            mma_exact.block_ranges(x[n], block, largest[n], unit[n])
-        return largest, unit
-
-    def run(self, tile: Tile, c: Array) -> None:
-        """See :class:`Multiplier`."""
-        from npusim.formats import mma_exact
-
-        problem = self._problem
-        n, m = problem.a_of[tile.n], problem.b_of[tile.n]
-        chunk = tile.columns.start // TILE_COLUMNS
-        largest, unit = self._a_ranges
-        b_largest, b_unit = self._b_ranges[chunk]
-        rows = (
-            np.ascontiguousarray(largest[n, :, tile.rows]),
-            np.ascontiguousarray(unit[n, :, tile.rows]),
-        )
-        operands = (self._a[n, tile.rows], self._b[chunk][m])
-        run = mma_exact.exact_kernel(problem.arithmetic.block)
-        run(operands, rows, (b_largest[m], b_unit[m]), c)
-
-
-class FusedMultiplier:
-    """Truncating fused dot-adds (``mma_kernels``); NaN and Inf operands by the scalar path."""
-
-    def __init__(self, problem: Problem) -> None:
-        arithmetic = problem.arithmetic
-        self._problem = problem
-        # Products of formats with float32's exponent range leave the float32 range.
-        wide = max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
-        lane = np.float64 if wide else np.float32
-        self._a, self._a_exponents, specials = decoded(problem.a, arithmetic.a.min_exponent, lane)
-        self._b: list[Array] = []
-        self._b_exponents: list[Array] = []
-        for chunk in column_chunks(problem.b):
-            values, exponents, more = decoded(chunk, arithmetic.b.min_exponent, lane)
-            self._b.append(values)
-            self._b_exponents.append(exponents)
-            specials += more
-        self._has_specials = specials > 0
-
-    def run(self, tile: Tile, c: Array) -> None:
-        """See :class:`Multiplier`."""
-        before = c.copy() if self._has_specials else c
-        if self._problem.arithmetic.c_mode == "late":
-            self._run_late(tile, c)
-        else:
-            self._run_chain(tile, slice(0, self._a.shape[-1]), c)
-        if self._has_specials:
-            self._repeat_specials(tile, before, c)
-
-    def _run_chain(self, tile: Tile, depth: slice, c: Array) -> None:
-        """Chain the blocks of ``depth`` onto c."""
-        from npusim.formats import mma_kernels
-
-        problem, arithmetic = self._problem, self._problem.arithmetic
-        n, m = problem.a_of[tile.n], problem.b_of[tile.n]
-        chunk = tile.columns.start // TILE_COLUMNS
-        kept, floor = arithmetic.kept_fraction_bits, arithmetic.min_alignment_exponent
-        left = (
-            np.ascontiguousarray(self._a[n, tile.rows, depth]),
-            np.ascontiguousarray(self._a_exponents[n, tile.rows, depth]),
-        )
-        right = (self._b[chunk][m, depth], self._b_exponents[chunk][m, depth])
-        plan = (
-            arithmetic.fraction_bits or 0,
-            -300 if floor is None else floor,
-            -1 if kept is None else -(1 << (arithmetic.acc.mantissa_bits - kept)),
-            int(arithmetic.acc.name == "float16"),
-        )
-        mma_kernels.fused_kernel(arithmetic.block)(left, right, c, plan)
-
-    def _run_late(self, tile: Tile, c: Array) -> None:
-        """Sum each instruction from 0 and add it to c with an IEEE addition."""
-        step = self._problem.arithmetic.k
-        for start in range(0, self._a.shape[-1], step):
-            products = np.zeros_like(c)
-            self._run_chain(tile, slice(start, start + step), products)
-            c += products
-            if self._problem.arithmetic.acc.name == "float16":
-                c[...] = widen(cast(c, "float16"))
-
-    def _repeat_specials(self, tile: Tile, before: Array, c: Array) -> None:
-        """Compute rows and columns with a NaN or Inf operand again, one output at a time."""
-        from npusim.formats import mma_scalar
-
-        problem = self._problem
-        a = problem.a[problem.a_of[tile.n], tile.rows]
-        b = np.ascontiguousarray(problem.b[problem.b_of[tile.n], :, tile.columns])
-        rows, columns = ~np.isfinite(a).all(axis=1), ~np.isfinite(b).all(axis=0)
-        numbers = plan_numbers(problem.arithmetic)
-        mma_scalar.matmul_scalar_where((a, b), (rows, columns), before, c, numbers)
-
-
-def decoded(x: Array, min_exponent: int, lane: Any) -> tuple[Array, Array, int]:
-    """Return lane values, int16 exponents and the number of NaN and Inf elements."""
-    from npusim.formats import mma_kernels
-
-    values, exponents = np.empty(x.shape, lane), np.empty(x.shape, np.int16)
-    count = mma_kernels.decode_operand(
-        x.reshape(-1), min_exponent, values.reshape(-1), exponents.reshape(-1)
-    )
-    return values, exponents, int(count)
-
-
-def column_chunks(b: Array) -> list[Array]:
-    """Return B (batch, K, N) as contiguous pieces of at most ``TILE_COLUMNS`` columns."""
-    starts = range(0, b.shape[-1], TILE_COLUMNS)
-    return [np.ascontiguousarray(b[..., start : start + TILE_COLUMNS]) for start in starts]
+    float32, float64 for float64; tf32 drops its low 13 bits.
+    """
+    wide = np.ascontiguousarray(widen(array))
+    if fmt.name == "tf32":
+        # A NaN whose payload lies in the dropped bits must stay a NaN.
+        quiet = np.where(np.isnan(wide), np.float32(np.nan), wide)
+        wide = (quiet.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    if arithmetic.index_groups is None:
+        return wide
+    order = np.concatenate([np.array(group) for group in arithmetic.index_groups])
+    starts = np.arange(0, wide.shape[axis], arithmetic.k)
+    permuted: Array = np.take(wide, (starts[:, None] + order).reshape(-1), axis=axis)
+    return permuted
 
 
 def is_scalar_only(arithmetic: MmaArithmetic) -> bool:
     """Whether only the scalar path knows this arithmetic (none of the registry's)."""
-    if arithmetic.method == "sequential":
-        return False
     if arithmetic.block not in (4, 8, 16, 32) or arithmetic.zero_exponent is not None:
         return True
     if arithmetic.method == "exact":
@@ -239,49 +232,66 @@ def is_scalar_only(arithmetic: MmaArithmetic) -> bool:
 
 def multiply(problem: Problem, threads: int, path: Path | None) -> None:
     """Overwrite ``problem.out``; ``path`` None takes the fast one unless matrices are tiny."""
-    arithmetic = problem.arithmetic
+    unit = problem.arithmetic
     macs = problem.a.shape[1] * problem.a.shape[2] * problem.b.shape[2]
-    sequential = arithmetic.method == "sequential"
     small = path == "scalar" or (path is None and macs <= SMALL_MACS)
-    if not sequential and (small or is_scalar_only(arithmetic)):
+    multiplier: Multiplier
+    if unit.method == "sequential":
+        multiplier = SequentialMultiplier()
+    elif small or is_scalar_only(unit):
         from npusim.formats import mma_scalar
 
-        operands, index = (problem.a, problem.b), (problem.a_of, problem.b_of)
-        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(arithmetic))
+        operands = (
+            operand_values(problem.a, unit.a, unit, -1),
+            operand_values(problem.b, unit.b, unit, -2),
+        )
+        index = (problem.a_of, problem.b_of)
+        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(unit))
         return
-    multiplier: Multiplier
-    if sequential:
-        multiplier = SequentialMultiplier(problem)
-    elif arithmetic.method == "exact":
-        multiplier = ExactMultiplier(problem)
     else:
-        multiplier = FusedMultiplier(problem)
-    run_tiles(multiplier, problem.out, threads if macs * len(problem.out) > THREADED_MACS else 1)
+        multiplier = ExactMultiplier(unit) if unit.method == "exact" else FusedMultiplier(unit)
+    run_work(multiplier, problem, threads if macs * len(problem.out) > THREADED_MACS else 1)
 
 
-def run_tiles(multiplier: Multiplier, out: Array, threads: int) -> None:
-    """Run every tile of the batch; tiles share nothing, so threads cannot change a bit."""
-    batch, rows, columns = out.shape
-    tiles = [
-        Tile(n, slice(row, min(row + TILE_ROWS, rows)), slice(left, left + TILE_COLUMNS))
-        for n in range(batch)
-        for left in range(0, columns, TILE_COLUMNS)
-        for row in range(0, rows, TILE_ROWS)
-    ]
+def works_of(problem: Problem, threads: int) -> Iterator[Work]:
+    """Yield the outputs in pieces that share a prepared B; at least two a thread if possible."""
+    rows, columns = problem.out.shape[1:]
+    for b_index in np.unique(problem.b_of):
+        tiles = tuple(
+            (int(n), slice(row, min(row + TILE_ROWS, rows)))
+            for n in np.flatnonzero(problem.b_of == b_index)
+            for row in range(0, rows, TILE_ROWS)
+        )
+        groups = len(problem.b) * -(-columns // TILE_COLUMNS)
+        pieces = 1 if threads == 1 else max(1, min(len(tiles), -(-2 * threads // groups)))
+        for left in range(0, columns, TILE_COLUMNS):
+            for piece in range(pieces):
+                yield Work(int(b_index), slice(left, left + TILE_COLUMNS), tiles[piece::pieces])
 
-    def one(tile: Tile) -> None:
-        view = out[tile.n, tile.rows, tile.columns]
-        c = np.ascontiguousarray(view)
-        multiplier.run(tile, c)
-        if c is not view:
-            view[...] = c
 
+def run_work(multiplier: Multiplier, problem: Problem, threads: int) -> None:
+    """Run every piece of work; pieces share no output, so threads cannot change a bit."""
+    unit = problem.arithmetic
+
+    def one(work: Work) -> None:
+        raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
+        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), unit.b, is_left=False)
+        for n, rows in work.tiles:
+            raw = problem.a[problem.a_of[n], rows]
+            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), unit.a, is_left=True)
+            view = problem.out[n, rows, work.columns]
+            c = np.ascontiguousarray(view)
+            multiplier.run(a, b, c)
+            if not np.may_share_memory(c, view):
+                view[...] = c
+
+    works: Any = works_of(problem, threads)
     if threads == 1:
-        for tile in tiles:
-            one(tile)
+        for work in works:
+            one(work)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(one, tile) for tile in tiles]:
+        for done in [pool.submit(one, work) for work in works]:
             done.result()

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import BufferOverflowError, TilingError
+from npusim.schedules.precision import Precision, choose_precision
 from npusim.spec.tiling import Tiling, tiling_fields
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
-
-
-class Precision(Protocol):
-    """Format of every intermediate of one schedule, under a preset's name."""
-
-    @property
-    def name(self) -> str:
-        """Name of the preset."""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}``."""
 
 
 #: A builder takes its own schedule's tiling and precision classes.
@@ -47,6 +37,13 @@ class Schedule:
     default_precision: str
     causal: bool
     build: Builder
+
+    def precision(self, text: str | None = None) -> Precision:
+        """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
+
+        Without a name the changes are made to the default preset.
+        """
+        return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
     def program(
         self, problem: Problem, tiling: Tiling, device: DeviceSpec, precision: Precision

@@ -1,0 +1,91 @@
+"""Precisions by name: a preset of formats and choices, and changes to its fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+
+from npusim.errors import SpecError
+from npusim.formats import get_arithmetic, get_format
+from npusim.schedules.steps.attention import Accumulate
+from npusim.spec.messages import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Precision(Protocol):
+    """Format of every intermediate of one schedule, and its named choices, under a preset's name.
+
+    A frozen dataclass; its fields are what ``name,field=value`` may change.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the preset."""
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}``."""
+
+
+def choose_precision(
+    schedule: str, presets: Mapping[str, Precision], default: str, text: str
+) -> Precision:
+    """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
+
+    Raises
+    ------
+    SpecError
+        Unknown preset or field (names those there are), or text that is no value of the field.
+    FormatError
+        A field is set to an unknown number format or matrix arithmetic.
+    """
+    name, changes = default, dict[str, str]()
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if equals:
+            changes[key] = value
+        elif key:
+            name = key
+    if name not in presets:
+        raise SpecError(
+            f"precision {name!r}: no preset of {schedule}{suggest(name, list(presets))}"
+        )
+    return _changed(presets[name], changes)
+
+
+def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
+    known = [f.name for f in fields(cast("Any", preset)) if f.name != "name"]
+    values: dict[str, object] = {}
+    for key, text in changes.items():
+        if key not in known:
+            listed = ", ".join(known)
+            raise SpecError(
+                f"precision field {key!r}: {preset.name} has {listed}{suggest(key, known)}"
+            )
+        values[key] = _value(preset, key, text)
+    if values:
+        values["name"] = ",".join([preset.name, *(f"{k}={v}" for k, v in changes.items())])
+    return cast("Precision", replace(cast("Any", preset), **values))
+
+
+def _value(preset: Precision, key: str, text: str) -> object:
+    """Return ``text`` as a value of the field ``key``."""
+    old = getattr(preset, key)
+    if isinstance(old, bool):
+        if text.lower() not in ("true", "false"):
+            raise SpecError(f"precision field {key}: {text!r} is neither true nor false")
+        return text.lower() == "true"
+    if isinstance(old, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise SpecError(f"precision field {key}: {text!r} is no number") from None
+    if key == "accumulate" and text not in get_args(Accumulate):
+        allowed = ", ".join(get_args(Accumulate))
+        raise SpecError(f"precision field accumulate: {text!r} is not one of {allowed}")
+    if key in preset.formats() and text != "input":
+        return get_format(text).name
+    if key == "arithmetic" and text:
+        return get_arithmetic(text).name
+    return text
