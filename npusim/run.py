@@ -11,6 +11,7 @@ from npusim.ir.check import FlagBudget, check
 from npusim.schedules import find_schedule
 from npusim.spec.load import load_device, load_workload
 from npusim.spec.overrides import apply_overrides
+from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.tensors import load_tensors
 from npusim.timing import METHODS
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Dtype, Problem
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
@@ -48,7 +50,7 @@ class RunResult:
     formats: dict[str, str]
     device: DeviceSpec
     workload: str
-    problem: Problem
+    problem: AnyProblem
     tiling: Tiling
     program: TileProgram
     timing: TimingResult | None
@@ -86,6 +88,7 @@ def run(
     *,
     hw: str | Path | DeviceSpec = DEFAULT_HW,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    problem: AnyProblem | None = None,
     seq: int | None = None,
     seq_q: int | None = None,
     seq_kv: int | None = None,
@@ -113,6 +116,8 @@ def run(
         Name of the schedule: ``flash``, ...
     hw, workload
         Names of packaged files, paths, or the loaded objects.
+    problem
+        The problem itself, in place of a workload.
     seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
         Replace what the workload says; with ``tensors`` the sizes come from them.
     tiling
@@ -153,19 +158,29 @@ def run(
         "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel,
         "dtype": dtype,
     }  # fmt: skip
-    problem = _problem(load, given, sizes, causal)
+    if problem is None:
+        problem = _problem(load, given, sizes, causal)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(precision)
     program = chosen.program(problem, fields, device, preset)
     check(program, flag_budget(device), thorough=False)
     timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
-    bits = _evaluate(program, problem, given, seed, rows, heads) if numerics else None
+    bits = None
+    if numerics and isinstance(problem, Problem):
+        bits = _evaluate(program, problem, given, seed, rows, heads)
     return RunResult(
-        name=f"{schedule}-{load.name}-{problem.seq_kv}",
+        name=_name(schedule, load, problem),
         schedule=schedule, precision=preset.name, formats=preset.formats(), device=device,
         workload=load.name, problem=problem, tiling=fields, program=program, timing=timing, numerics=bits,
         notes=_notes(program, bits),
     )  # fmt: skip
+
+
+def _name(schedule: str, load: Workload, problem: AnyProblem) -> str:
+    """Return the name of a run: of its folder, and in comparisons."""
+    if isinstance(problem, Problem):
+        return f"{schedule}-{load.name}-{problem.seq_kv}"
+    return f"{schedule}-{problem.flops() or 'bytes'}"
 
 
 def flag_budget(device: DeviceSpec) -> FlagBudget | None:

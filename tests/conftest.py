@@ -56,7 +56,7 @@ def build_flash(device: DeviceSpec) -> FlashBuilder:
 
     def build(tiling: Mapping[str, object] | None = None, precision: str = "fa2_fp32", **fields: Any) -> TileProgram:
         return schedule.program(
-            Problem(**fields), build_tiling(schedule.tiling, tiling or {}), device, schedule.precisions[precision]
+            Problem(**fields), build_tiling(schedule.tiling, tiling or {}), device, schedule.precision(precision)
         )
 
     return build

@@ -13,9 +13,10 @@ from npusim.cli.help import Command, examples
 from npusim.errors import TilingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from npusim.explore.store import Outcome
+    from npusim.report.text import Cell
 
 __all__ = ["add_to"]
 
@@ -31,7 +32,7 @@ Fields = Annotated[
     ),
 ]  # fmt: skip
 Jobs = Annotated[
-    int,
+    int | None,
     typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs"),
 ]
 CsvFile = Annotated[
@@ -76,26 +77,28 @@ def explore(
     tiling: o.Tilings = None,
     precision: o.Precision = None,
     method: o.Method = "auto",
-    jobs: Jobs = 0,
+    jobs: Jobs = None,
     out: CsvFile = None,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
     """Run a schedule over a grid of tilings and rank them by time.
 
-    Points that do not fit the device are kept with the reason. Ctrl-C keeps what is done.
+    Points that do not fit are kept, with the reason. Ctrl-C keeps what is done.
     """
     from npusim.explore.search import explore as search
     from npusim.explore.space import parse_field
 
-    name = o.required_schedule(schedule)
+    name = o.required_schedule(schedule, "explore")
     space = dict(parse_field(text) for text in fields or ())
+    path = out or _default_csv(name, workload, seq, seq_kv)
     done: list[Outcome] = []
-    path = out if out is not None else _default_csv(name, workload, seq, seq_kv)
-    interrupted = False
+    interrupted, points = False, 0
     with progress(f"exploring {name}") as advance:
 
         def on_outcome(outcome: "Outcome", total: int) -> None:
+            nonlocal points
+            points = total
             done.append(outcome)
             advance(len(done), total)
 
@@ -113,12 +116,16 @@ def explore(
     if json:
         show_json(_document(name, done, complete=not interrupted))
     else:
-        _show(name, list(space), done, top)
-    say(f"wrote {path}  ({len(done)} points)")
+        _show(name, list(space), done, total=points, top=top)
+    say(f"wrote {path}")
+    _fail(done, path, interrupted=interrupted)
+
+
+def _fail(outcomes: "Sequence[Outcome]", path: Path, *, interrupted: bool) -> None:
     if interrupted:
         raise KeyboardInterrupt
-    if not any(outcome.status == "ok" for outcome in done):
-        raise TilingError(f"none of the {len(done)} points fits; the reasons stand in {path}")
+    if not _ranked(outcomes):
+        raise TilingError(f"no point fits; the reasons stand in {path}")
 
 
 def _default_csv(schedule: str, workload: str, seq: int | None, seq_kv: int | None) -> Path:
@@ -134,35 +141,55 @@ def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":
     return sorted(feasible, key=lambda outcome: (outcome.cycles or 0, outcome.index))
 
 
-def _show(schedule: str, fields: list[str], outcomes: "Sequence[Outcome]", top: int) -> None:
+def _show(
+    schedule: str, fields: list[str], outcomes: "Sequence[Outcome]", *, total: int, top: int
+) -> None:
     from npusim.report.text import Block, Cell, Facts, Grid, Heading, cells, percent, whole
 
     ranked = _ranked(outcomes)
     misfits = len(outcomes) - len(ranked)
-    blocks: list[Block] = [Heading(f"{schedule}: {len(outcomes)} points, {misfits} do not fit")]
+    count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
+    blocks: list[Block] = [Heading(f"{schedule}: {count}", f"{misfits} do not fit")]
     if ranked:
         best = ranked[0].cycles or 1
         rows = [
             (
                 *cells(*(str(outcome.point[field]) for field in fields)),
                 *cells(f"{outcome.latency_us:,.2f}", whole(outcome.cycles or 0)),
-                Cell("best" if not i else f"{(outcome.cycles or 0) / best * 100 - 100:+.1f} %"),
+                Cell("best" if outcome.cycles == best else f"{_more(outcome, best):+.1f} %"),
                 *cells(outcome.busiest, percent(outcome.busy_share or 0.0)),
             )
-            for i, outcome in enumerate(ranked[:top])
+            for outcome in ranked[:top]
         ]
         header = (*fields, "latency us", "cycles", "", "busiest", "busy")
         blocks.append(Grid(header, ">" * len(fields) + ">>><>", tuple(rows)))
     if misfits:
-        reasons = Counter(outcome.reason for outcome in outcomes if outcome.reason)
-        shown = reasons.most_common(_SHOWN_REASONS)
-        texts = [Cell(f"{count} x {reason}", "warn") for reason, count in shown]
-        if len(reasons) > len(shown):
-            texts.append(
-                Cell(f"and {len(reasons) - len(shown)} other reasons, in the CSV file", "dim")
-            )
-        blocks.append(Facts((("do not fit", tuple(texts)),)))
+        blocks.append(Facts((("do not fit", tuple(_reasons(outcomes))),)))
     show(blocks)
+
+
+def _more(outcome: "Outcome", best: int) -> float:
+    return ((outcome.cycles or 0) / best - 1) * 100
+
+
+def _reasons(outcomes: "Sequence[Outcome]") -> "Iterator[Cell]":
+    """Yield what stops points (text before the first colon), how often, and an example of each."""
+    from npusim.report.text import Cell
+
+    counts: Counter[str] = Counter()
+    example: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.reason:
+            what = outcome.reason.partition(":")[0]
+            counts[what] += 1
+            example.setdefault(what, outcome)
+    for what, count in counts.most_common(_SHOWN_REASONS):
+        first = example[what]
+        at = " ".join(f"{field}={value}" for field, value in first.point.items())
+        yield Cell(f"{count} x, first at {at}:", "warn")
+        yield Cell(first.reason, "dim")
+    if len(counts) > _SHOWN_REASONS:
+        yield Cell(f"and {len(counts) - _SHOWN_REASONS} other causes, in the CSV file", "dim")
 
 
 def _document(schedule: str, outcomes: "Sequence[Outcome]", *, complete: bool) -> dict[str, object]:

@@ -105,7 +105,7 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
         if not key.startswith(only) or basis not in (None, fact.basis):
             continue
         value = getattr(fact, "value", "")
-        text = f"{value:,}" if isinstance(value, int) else str(value)
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
         basis_cell = Cell(fact.basis, "warn" if fact.basis in ("assumed", "fitted") else "")
         rows.append((Cell(key), Cell(text), basis_cell, Cell(fact.source, "dim")))
     if not rows:

@@ -119,20 +119,21 @@ Json = Annotated[
 ]
 
 
-def required_schedule(name: str | None) -> str:
-    """Return the schedule's name; without one raise `SpecError` listing all with their fields."""
+def required_schedule(name: str | None, verb: str) -> str:
+    """Return the schedule's name; without one raise `SpecError` that lists all there are."""
     if name is not None:
         return name
     from npusim.schedules import SCHEDULES
-    from npusim.spec.tiling import tiling_fields
 
-    rows = ["which schedule? There are:"]
+    families: dict[str, list[str]] = {}
     for schedule in SCHEDULES.values():
-        rows.append(f"  {schedule.name} ({schedule.family}): {schedule.summary}")
-        rows.append(f"    --precision {' | '.join(schedule.precisions)}")
-        for field in tiling_fields(schedule.tiling):
-            default = "" if field.default is None else f"={field.default}"
-            rows.append(f"    -t {field.name}{default}   {field.description}")
+        families.setdefault(schedule.name, []).append(schedule.family)
+    width = max(len(known) for known in families)
+    rows = [f"which schedule? For example: npusim {verb} {next(iter(families))}"]
+    for known, where in families.items():
+        summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
+        rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
+    rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))
 
 

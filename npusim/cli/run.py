@@ -7,6 +7,7 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, working
+from npusim.cli.fields import show_fields
 from npusim.cli.help import Command, examples
 
 if TYPE_CHECKING:
@@ -91,6 +92,13 @@ SaveOutput = Annotated[
         help="Write the output tensor too; always done with --tensors.",
     ),
 ]  # fmt: skip
+Fields = Annotated[
+    bool,
+    typer.Option(
+        "--fields", rich_help_panel="How", show_default=False,
+        help="Only list the schedule's tiling fields and precisions.",
+    ),
+]  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -104,6 +112,7 @@ def add_to(app: typer.Typer) -> None:
                 "npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1",
                 "another model and device",
             ),
+            ("npusim run flash --fields", "which tiling fields and precisions there are"),
             ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
             (
                 "npusim run flash --tensors qkv.safetensors --rows all",
@@ -144,6 +153,7 @@ def run(
     out: Out = None,
     no_save: NoSave = False,
     save_output: SaveOutput = False,
+    fields: Fields = False,
     json: o.Json = False,
 ) -> None:
     """Predict bits and cycles of one attention schedule on one device.
@@ -151,10 +161,13 @@ def run(
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
     runs/<name>/ gets result.json, pipes.csv and trace.pftrace.
     """
-    name = o.required_schedule(schedule)
+    name = o.required_schedule(schedule, "run")
+    if fields:
+        show_fields(name, hw, as_json=json)
+        return
     groups = () if trace == "none" or no_save else o.indices(trace_groups, "--trace-groups")
     chosen_rows, chosen_heads = o.chosen(rows, "--rows"), o.chosen(heads, "--heads")
-    numbers, fields = o.key_values(overrides, "-C"), o.tiling_values(tiling)
+    numbers, tiles = o.key_values(overrides, "-C"), o.tiling_values(tiling)
     if not no_save:
         _check_place(out)
     with working(f"simulating {name} ..."):
@@ -163,7 +176,7 @@ def run(
         result = run_schedule(
             name,
             hw=hw, overrides=numbers, workload=workload, seq=seq, seq_q=seq_q, seq_kv=seq_kv,
-            batch=batch, tensor_parallel=tensor_parallel, causal=causal, tiling=fields,
+            batch=batch, tensor_parallel=tensor_parallel, causal=causal, tiling=tiles,
             precision=precision, method=method, tensors=tensors, prefix=prefix, rows=chosen_rows,
             heads=chosen_heads, seed=seed, numerics=not no_numerics, trace_groups=groups,
         )  # fmt: skip

@@ -79,7 +79,7 @@ class ProcessExecutor:
             if not finished:
                 for process in set(multiprocessing.active_children()) - before:
                     process.terminate()
-            pool.shutdown(wait=finished, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def _die_on_interrupt() -> None:

@@ -138,23 +138,19 @@ def explore(
 
     Parameters
     ----------
-    schedule, hw, workload, seq, ..., overrides
-        As for `npusim.run`; ``tiling`` fixes fields that are not searched.
     fields
-        Values to try by tiling field: ``{"block_kv": [256, 512], "depth": range(1, 4)}``.
+        Values to try by tiling field; ``tiling`` fixes others.  The rest is as for `npusim.run`.
     jobs
-        Processes; with more than 1 the call of a script stands under
-        ``if __name__ == "__main__":``.
+        Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     csv_path
-        A file that gets each point as it is done; it stays as it is when the work is interrupted.
+        A file that gets each point as it is done, and keeps it when the work is interrupted.
     on_outcome
-        Called with each outcome as it is done and the number of points.
+        Called with each outcome as it is done, and the number of points.
 
     Raises
     ------
     NpusimError
-        What is wrong for every point; a point that alone does not fit is an outcome with its
-        reason.
+        What is wrong for every point.  One that alone does not fit is an outcome with its reason.
 
     Examples
     --------
@@ -174,13 +170,7 @@ def explore(
     if csv_path is None:
         return _search(request, space, jobs, on_outcome)
     with csv_store(Path(csv_path), list(space.fields)) as add:
-
-        def both(outcome: Outcome, total: int) -> None:
-            add(outcome)
-            if on_outcome is not None:
-                on_outcome(outcome, total)
-
-        return _search(request, space, jobs, both)
+        return _search(request, space, jobs, on_outcome, add)
 
 
 def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
@@ -202,11 +192,14 @@ def _search(
     space: Space,
     jobs: int,
     on_outcome: Callable[[Outcome, int], None] | None,
+    store: Callable[[Outcome], None] | None = None,
 ) -> Exploration:
     outcomes: list[Outcome] = []
     tasks = list(enumerate(space.points()))
-    for outcome in executor(jobs).evaluate(partial(evaluate, request), tasks):
+    for outcome in executor(min(jobs, len(space))).evaluate(partial(evaluate, request), tasks):
         outcomes.append(outcome)
+        if store is not None:
+            store(outcome)
         if on_outcome is not None:
             on_outcome(outcome, len(space))
     return Exploration(request, space, tuple(sorted(outcomes, key=lambda o: o.index)))

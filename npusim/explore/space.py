@@ -36,7 +36,9 @@ class Space:
         """
         known = [field.name for field in tiling_fields(tiling)]
         if not fields:
-            raise TilingError(f"no field to explore; there are: {', '.join(known)}")
+            raise TilingError(
+                f"no field to explore; there are: {', '.join(known)} (--field {known[0]}=...)"
+            )
         made: dict[str, tuple[Value, ...]] = {}
         for name, values in fields.items():
             if name not in known:

@@ -170,9 +170,8 @@ def cast(
     overflow
         ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value
         too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0).
-        Default: ``inf`` where the format has one, ``nan`` for float8_e4m3fn, ``saturate`` for
-        int8.  As in IEEE 754 a mode that rounds inwards gives the largest finite value instead
-        of overflowing.
+        Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8.  As in IEEE 754
+        a mode that rounds inwards gives the largest finite value instead of overflowing.
     nan
         What a NaN becomes: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
         with the source's sign: ml_dtypes), ``truncate`` (NVIDIA ``cvt.rna.tf32``: the pattern
@@ -199,9 +198,7 @@ def cast(
     """
     target = get_format(fmt)
     mode = lookup(ROUNDINGS, rounding, "rounding mode")
-    source = np.asarray(x)
-    if source.dtype == np.int64 and not isinstance(x, np.ndarray):
-        source = source.astype(np.float64)  # a list of Python integers
+    source = _as_array(x)
     plan = plan_cast(target, overflow, nan)
     if target.is_integer:
         return _to_int8(widen(source), rounding=mode)
@@ -209,6 +206,17 @@ def cast(
     if natural and source.dtype == target.dtype and target.name != "tf32":
         return _with_nan(source.copy(), plan)
     return _convert(source, plan, mode, truncates=nan == "truncate")
+
+
+def _as_array(x: ArrayLike) -> Array:
+    """Return ``x`` as an array; Python integers become float64 if that is exact."""
+    source = np.asarray(x)
+    if source.dtype != np.int64 or isinstance(x, np.ndarray):
+        return source
+    doubles: Array = source.astype(np.float64)
+    if np.any(np.abs(doubles) > 2.0**53):
+        raise FormatError("integers beyond 2**53 would be rounded twice; pass Python floats")
+    return doubles
 
 
 def _convert(source: Array, plan: CastPlan, mode: int, *, truncates: bool) -> Array:

@@ -1,4 +1,4 @@
-"""Numba kernels of sequential sums: one rounding after every addition."""
+"""Numba kernels of sums in a given order: one rounding after every addition."""
 
 from __future__ import annotations
 
@@ -61,3 +61,34 @@ def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any) -> None:
                 totals[row] = round_lane(exact, mantissa_bits, min_exponent, limit)
         for row in range(rows):
             out[first + row] = np.float32(totals[row])
+
+
+@kernel
+def fold_rows(x: Any, out: Any) -> None:
+    """Tree of halves of each row in the arrays' own dtype: x[i] + x[i + half], until one is left."""
+    row = np.empty(x.shape[1], x.dtype)
+    for r in range(x.shape[0]):
+        row[:] = x[r]
+        count = row.size
+        while count > 1:
+            half = (count + 1) // 2
+            for i in range(count - half):
+                row[i] += row[i + half]
+            count = half
+        out[r] = row[0]
+
+
+@kernel
+def fold_rows_rounded(x: Any, out: Any, plan: Any) -> None:
+    """As :func:`fold_rows` of float32 values, each sum rounded as in :func:`sum_rows_rounded`."""
+    mantissa_bits, min_exponent, limit = plan
+    row = np.empty(x.shape[1], np.float64)
+    for r in range(x.shape[0]):
+        row[:] = x[r]
+        count = row.size
+        while count > 1:
+            half = (count + 1) // 2
+            for i in range(count - half):
+                row[i] = round_lane(row[i] + row[i + half], mantissa_bits, min_exponent, limit)
+            count = half
+        out[r] = np.float32(row[0])

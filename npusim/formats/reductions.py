@@ -88,34 +88,44 @@ def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
         ) from None
 
 
+def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
+    """Return what rounds a lane to ``target``; None where the lane itself is that format."""
+    if target.name in ("float32", "float64"):
+        return None
+    return target.mantissa_bits, target.min_exponent, target.max_finite
+
+
 def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Array:
-    """Sum left to right; narrow formats on float32 lanes, where one addition is innocuous."""
+    """Sum left to right; narrow formats on wider lanes, where one addition is innocuous."""
     from npusim.formats import reduction_kernels
 
     shape, columns = values.shape[:-1], values.shape[-1]
     wide = widen(values).reshape(math.prod(shape), columns)
     skip = 0 if first is not None else 1
     begin = wide[:, 0] if first is None else widen(np.ascontiguousarray(first)).reshape(-1)
-    body = np.ascontiguousarray(wide[:, skip:])
+    body, begin = np.ascontiguousarray(wide[:, skip:]), np.ascontiguousarray(begin)
     out = np.empty(wide.shape[0], wide.dtype)
-    with np.errstate(all="ignore"):
-        if target.name in ("float32", "float64"):
-            reduction_kernels.sum_rows(body, np.ascontiguousarray(begin), out)
-            return out.reshape(shape)
-    plan = (target.mantissa_bits, target.min_exponent, target.max_finite)
-    reduction_kernels.sum_rows_rounded(body, np.ascontiguousarray(begin), out, plan)
+    plan = _plan(target)
+    if plan is None:
+        reduction_kernels.sum_rows(body, begin, out)
+        return out.reshape(shape)
+    reduction_kernels.sum_rows_rounded(body, begin, out, plan)
     return cast(out, target).reshape(shape)
 
 
 def _halves(values: Array, target: FloatFormat) -> Array:
     """Fold the upper half onto the lower until one element is left."""
-    while values.shape[-1] > 1:
-        count = values.shape[-1]
-        half = (count + 1) // 2
-        folded = add(values[..., : count - half], values[..., half:], target)
-        rest = values[..., count - half : half]
-        values = np.concatenate((folded, rest), axis=-1) if rest.shape[-1] else folded
-    return np.ascontiguousarray(values[..., 0])
+    from npusim.formats import reduction_kernels
+
+    shape = values.shape[:-1]
+    wide = np.ascontiguousarray(widen(values)).reshape(math.prod(shape), -1)
+    out = np.empty(wide.shape[0], wide.dtype)
+    plan = _plan(target)
+    if plan is None:
+        reduction_kernels.fold_rows(wide, out)
+        return out.reshape(shape)
+    reduction_kernels.fold_rows_rounded(wide, out, plan)
+    return cast(out, target).reshape(shape)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, unique
 
+from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 
@@ -48,6 +49,11 @@ class Attributes:
     rounding: str = "nearest_even"
     overflow: str = ""
 
+    @property
+    def accumulator_format(self) -> str:
+        """Format in which a product with this arithmetic adds up."""
+        return get_arithmetic(self.arithmetic).acc_format
+
 
 PLAIN = Attributes()
 Source = Operand | float
@@ -55,12 +61,16 @@ Source = Operand | float
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format."""
+    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
+
+    ``name`` is what a step table calls the destination (``P``, ``m_new``): for those who watch.
+    """
 
     opcode: Opcode
     dst: Operand
     srcs: tuple[Source, ...]
     attributes: Attributes = PLAIN
+    name: str = field(default="", compare=False)
 
     def operands(self) -> tuple[Operand, ...]:
         """Return destination and sources, without constants."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.buffers import AddressSpace, Ring
-    from npusim.ir.tile import GlobalTensor
+    from npusim.ir.tile import GlobalTensor, GlobalTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,33 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """A region of a global tensor that a block reads ``times`` over, or writes (``times`` 0)."""
+
+    region: GlobalTile
+    times: int = 1
+
+    @property
+    def is_write(self) -> bool:
+        """Whether the block writes the region."""
+        return self.times == 0
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """A part of a program that ends in a launch or an all-core barrier.
 
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
     global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
+    ``touches`` lists what a block reads and writes in global tensors, region by region.
     """
 
     name: str
     blocks: Sequence[Block]
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
+    touches: Callable[[Block], Iterable[Touch]]
     assignment: Assignment = "round_robin"
     serves: Serves = "rows"
 

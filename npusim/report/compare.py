@@ -59,7 +59,9 @@ class Figure:
     @property
     def change(self) -> str:
         """The change in the words of its kind: ``-29.2 %``, ``+18.0 pt``, ``x1.20``, ``+3``."""
-        if not isinstance(self.old, int | float) or not isinstance(self.new, int | float):
+        if self.old is None or self.new is None:
+            return ""
+        if isinstance(self.old, str) or isinstance(self.new, str):
             return "" if self.old == self.new else "changed"
         difference = self.new - self.old
         if not difference:
@@ -73,7 +75,8 @@ class Figure:
         ratio = self.new / self.old
         if self.kind == "error" and not _NEAR[0] < ratio < _NEAR[1]:
             return f"x{ratio:.3g}"
-        return f"{difference / self.old * 100:+.1f} %"
+        change = f"{difference / self.old * 100:+.1f} %"
+        return "~0 %" if change in ("+0.0 %", "-0.0 %") else change
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def run_table(record: RunRecord) -> tuple[Block, ...]:
         blocks.append(Facts((*_inputs(record), *_time(timing))))
         blocks += [_pipes(timing), _links(record, timing)]
         after += _constants(timing)
+    after += _notes(record)
     advice = advise(record)
     if advice is not None:
         tries = (Cell(f"try: {advice.command}", "good"),) if advice.command else ()
@@ -77,7 +78,7 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
             "device",
             cells(
                 f"{device.group_count} core groups at {device.clock_hz / 1e9:.2f} GHz, "
-                f"file {device.digest}"
+                f"file digest {device.digest}"
             ),
         ),
         ("tiling", cells(tiling_text(record.tiling))),
@@ -220,6 +221,13 @@ def _constants(timing: TimingRecord) -> list[Fact]:
     weak = [c for c in timing.constants if c.basis in _WEAK_BASES][:_NAMED_CONSTANTS]
     rows += [Cell(f"{c.basis}: {c.key}, {percent(c.cycles / total)}", "dim") for c in weak]
     return [("constants", tuple(rows))]
+
+
+def _notes(record: RunRecord) -> list[Fact]:
+    """Return the run's notes, without what the line on arithmetic says already."""
+    said = record.numerics.arithmetic if record.numerics is not None else {}
+    notes = [note for note in record.notes if not any(name in note for name in said)]
+    return [("notes", tuple(Cell(note, "warn") for note in notes))] if notes else []
 
 
 def _figure(value: float | None) -> str:

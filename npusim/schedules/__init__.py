@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.schedules import flash, fp8_attention, pasa, standard, two_level
+from npusim.schedules import copy, flash, fp8_attention, gemm, pasa, standard, two_level
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ __all__ = ["SCHEDULES", "Schedule", "find_schedule"]
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
-        for s in chain(*(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard)))
+        for s in chain(
+            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard, gemm, copy))
+        )
     }
 )
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
+from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
 from npusim.schedules.attention_blocks import AttentionBlock, KvRun, KvTile, tile_at
@@ -69,7 +70,11 @@ class AscendAttention:
         g, t, f = self.group, self.tensors, self.steps.formats
         q, kv, slots = self.tiling.block_q, self.tiling.block_kv, self.tiling.lead + 1
         edge, period = min(L0_EDGE, kv), self.tiling.ack_period
-        self.cube = g.cube_rings()
+        wider = max(t.q.fmt, f["P_out"], key=lambda fmt: get_format(fmt).size_bytes)
+        self.cube = g.cube_rings(
+            "", min(L0_EDGE, q), min(L0_EDGE, max(kv, t.v.cols)), min(L0_EDGE, max(kv, t.q.cols)),
+            operand=wider, accumulator=self.qk.accumulator_format,
+        )  # fmt: skip
         self.q_l1 = g.l1_ring("Q", q, t.q.cols, t.q.fmt, depth=1)
         self.k_l1 = g.l1_ring("K", edge, t.k.cols, t.k.fmt)
         self.v_l1 = g.l1_ring("V", edge, t.v.cols, t.v.fmt)
@@ -166,7 +171,7 @@ class AscendAttention:
                 )  # fmt: skip
                 first, last = piece + band == 0, (piece, band) == (len(pieces) - 1, len(bands) - 1)
                 slot = self.s_gm.fill(block.rows, self.tiling.block_kv, fmt, first=first, last=last)
-                done = self.cube.accumulator.front(rows, width, "float32")
+                done = self.cube.accumulator.front(rows, width, self.qk.accumulator_format)
                 yield move("S.drain", FIXP, slot.part(row, rows, col, width), done)
 
     def _q_part(self, block: AttentionBlock, row: int, rows: int) -> Callable[[int, int], RingTile]:
@@ -249,7 +254,7 @@ class AscendAttention:
                     attributes=self.pv, start=piece == 0, end=piece == len(pieces) - 1,
                 )  # fmt: skip
             slot = t_slot.held(first=corner == 0, last=corner == len(corners) - 1)
-            done = self.cube.accumulator.front(rows, cols, "float32")
+            done = self.cube.accumulator.front(rows, cols, self.pv.accumulator_format)
             yield move("O_tmp.drain", FIXP, slot.part(row, rows, col, cols), done)
 
     def _v2(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.ir.op import Attributes, TileOp
-from npusim.ir.program import Item, Loop, Phase
+from npusim.ir.program import Item, Loop, Phase, Touch
 from npusim.schedules.on_ascend import FIXP, MTE2, AscendGroup, move, product, whole
 from npusim.units import ceil_div, chunks
 
@@ -80,7 +80,10 @@ class AscendGemm:
         self.how = Attributes(
             transpose_b=operands.transpose_b, arithmetic=arithmetic or group.arithmetic(fmt)
         )
-        self.rings = group.cube_rings(f"{name} ", t.block_m, t.block_n, t.block_k)
+        self.rings = group.cube_rings(
+            f"{name} ", t.block_m, t.block_n, t.block_k,
+            operand=fmt, accumulator=self.how.accumulator_format,
+        )  # fmt: skip
         self.a_l1 = group.l1_ring(f"{name} A", t.block_m, t.block_k, fmt, t.l1_depth)
         self.b_l1 = group.l1_ring(f"{name} B", t.block_k, t.block_n, fmt, t.l1_depth)
 
@@ -94,7 +97,16 @@ class AscendGemm:
             for row, rows in chunks(c.rows, t.block_m)
             for col, cols in chunks(c.cols, t.block_n)
         )
-        return Phase(self.name, blocks, self.block, _shape)
+        return Phase(self.name, blocks, self.block, _shape, self.touches)
+
+    def touches(self, block: GemmBlock) -> Iterator[Touch]:
+        """Yield the panels of A and B a tile of C needs, and the tile."""
+        o = self.operands
+        yield Touch(o.a.tile(block.batch, block.head, block.row, block.rows))
+        yield Touch(o.right(block, 0, o.depth))
+        yield Touch(
+            o.c.tile(block.batch, block.head, block.row, block.rows, block.col, block.cols), 0
+        )
 
     def block(self, block: GemmBlock) -> Iterator[Item]:
         """Yield one tile of C, k ascending."""
@@ -104,7 +116,7 @@ class AscendGemm:
             yield Loop("k", range(1, pieces - 1), lambda i: self._piece(block, i, pieces))
         if pieces > 1:
             yield from self._piece(block, pieces - 1, pieces)
-        done = self.rings.accumulator.front(block.rows, block.cols, "float32")
+        done = self.rings.accumulator.front(block.rows, block.cols, self.how.accumulator_format)
         target = self.operands.c.tile(
             block.batch, block.head, block.row, block.rows, block.col, block.cols
         )

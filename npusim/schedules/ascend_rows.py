@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Phase
+from npusim.ir.program import Item, Phase, Touch
 from npusim.schedules.on_ascend import (
     PING_PONG,
     SLICE_ELEMENTS,
@@ -64,6 +64,7 @@ class AscendRows:
     ) -> None:  # fmt: skip
         self.name, self.group, self.source, self.out = name, group, source, out
         self.block_rows, self.constants = block_rows, constants or {}
+        self.passes = 1
         self.cols = min(source.cols, SLICE_ELEMENTS)
         self.slice_rows = max(1, min(group.largest_share(block_rows), SLICE_ELEMENTS // self.cols))
 
@@ -75,7 +76,13 @@ class AscendRows:
             for head in range(self.source.heads)
             for row, rows in chunks(self.source.rows, self.block_rows)
         )
-        return Phase(self.name, blocks, self.block, _shape)
+        return Phase(self.name, blocks, self.block, _shape, self.touches)
+
+    def touches(self, block: RowBlock) -> Iterator[Touch]:
+        """Yield the rows a block reads (twice where they do not fit UB whole) and writes."""
+        at = (block.batch, block.head, block.row, block.rows)
+        yield Touch(self.source.tile(*at), self.passes)
+        yield Touch(self.out.tile(*at), 0)
 
     def block(self, block: RowBlock) -> Iterator[Item]:
         """Yield the slices of every vector core's share."""
@@ -155,6 +162,7 @@ class Softmax(AscendRows):
         self, group: AscendGroup, source: GlobalTensor, out: GlobalTensor, block_rows: int
     ) -> None:
         super().__init__("softmax", group, source, out, block_rows)
+        self.passes = 1 if source.cols <= self.cols else 2
         size = self.slice_rows * self.cols
         tile = group.allocator.tile
         self.rings: dict[int, tuple[Ring, Ring]] = {}

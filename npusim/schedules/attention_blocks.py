@@ -33,6 +33,16 @@ class KvRun:
     is_masked: bool
     step: int
 
+    @property
+    def first_key(self) -> int:
+        """Lowest key of its tiles."""
+        return min(self.col, self.col + (self.count - 1) * self.step)
+
+    @property
+    def last_key(self) -> int:
+        """One past the highest key of its tiles."""
+        return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
+
     def reversed(self) -> KvRun:
         """Return the same tiles from last to first."""
         return KvRun(
@@ -60,6 +70,16 @@ class AttentionBlock:
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""
         return (self.rows, tuple((r.cols, r.count, r.is_masked) for r in self.runs))
+
+    @property
+    def first_key(self) -> int:
+        """First key it visits."""
+        return min(r.first_key for r in self.runs)
+
+    @property
+    def last_key(self) -> int:
+        """One past the last key it visits."""
+        return max(r.last_key for r in self.runs)
 
 
 def attention_blocks(

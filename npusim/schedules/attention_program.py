@@ -86,7 +86,7 @@ def _assemble(
     inputs = attention_tensors(problem, tensors.o.fmt)
     listed = [inputs.q, inputs.k, inputs.v, tensors.q, tensors.k, tensors.v, tensors.o]
     listed += [mask.tensor()] if mask else []
-    attention = Phase("attention", blocks, body, _shape)
+    attention = Phase("attention", blocks, body, _shape, tensors.touches)
     return TileProgram(
         name=name,
         queues=group.queues(),

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.ir.program import Touch
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.schedules.attention_blocks import AttentionBlock
     from npusim.spec.problem import Problem
 
 
@@ -19,6 +23,15 @@ class AttentionTensors:
     k: GlobalTensor
     v: GlobalTensor
     o: GlobalTensor
+
+    def touches(self, block: AttentionBlock) -> Iterator[Touch]:
+        """Yield what a Q block reads, its keys and values as far as it visits them, and its output."""
+        queries = (block.batch, block.head, block.row, block.rows)
+        keys = (block.batch, block.kv_head, block.first_key, block.last_key - block.first_key)
+        yield Touch(self.q.tile(*queries))
+        yield Touch(self.k.tile(*keys))
+        yield Touch(self.v.tile(*keys))
+        yield Touch(self.o.tile(*queries), 0)
 
 
 def attention_tensors(problem: Problem, output: str) -> AttentionTensors:

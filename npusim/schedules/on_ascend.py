@@ -115,13 +115,14 @@ class AscendGroup:
     # ---------------------------------------------------------------- rings
 
     def cube_rings(
-        self, prefix: str = "", rows: int = L0_EDGE, cols: int = L0_EDGE, depth: int = L0_EDGE
-    ) -> CubeRings:
+        self, prefix: str = "", rows: int = L0_EDGE, cols: int = L0_EDGE, depth: int = L0_EDGE, *,
+        operand: str = "float16", accumulator: str = "float32",
+    ) -> CubeRings:  # fmt: skip
         """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
 
         Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
         """
-        half, single = get_format("float16").size_bytes, get_format("float32").size_bytes
+        half, single = get_format(operand).size_bytes, get_format(accumulator).size_bytes
 
         def ring(name: str, size: int, producer: str, consumer: str) -> Ring:
             capacity = self.allocator.spaces[f"{AIC}.{name}"].capacity_bytes
@@ -253,7 +254,9 @@ def product(
         a, b = left(k, size), right(k, size)
         yield move(f"{label}.load_left", MTE1, rings.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{label}.load_right", MTE1, rings.right.fill(b.rows, b.cols, b.fmt), b)
-        target = rings.accumulator.fill(rows, cols, "float32", first=first, last=last)
+        target = rings.accumulator.fill(
+            rows, cols, attributes.accumulator_format, first=first, last=last
+        )
         operands = (
             rings.left.front(a.rows, a.cols, a.fmt), rings.right.front(b.rows, b.cols, b.fmt),
         )  # fmt: skip

@@ -72,8 +72,8 @@ class GpuAttention:
         self.k = place(SMEM, "K", block_kv, d, tensors.k.fmt)
         self.v = place(SMEM, "V", block_kv, dv, tensors.v.fmt)
         self.cut = place(SMEM, "mask", block_q, block_kv, "int8") if mask else None
-        self.scores = place(RF, "S accumulator", block_q, block_kv, "float32")
-        self.product = place(RF, "P V accumulator", block_q, dv, "float32")
+        self.scores = place(RF, "S accumulator", block_q, block_kv, self.qk.accumulator_format)
+        self.product = place(RF, "P V accumulator", block_q, dv, self.pv.accumulator_format)
         self.tiles: dict[str, Tile] = {}
         self._storage = steps.storage()
         for name in dict.fromkeys(self._storage.values()):

@@ -76,6 +76,8 @@ PRECISIONS = MappingProxyType(
         "fp16_mean": PasaPrecision("fp16_mean"),
         "fp32_mean": PasaPrecision("fp32_mean", mean="float32"),
         "fixed_reference": PasaPrecision("fixed_reference", is_fixed_reference=True),
+        # For checking the algorithm only: nothing is rounded but by float64.
+        "float64": PasaPrecision("float64", *["float64"] * 7, arithmetic="ieee.f64"),
     }
 )
 
@@ -98,10 +100,13 @@ class Pasa:
             is_ideal=tiling.correction == "ideal",
         )  # fmt: skip
         lengths = {n, problem.seq_kv % n or n}
-        matrices = {length: ShiftingMatrix(length, beta, alpha) for length in sorted(lengths)}
+        matrices = {
+            length: ShiftingMatrix(length, beta, alpha, precision.shifted)
+            for length in sorted(lengths)
+        }
         self.constants = {f"M{length}": m.values for length, m in matrices.items()}
         plain = attention_tensors(problem, precision.output)
-        shifted = replace(plain.k, name="k_shifted", fmt="float16", role="workspace")
+        shifted = replace(plain.k, name="k_shifted", fmt=precision.shifted, role="workspace")
         self.tensors = replace(plain, k=shifted)
         self.keys = ShiftedKeys(
             plain.k, shifted,

@@ -13,11 +13,11 @@ from npusim.spec.tiling import Tiling, tiling_fields
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
+    from npusim.spec.kernels import AnyProblem
 
 
-#: A builder takes its own schedule's tiling and precision classes.
-Builder = Callable[["Problem", Any, "DeviceSpec", Any], "TileProgram"]
+#: A builder takes its own schedule's problem, tiling and precision classes.
+Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Schedule:
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
     def program(
-        self, problem: Problem, tiling: Tiling, device: DeviceSpec, precision: Precision
+        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
     ) -> TileProgram:
         """Return the program; if a buffer overflows, say which larger blocks would still fit."""
         try:
@@ -56,7 +56,7 @@ class Schedule:
             raise BufferOverflowError(f"{error}; {fitting}") from None
 
     def _largest_blocks(
-        self, problem: Problem, tiling: Tiling, device: DeviceSpec, precision: Precision
+        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
     ) -> str:
         """Return, for each block size, its largest value that fits with the others as they are."""
         found = []

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Phase
+from npusim.ir.program import Item, Phase, Touch
 from npusim.ir.tile import GlobalTensor, RingTile
 from npusim.schedules.on_ascend import FIXP, L0_EDGE, MTE2, AscendGroup, move, product
 from npusim.schedules.on_gpu import LSU, QUEUE, RF, SMEM, TENSOR, GpuGroup
@@ -62,8 +62,20 @@ class ShiftedKeys:
         else:
             mapping = _OnGpu(self, block, group, how)
         return Phase(
-            "shift_keys", key_blocks(problem, block), mapping.block, _shape, serves="kv_head"
+            "shift_keys",
+            key_blocks(problem, block),
+            mapping.block,
+            _shape,
+            self.touches,
+            serves="kv_head",
         )
+
+    def touches(self, block: KeyBlock) -> Iterator[Touch]:
+        """Yield the block of keys, the shifting matrix, and the shifted keys."""
+        at = (block.batch, block.head, block.row, block.keys)
+        yield Touch(self.keys.tile(*at))
+        yield Touch(self.matrices[block.keys].tile(0, 0, 0, block.keys))
+        yield Touch(self.shifted.tile(*at), 0)
 
 
 def _shape(block: KeyBlock) -> int:
@@ -77,7 +89,10 @@ class _OnAscend:
         self, tensors: ShiftedKeys, block: int, group: AscendGroup, how: Attributes
     ) -> None:
         self.tensors, self.how = tensors, how
-        self.rings = group.cube_rings("shift ")
+        self.rings = group.cube_rings(
+            "shift ", min(L0_EDGE, block), min(L0_EDGE, tensors.keys.cols), min(L0_EDGE, block),
+            operand=tensors.keys.fmt, accumulator=how.accumulator_format,
+        )  # fmt: skip
         self.m_l1 = group.l1_ring("M", block, block, tensors.keys.fmt, depth=1)
         self.k_l1 = group.l1_ring("K block", block, tensors.keys.cols, tensors.keys.fmt)
 
@@ -96,7 +111,7 @@ class _OnAscend:
                 left=partial(_cut_left, left, row, rows), right=partial(_cut_right, right, col, cols),
                 attributes=self.how,
             )  # fmt: skip
-            done = self.rings.accumulator.front(rows, cols, "float32")
+            done = self.rings.accumulator.front(rows, cols, self.how.accumulator_format)
             target = t.shifted.tile(block.batch, block.head, block.row + row, rows, col, cols)
             yield move("K'.drain", FIXP, target, done)
 
@@ -126,7 +141,7 @@ class _OnGpu:
         self.tensors, self.how = tensors, how
         place, d, fmt = group.allocator.tile, tensors.keys.cols, tensors.keys.fmt
         self.m, self.k = place(SMEM, "M", block, block, fmt), place(SMEM, "K block", block, d, fmt)
-        self.accumulator = place(RF, "K' accumulator", block, d, "float32")
+        self.accumulator = place(RF, "K' accumulator", block, d, how.accumulator_format)
         self.out = place(RF, "K'", block, d, tensors.shifted.fmt)
 
     def block(self, block: KeyBlock) -> Iterator[Item]:

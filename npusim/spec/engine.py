@@ -34,6 +34,9 @@ class RouteSpec(SpecModel):
     nd2nz_unaligned_factor: Positive | None = Field(
         default=None, description="time for unaligned rows that are rearranged, over aligned"
     )
+    burst_overhead_cycles: Quantity | None = Field(
+        default=None, description="per row that does not continue the one before in GM"
+    )
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
     )

@@ -6,8 +6,6 @@ to whole cycles once, here.  A step without a row raises, it never costs 0.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode, Step, TileOp
+from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
-from npusim.ir.walk import LoopTemplate
 from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec, VectorEngine
 from npusim.units import ceil_div, round_up
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.ir.program import Queue
-    from npusim.ir.walk import Template, Templates
+    from npusim.ir.walk import Templates
     from npusim.spec.device import DeviceSpec
 
 Terms = tuple[tuple[str, float], ...]
@@ -44,20 +42,16 @@ class Cost(NamedTuple):
     terms: Terms = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Which part of each global tensor's reads misses L2 (0 to 1), by tensor name."""
-
-    missing: Mapping[str, float]
-
-
 class CostModel:
     """Costs of a program's operations on one device."""
 
     def __init__(self, templates: Templates, device: DeviceSpec) -> None:
         self.device = device
-        self.traffic = estimate_traffic(templates, device)
-        self._queues: dict[str, Queue] = {q.name: q for q in templates.program.queues}
+        program = templates.program
+        self.residency = residency(
+            program, device.group_count.value, device.memory.l2.capacity_bytes.value
+        )
+        self._queues: dict[str, Queue] = {q.name: q for q in program.queues}
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
@@ -101,6 +95,9 @@ class CostModel:
             moved = step.dst.payload_bytes
         port = moved / route.bytes_per_cycle.value
         terms = [(f"{path}.bytes_per_cycle", port)]
+        if route.burst_overhead_cycles is not None:
+            broken = _bursts(step) * route.burst_overhead_cycles.value
+            port, terms = port + broken, [*terms, (f"{path}.burst_overhead_cycles", broken)]
         if isinstance(spec, FixpipeEngine):
             drain = src.rows * src.cols / spec.elements_per_cycle.value
             if drain > port:
@@ -108,66 +105,25 @@ class CostModel:
         interval = spec.issue_interval_cycles.value
         if interval > port:
             port, terms = interval, [(f"{key}.issue_interval_cycles", float(interval))]
-        return Cost(ceil(port), route.latency_cycles.value, self._links(step, route), tuple(terms))
+        latency = route.latency_cycles.value
+        if not route.links:
+            # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
+            return Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency))))
+        return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         if not route.links:
             return ()
-        reads = step.srcs[0] if isinstance(step.srcs[0], GlobalTile) else None
-        writes = step.dst if isinstance(step.dst, GlobalTile) else None
         size = step.dst.payload_bytes
         found = [("l2", size)]
-        if reads is not None:
-            found.append(
-                ("hbm", ceil(reads.payload_bytes * self.traffic.missing[reads.tensor.name]))
-            )
-        if writes is not None:
-            found.append(("hbm", writes.payload_bytes))
+        if isinstance(step.srcs[0], GlobalTile):
+            source = step.srcs[0]
+            share = self.residency.read_misses[source.tensor.name]
+            found.append(("hbm", ceil(source.payload_bytes * share)))
+        if isinstance(step.dst, GlobalTile):
+            share = self.residency.write_misses[step.dst.tensor.name]
+            found.append(("hbm", ceil(size * share)))
         return tuple((link, n) for link, n in found if n and link in route.links)
-
-
-def estimate_traffic(templates: Templates, device: DeviceSpec) -> Traffic:
-    """Return which share of each tensor's reads has to come from HBM.
-
-    Every byte comes from HBM once; it is read again as often as the program does, from L2 as long
-    as all tensors of the program fit there together.
-    """
-    tensors = templates.program.tensors
-    fits = sum(t.size_bytes for t in tensors.values()) <= device.memory.l2.capacity_bytes.value
-    reads = _reads_per_tensor(templates)
-    return Traffic(
-        {
-            name: min(1.0, t.size_bytes / max(1, reads[name])) if fits else 1.0
-            for name, t in tensors.items()
-        }
-    )
-
-
-def _reads_per_tensor(templates: Templates) -> Counter[str]:
-    """Return the bytes the whole program reads from each global tensor."""
-    totals: Counter[str] = Counter()
-    for phase in templates.program.phases:
-        blocks = Counter(id(templates.of(phase, b)) for b in phase.blocks)
-        known = {id(t): t for b in phase.blocks for t in [templates.of(phase, b)]}
-        for key, count in blocks.items():
-            for name, size in _reads_of(known[key]).items():
-                totals[name] += size * count
-    return totals
-
-
-def _reads_of(template: Template) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for part in template.parts:
-        if isinstance(part, LoopTemplate):
-            for name, size in _reads_of(part.body).items():
-                found[name] += size * part.count
-            continue
-        for op in part:
-            for step in op.op.steps:
-                for source in step.srcs:
-                    if isinstance(source, GlobalTile):
-                        found[source.tensor.name] += source.payload_bytes
-    return found
 
 
 def memory_of(operand: Operand) -> str:
@@ -180,6 +136,20 @@ def memory_of(operand: Operand) -> str:
 
 def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:
     return next(name for name, r in spec.routes.items() if r is route)
+
+
+def _bursts(step: Step) -> int:
+    """Return how often a move through GM jumps: between rows that do not follow one another."""
+    jumps = 0
+    for operand in step.operands():
+        if isinstance(operand, GlobalTile):
+            gapless = operand.cols == operand.tensor.cols
+        elif memory_of(operand) == "GM":
+            gapless = operand.cols == operand.stride
+        else:
+            continue
+        jumps += 0 if gapless else operand.rows - 1
+    return jumps
 
 
 #: Rows and columns of a fractal: operands in L1 and L0 are padded to whole fractals (ascend.md 1.2).

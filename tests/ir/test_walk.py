@@ -130,6 +130,21 @@ def test_an_operation_on_a_queue_that_is_no_party_of_the_ring_is_refused() -> No
         resolve(toy.program([toy.op("sneak", stranger, front(ring))]))
 
 
+@pytest.mark.xfail(
+    strict=True, reason="Walker keys endpoints by ring name: two rings of one name on one queue become one, in silence"
+)
+def test_two_rings_of_one_name_on_one_queue_are_kept_apart_or_refused() -> None:
+    toy = Toy()
+    a, b, c = (toy.queue(n) for n in "abc")
+    rings = [toy.ring("S", [a], [c]), toy.ring("S", [b], [c])]
+    items = [toy.op("A", a, fill(rings[0])), toy.op("B", b, fill(rings[1])), toy.op("C", c, front(rings[0]))]
+    try:
+        resolved = resolve(toy.program(items))[-1]
+    except ProgramError:
+        return
+    assert waits_of(toy.program(items), resolved) == {("S ready", "a", 1)}
+
+
 def test_paths_name_the_enclosing_loops_and_iterations() -> None:
     toy = Toy()
     q = toy.queue("q")

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats import cast
+from npusim.formats import cast, get_format
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.table import choose, row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
 O = Opcode  # noqa: E741 - tables read best with one letter
 
@@ -33,12 +35,15 @@ class PasaPrecision:
         S', m, P, l, the rescaling factors, O: float16 in the paper.
     mean
         Row mean of S', its running mean F, and the corrections Delta m'.
+    shifted
+        The entries of M, and K' as the matrix unit's output path stores it.
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
     """
 
     name: str
+    shifted: str = "float16"
     scores: str = "float16"
     vector: str = "float16"
     mean: str = "float16"
@@ -53,7 +58,7 @@ class PasaPrecision:
 
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""
-        names = ("scores", "vector", "mean", "operand", "product", "output")
+        names = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
         return {n: getattr(self, n) for n in names}
 
 
@@ -146,7 +151,7 @@ MASKED = -32768.0
 
 @dataclass(frozen=True, slots=True)
 class ShiftingMatrix:
-    """M = (I - (beta / n) J) / alpha with float16 entries, and the correction it needs.
+    """M = (I - (beta / n) J) / alpha with entries rounded to ``fmt``, and the correction it needs.
 
     ``alpha`` is 1 where the scale 1/sqrt(d) is applied elsewhere.
     """
@@ -154,20 +159,22 @@ class ShiftingMatrix:
     keys: int
     beta: float
     alpha: float
+    fmt: str = "float16"
 
     @property
-    def diagonal(self) -> np.float16:
+    def diagonal(self) -> float:
         """Entry on the diagonal, rounded once."""
-        return np.float16(cast(np.float64((1 - self.beta / self.keys) / self.alpha), "float16"))
+        return float(cast(np.float64((1 - self.beta / self.keys) / self.alpha), self.fmt))
 
     @property
-    def off_diagonal(self) -> np.float16:
+    def off_diagonal(self) -> float:
         """Entry beside the diagonal, rounded once."""
-        return np.float16(-cast(np.float64(self.beta / self.keys / self.alpha), "float16"))
+        return -float(cast(np.float64(self.beta / self.keys / self.alpha), self.fmt))
 
-    def values(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:
-        """Return M, (1, 1, keys, keys) float16."""
-        matrix = np.full((1, 1, self.keys, self.keys), self.off_diagonal, np.float16)
+    def values(self) -> NDArray[Any]:
+        """Return M, (1, 1, keys, keys) in the format's dtype."""
+        shape = (1, 1, self.keys, self.keys)
+        matrix = np.full(shape, self.off_diagonal, get_format(self.fmt).dtype)
         index = np.arange(self.keys)
         matrix[..., index, index] = self.diagonal
         return matrix
@@ -180,8 +187,8 @@ class ShiftingMatrix:
         """
         if is_ideal:
             return self.beta / (1 - self.beta)
-        b = -float(self.off_diagonal)
-        a = float(self.diagonal) + b
+        b = -self.off_diagonal
+        a = self.diagonal + b
         return b * self.keys / (a - b * self.keys)
 
 
@@ -193,8 +200,8 @@ def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
     """
     for _ in range(rounds):
         matrix = ShiftingMatrix(keys, beta, 1.0)
-        b = -float(matrix.off_diagonal)
-        a = float(matrix.diagonal) + b
+        b = -matrix.off_diagonal
+        a = matrix.diagonal + b
         found = 1 - (a - b * keys)
         if found == beta:
             break
@@ -219,7 +226,8 @@ def pasa_steps(
     choices = {O.EXP: Attributes(variant=p.exp_variant), O.ROW_SUM: Attributes(order=p.sum_order)}
 
     def per_tile(index: int, keys: int) -> Mapping[str, float]:
-        correction = ShiftingMatrix(keys, beta, alpha_in_matrix).correction(is_ideal=is_ideal)
+        matrix = ShiftingMatrix(keys, beta, alpha_in_matrix, p.shifted)
+        correction = matrix.correction(is_ideal=is_ideal)
         return {
             "tiles_before": float(index), "tiles": float(index + 1), "is_first": float(index == 0),
             "per_key": 1 / keys, "inva": correction,

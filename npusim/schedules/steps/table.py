@@ -64,5 +64,5 @@ def bind(table: Table, tiles: Binding) -> tuple[Step, ...]:
             raise ProgramError(f"step {r.opcode}: {r.dst} is a constant, not a tile")
         if r.opcode is Opcode.CAST and dst == srcs[0]:
             continue
-        steps.append(Step(r.opcode, dst, srcs, r.attributes))
+        steps.append(Step(r.opcode, dst, srcs, r.attributes, r.dst))
     return tuple(steps)

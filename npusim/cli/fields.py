@@ -1,0 +1,74 @@
+"""``npusim run SCHEDULE --fields``: what can be chosen about a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.cli.console import show, show_json
+
+if TYPE_CHECKING:
+    from npusim.spec.tiling import TilingField
+
+__all__ = ["show_fields"]
+
+SCHEMA_VERSION = 1
+
+
+def show_fields(name: str, hw: str, *, as_json: bool) -> None:
+    """Print tiling fields and precision presets of a schedule on a device's cores."""
+    from npusim.report.text import Cell, Facts, Grid, Heading, cells
+    from npusim.schedules import find_schedule
+    from npusim.spec.load import load_device
+    from npusim.spec.tiling import tiling_fields
+
+    schedule = find_schedule(name, load_device(hw).family)
+    fields = tiling_fields(schedule.tiling)
+    default = schedule.default_precision
+    if as_json:
+        show_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "npusim.fields",
+                "schedule": name,
+                "family": schedule.family,
+                "tiling": [
+                    {"name": f.name, "default": f.default, "description": f.description}
+                    | {"minimum": f.minimum, "maximum": f.maximum, "multiple_of": f.multiple_of}
+                    | {"choices": list(f.choices)}
+                    for f in fields
+                ],
+                "precisions": {n: p.formats() for n, p in schedule.precisions.items()},
+                "default_precision": default,
+            }
+        )
+        return
+    rows = [cells(f.name, _default(f), _allowed(f), f.description) for f in fields]
+    presets = [
+        (preset, (Cell(" ".join(f"{k}={v}" for k, v in precision.formats().items())),))
+        for preset, precision in schedule.precisions.items()
+    ]
+    show(
+        [
+            Heading(f"{name} on {schedule.family} cores", schedule.summary),
+            Grid(("-t field", "default", "allowed", ""), "<><<", tuple(rows)),
+            Heading("--precision", f"default {default}"),
+            Facts(tuple(presets)),
+        ]
+    )
+
+
+def _default(field: TilingField) -> str:
+    return "auto" if field.default is None else str(field.default)
+
+
+def _allowed(field: TilingField) -> str:
+    if field.choices:
+        return " | ".join(map(str, field.choices))
+    parts = []
+    if field.multiple_of is not None:
+        parts.append(f"multiple of {field.multiple_of}")
+    if field.minimum is not None:
+        parts.append(f">= {field.minimum}")
+    if field.maximum is not None:
+        parts.append(f"<= {field.maximum}")
+    return ", ".join(parts)

@@ -1,0 +1,122 @@
+"""Which bytes come from L2 and which from beyond it: a property of the program, not of event order.
+
+Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they
+touch in the same order, so that a region several of them read is fetched once.  Between two touches
+of a region everything else that was touched has passed through the cache (least recently used): it
+is still there if that was no more than the cache holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.tile import GlobalTile
+
+#: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
+Key = tuple[str, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name."""
+
+    read_misses: Mapping[str, float]
+    write_misses: Mapping[str, float]
+
+
+def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Residency:
+    """Return what misses an L2 of ``capacity_bytes``.
+
+    The slots between the cores live in L2 too and are subtracted.  A tensor that is read later is
+    written beyond L2 only if it does not stay; an output always is, once.
+    """
+    slots = program.used_bytes.get("gm", 0) * group_count
+    cache = _Cache(max(0, capacity_bytes - slots))
+    for phase in program.phases:
+        _scan(phase, group_count, cache)
+    writes = {
+        name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
+        for name, t in program.tensors.items()
+    }
+    reads = {
+        name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
+        for name in program.tensors
+    }
+    return Residency(reads, writes)
+
+
+class _Cache:
+    """Least recently used, by regions; remembers in which step each was touched last."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.read: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
+        self._step_bytes: list[int] = []  # bytes whose last touch was in that step
+
+    def step(self, touched: Mapping[Key, _Use]) -> None:
+        """Take in what all groups touch in one step; each region is fetched at most once."""
+        # Scanned in step, a byte comes up again once every other region touched since has passed.
+        since = list(accumulate(reversed(self._step_bytes)))[::-1]
+        for key, use in touched.items():
+            self.read[key[0]] += use.read_bytes
+            if use.is_write:
+                continue
+            rows, at = self._last.get(key, (0, 0))
+            kept = min(rows, use.rows) if rows and since[at] <= self.capacity else 0
+            size = use.rows * use.row_bytes
+            # A region too large to stay is fetched anew by every pass over it.
+            passes = use.times if size > self.capacity else 1
+            self.missed[key[0]] += (size - kept * use.row_bytes) * passes
+        self._remember(touched)
+
+    def _remember(self, touched: Mapping[Key, _Use]) -> None:
+        now = len(self._step_bytes)
+        self._step_bytes.append(0)
+        for key, use in touched.items():
+            rows, at = self._last.get(key, (0, 0))
+            self._step_bytes[at] -= rows * use.row_bytes
+            self._step_bytes[now] += use.rows * use.row_bytes
+            self._last[key] = (use.rows, now)
+
+
+@dataclass(slots=True)
+class _Use:
+    """How far a region is touched in one step, and how many bytes all groups read of it."""
+
+    rows: int
+    row_bytes: int
+    times: int
+    read_bytes: int
+    is_write: bool
+
+
+def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
+    for start in range(0, len(phase.blocks), group_count):
+        touched: dict[Key, _Use] = {}
+        for block in phase.blocks[start : start + group_count]:
+            for touch in phase.touches(block):
+                region = touch.region
+                key = _key(region)
+                row_bytes = region.payload_bytes // region.rows
+                size = region.payload_bytes * touch.times
+                use = touched.get(key)
+                if use is None:
+                    touched[key] = _Use(region.rows, row_bytes, touch.times, size, touch.is_write)
+                else:
+                    use.rows = max(use.rows, region.rows)
+                    use.times = max(use.times, touch.times)
+                    use.read_bytes += size
+        cache.step(touched)
+
+
+def _key(region: GlobalTile) -> Key:
+    return (region.tensor.name, region.batch, region.head, region.row, region.col, region.cols)

@@ -1,0 +1,58 @@
+"""A plain matrix product on the AICs, to validate the matrix side of the machine."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.ir.program import TileProgram
+from npusim.ir.tile import GlobalTensor
+from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
+from npusim.schedules.on_ascend import AscendGroup
+from npusim.schedules.registry import Schedule
+from npusim.schedules.steps.flash import FlashPrecision
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.kernels import GemmProblem
+
+
+class GemmFields(Tiling):
+    """Tile of C and the piece of k; the defaults are the vendor's best (ascend.md section 3.2)."""
+
+    block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
+    block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
+    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k loaded at once")
+
+
+STORED = FlashPrecision(
+    "stored", scores="input", softmax="float32", exponential="float32", operand="input", running="float32",
+    product="input", output="input",
+)  # fmt: skip
+
+
+def build(
+    problem: GemmProblem, tiling: GemmFields, device: DeviceSpec, precision: FlashPrecision
+) -> TileProgram:
+    """Return C = A B as a tile program for one Ascend device."""
+    p, group = problem, AscendGroup(device)
+    a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
+    b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
+    c = GlobalTensor("c", 1, 1, p.m, p.n, p.dtype, "output")
+    sizes = GemmTiling(tiling.block_m, tiling.block_n, tiling.block_k)
+    gemm = AscendGemm("gemm", group, GemmOperands(a, b, c), sizes, precision.arithmetic)
+    group.allocator.check()
+    return TileProgram(
+        name="gemm", queues=group.queues(), rings=tuple(group.allocator.rings),
+        spaces=dict(group.allocator.spaces), used_bytes=dict(group.allocator.peak_bytes),
+        tensors={t.name: t for t in (a, b, c)}, phases=(gemm.phase(),), flops=p.flops(),
+    )  # fmt: skip
+
+
+SCHEDULES = (
+    Schedule(
+        name="gemm", family="ascend", summary="a matrix product, to validate the machine", tiling=GemmFields,
+        precisions=MappingProxyType({"stored": STORED}), default_precision="stored", causal=False, build=build,
+    ),
+)  # fmt: skip

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from npusim.errors import TilingError
+from npusim.explore.space import Space, parse_field
+from npusim.spec.tiling import Field, Tiling
+
+
+class _Tiling(Tiling):
+    block: int = Field(default=16, description="size")
+    order: str = Field(default="up", description="direction")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("block=16", ("block", (16,))),
+        ("block=16, 32", ("block", (16, 32))),
+        ("block=128:1024:256", ("block", (128, 384, 640, 896))),
+        ("block=128:1024:128", ("block", tuple(range(128, 1025, 128)))),
+        ("block=8,16:32:8", ("block", (8, 16, 24, 32))),
+        ("beta=0.5,1.5", ("beta", (0.5, 1.5))),
+        ("order=up,down", ("order", ("up", "down"))),
+    ],
+)
+def test_fields_are_lists_and_ranges_with_their_ends(text: str, expected: object) -> None:
+    assert parse_field(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("block", "write name=value"),
+        ("=1", "write name=value"),
+        ("block=", "a value is empty"),
+        ("block=1,,2", "a value is empty"),
+        ("block=1:2", "'1:2' is no range; write start:stop:step"),
+        ("block=a:b:c", "is no range"),
+        ("block=4:1:1", "an empty range"),
+        ("block=1:4:0", "an empty range"),
+    ],
+)
+def test_malformed_fields_say_how_to_write_one(text: str, message: str) -> None:
+    with pytest.raises(TilingError) as caught:
+        parse_field(text)
+    assert message in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+def test_grid_is_every_combination_once_last_field_fastest() -> None:
+    space = Space.of(_Tiling, {"block": [16, 32, 16], "order": ("up", "down")})
+    assert len(space) == 4
+    assert list(space.points()) == [
+        {"block": 16, "order": "up"},
+        {"block": 16, "order": "down"},
+        {"block": 32, "order": "up"},
+        {"block": 32, "order": "down"},
+    ]
+
+
+def test_unknown_missing_and_empty_fields_are_refused() -> None:
+    with pytest.raises(TilingError, match="blok: unknown tiling field. Did you mean `block`?"):
+        Space.of(_Tiling, {"blok": [1]})
+    with pytest.raises(TilingError, match="no field to explore; there are: block, order"):
+        Space.of(_Tiling, {})
+    with pytest.raises(TilingError, match="block: no values to try"):
+        Space.of(_Tiling, {"block": []})

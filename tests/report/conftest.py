@@ -1,0 +1,50 @@
+"""One small run, its record, and the same run with bits made by hand that went wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from npusim.numerics.result import ErrorSummary, NumericEvent, NumericResult
+from npusim.report.record import RunRecord, record_of
+from npusim.run import run
+
+if TYPE_CHECKING:
+    from npusim.run import RunResult
+
+
+@pytest.fixture(scope="session")
+def result() -> RunResult:
+    """Flash, 512 tokens: 20 blocks on 24 core groups, two groups on the timeline."""
+    return run("flash", seq=512, numerics=False, trace_groups=(0, 1))
+
+
+@pytest.fixture(scope="session")
+def record(result: RunResult) -> RunRecord:
+    return record_of(result)
+
+
+@pytest.fixture(scope="session")
+def overflowed(result: RunResult) -> RunResult:
+    """The same run with bits: an overflow in the scores of core group 1's only block."""
+    block = str(result.program.phases[-1].blocks[1])
+    error = ErrorSummary(
+        rmse=2.5e-4, max_abs_error=float("inf"), max_ulp=274, ulp_histogram={"0": 3, "1": 1},
+        nan_count=2, inf_count=1, nan_row_fraction=0.25, count=4,
+    )  # fmt: skip
+    bits = NumericResult(
+        rows={(0, 0, 128): np.ones((4, 128), np.float16)},
+        shape=(1, 5, 512, 128),
+        sample="rows 128..131 of 1 of 5 heads",
+        error=error,
+        overflow_counts={"S.drain.cast": 7},
+        nan_counts={"softmax.exp": 2},
+        first_events=(
+            NumericEvent("overflow", "S.drain.cast", "aic.FIXP", "attention", block, (), 3, 5),
+        ),
+        arithmetic={"ascend.cube.k16.f16.f32": "assumed"},
+    )
+    return replace(result, numerics=bits)

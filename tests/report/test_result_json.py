@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim import __version__
+from npusim.errors import SpecError
+from npusim.report.record import record_of
+from npusim.report.result_json import load_result, result_document, to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.report.record import RunRecord
+    from npusim.run import RunResult
+
+
+def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunResult) -> None:
+    for kept in (record, record_of(overflowed)):
+        file = tmp_path / "result.json"
+        file.write_text(to_json(result_document(kept)))
+        assert load_result(file) == kept
+        assert load_result(tmp_path) == kept
+
+
+def test_document_says_where_the_numbers_come_from(record: RunRecord, result: RunResult) -> None:
+    document: dict[str, Any] = result_document(record)
+    assert document["schema_version"] == 1
+    assert document["npusim_version"] == __version__
+    assert document["device"]["digest"] == result.device.digest()
+    assert document["problem"]["data"] == {"seed": 0, "kind": "normal", "mean": 0.0, "deviation": 1.0}
+    assert document["tiling"]["block_kv"] == result.tiling.model_dump()["block_kv"]
+    assert document["formats"] == result.formats
+    assert document["timing"]["cycles"] == result.cycles
+    assert isinstance(document["timing"]["cycles"], int)
+
+
+def test_busy_cycles_rest_on_constants_with_a_known_basis(record: RunRecord) -> None:
+    timing = record.timing
+    assert timing is not None
+    assert {c.basis for c in timing.constants} <= {
+        "vendor", "measured", "derived", "fitted", "assumed",
+    }  # fmt: skip
+    # Costs are rounded up to whole cycles one by one: at most a cycle a step.
+    busy = sum(q.busy_cycles for q in timing.queues)
+    assert sum(c.cycles for c in timing.constants) == pytest.approx(busy)
+
+
+def test_a_figure_that_is_not_finite_is_null(overflowed: RunResult) -> None:
+    document: dict[str, Any] = result_document(record_of(overflowed))
+    assert document["numerics"]["max_abs_error"] is None
+    json.loads(to_json(document), parse_constant=pytest.fail)
+
+
+def test_keys_of_a_later_version_are_left_out(tmp_path: Path, record: RunRecord) -> None:
+    document = {**result_document(record), "more": 1}
+    (tmp_path / "result.json").write_text(to_json(document))
+    assert load_result(tmp_path) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "not a result of `npusim run`"),
+        ({"schema_version": 2}, "schema_version 2; this npusim reads 1"),
+        ({"timing": {"method": "des"}}, "timing.cycles: missing"),
+        ({"name": 3}, "name: expected text, got 3"),
+        ({"notes": "x"}, "notes: expected a list, got 'x'"),
+        ({"device": []}, "device: expected a mapping, got []"),
+        ({"formats": {"S": 1}}, "formats.S: expected text, got 1"),
+    ],
+)
+def test_damaged_results_are_refused_with_file_and_key(
+    tmp_path: Path, record: RunRecord, change: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(to_json({**result_document(record), **change}))
+    with pytest.raises(SpecError) as caught:
+        load_result(file)
+    assert str(caught.value).startswith(str(file))
+    assert message in str(caught.value)
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"result\.json: cannot be read: No such file"):
+        load_result(tmp_path)
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(SpecError, match="not a JSON file"):
+        load_result(tmp_path)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npusim.report.record import record_of
+from npusim.report.tables import problem_text, run_table, tiling_text
+from npusim.report.text import plain
+
+if TYPE_CHECKING:
+    from npusim.report.record import RunRecord
+    from npusim.run import RunResult
+
+
+def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
+    text = plain(run_table(record))
+    timing = record.timing
+    assert timing is not None
+    assert "pangu_38b: B1 N5 S512 d128 causal float16" in text
+    assert f"{timing.cycles:,}" in text
+    assert f"file digest {record.device.digest}" in text
+    for word in ("MTE2", "MTE1", "CUBE", "FIXP", "VECTOR", "MTE3", "hbm", "l2", "of busy cycles"):
+        assert word in text
+    assert "veccore0, veccore1" in text, "cores that did the same share their rows"
+    assert "(last of 20 groups to end)" in text
+    assert "numerics   not computed" in text
+
+
+def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
+    overflowed: RunResult,
+) -> None:
+    text = plain(run_table(record_of(overflowed)))
+    assert "RMSE 2.50e-04   max |error| -   max ULP 274   overflow 7   NaN 2" in text
+    assert "in the output: 2 NaN (25.0 % of rows), 1 Inf" in text
+    assert "first overflow in S.drain.cast" in text
+    assert "row 3 col 5" in text
+    assert "against float64 on rows 128..131 of 1 of 5 heads" in text
+    assert "ascend.cube.k16.f16.f32 (assumed)" in text
+
+
+def test_run_without_a_time_says_so(record: RunRecord) -> None:
+    text = plain(run_table(replace(record, timing=None)))
+    assert "latency  not modelled on this device" in text
+    assert "advice" not in text
+
+
+def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
+    timing = record.timing
+    assert timing is not None
+    bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
+    text = plain(run_table(replace(record, timing=bounded)))
+    assert f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
+
+
+def test_problem_text_shows_what_differs() -> None:
+    problem: dict[str, object] = {
+        "batch": 2, "heads": 8, "kv_heads": 1, "seq_q": 1, "seq_kv": 4096, "head_dim": 192,
+        "value_head_dim": 128, "causal": False, "dtype": "bfloat16",
+    }  # fmt: skip
+    assert problem_text(problem) == "B2 N8/1 S1x4096 d192/128 full bfloat16"
+
+
+def test_tiling_text_leaves_out_what_the_schedule_chooses() -> None:
+    assert tiling_text({"block_q": 128, "vector_rows": None}) == "block_q=128"

@@ -1,0 +1,136 @@
+"""Structure of traces: pairs balance, time rises on each track, nothing overlaps, bytes re-parse."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.report.timeline import timeline_of
+from npusim.report.trace import chrome_trace, perfetto_trace
+
+if TYPE_CHECKING:
+    from npusim.run import RunResult
+
+Event = tuple[str, int, str, dict[str, int]]  # phase, nanoseconds, name, arguments
+CORES = {f"core{g}.{core}" for g in (0, 1) for core in ("cubecore0", "veccore0", "veccore1")}
+
+
+def _chrome(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+    events = json.loads(chrome_trace(timeline_of(result)))["traceEvents"]
+    cores, pipes = {}, {}
+    tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                cores[event["pid"]] = event["args"]["name"]
+            if event["name"] == "thread_name":
+                pipes[event["pid"], event["tid"]] = event["args"]["name"]
+            continue
+        track = cores[event["pid"]], pipes[event["pid"], event["tid"]]
+        nanoseconds = event["ts"] * 1000
+        assert nanoseconds == pytest.approx(round(nanoseconds), abs=1e-6)
+        at = (event["ph"], round(nanoseconds), event["name"], event.get("args", {}))
+        tracks[track].append(at)
+    return tracks
+
+
+def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
+
+    trace: Any = proto.Trace()
+    trace.ParseFromString(perfetto_trace(timeline_of(result)))
+    processes: dict[int, str] = {}
+    names: dict[int, tuple[str, str]] = {}
+    tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    phases = {
+        proto.TrackEvent.TYPE_SLICE_BEGIN: "B",
+        proto.TrackEvent.TYPE_SLICE_END: "E",
+        proto.TrackEvent.TYPE_INSTANT: "i",
+    }
+    for packet in trace.packet:
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            if track.HasField("process"):
+                processes[track.uuid] = track.process.process_name
+            else:
+                names[track.uuid] = processes[track.parent_uuid], track.thread.thread_name
+        if packet.HasField("track_event"):
+            event = packet.track_event
+            arguments = {note.name: note.int_value for note in event.debug_annotations}
+            at = (phases[event.type], packet.timestamp, event.name, arguments)
+            tracks[names[event.track_uuid]].append(at)
+    return tracks
+
+
+@pytest.mark.parametrize("read", [_chrome, _perfetto])
+def test_slices_balance_rise_and_do_not_overlap(result: RunResult, read: Any) -> None:
+    tracks = read(result)
+    assert {core for core, _ in tracks} == CORES
+    assert {pipe for core, pipe in tracks if core == "core0.cubecore0"} == {
+        "MTE2", "MTE1", "CUBE", "FIXP",
+    }  # fmt: skip
+    assert result.timing is not None
+    assert sum(len(events) for events in tracks.values()) == 2 * len(result.timing.spans)
+    for events in tracks.values():
+        assert [phase for phase, *_ in events] == ["B", "E"] * (len(events) // 2)
+        times = [at for _, at, *_ in events]
+        assert times == sorted(times), "an end is not after the next start"
+
+
+@pytest.mark.parametrize("read", [_chrome, _perfetto])
+def test_cycles_are_kept_beside_nanoseconds(result: RunResult, read: Any) -> None:
+    for events in read(result).values():
+        for phase, at, _, arguments in events:
+            if phase == "B":
+                # 1.8 GHz: five ninths of a nanosecond a cycle.
+                assert at == arguments["start_cycle"] * 5 // 9
+                assert arguments["cycles"] == arguments["end_cycle"] - arguments["start_cycle"]
+
+
+def test_both_formats_have_the_same_edges(result: RunResult) -> None:
+    def edges(tracks: dict[tuple[str, str], list[Event]]) -> dict[tuple[str, str], list[Any]]:
+        return {track: [(p, at) for p, at, *_ in events] for track, events in tracks.items()}
+
+    assert edges(_chrome(result)) == edges(_perfetto(result))
+
+
+def test_chrome_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunResult) -> None:
+    text = chrome_trace(timeline_of(result)).decode()
+    assert text.index('"profilingType": "op"') < text.index("[")
+    for events in _chrome(result).values():
+        for begin, end in zip(events[::2], events[1::2], strict=True):
+            assert begin[2:] == end[2:]
+
+
+@pytest.mark.parametrize("read", [_chrome, _perfetto])
+def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunResult, read: Any) -> None:
+    found = [
+        (track, index, events)
+        for track, events in read(overflowed).items()
+        for index, event in enumerate(events)
+        if event[0] == "i"
+    ]
+    assert len(found) == 1
+    (core, pipe), index, events = found[0]
+    # The block is the second of the program, so the first of core group 1.
+    assert (core, pipe) == ("core1.cubecore0", "FIXP")
+    assert events[index - 1][2] == "S.drain"
+    assert "overflow in S.drain.cast" in events[index][2]
+    assert events[index][1] == events[index + 1][1]
+
+
+def test_event_of_a_group_without_a_timeline_is_left_out(overflowed: RunResult) -> None:
+    assert overflowed.timing is not None
+    spans = tuple(span for span in overflowed.timing.spans if span.group == 0)
+    only = replace(overflowed, timing=replace(overflowed.timing, spans=spans))
+    assert not any(s.events for slices in timeline_of(only).tracks.values() for s in slices)
+
+
+def test_run_without_a_time_has_an_empty_timeline(result: RunResult) -> None:
+    timeline = timeline_of(replace(result, timing=None))
+    assert timeline.tracks == {}
+    assert json.loads(chrome_trace(timeline))["traceEvents"] == []

@@ -1,0 +1,366 @@
+"""Costs against the published anchors, worked out by hand; and a row for every opcode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ir.toy import Toy
+
+from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
+from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
+from npusim.ir.program import Phase, Queue
+from npusim.ir.tile import GlobalTensor, Operand, Tile
+from npusim.ir.walk import Templates
+from npusim.numerics.semantics import SEMANTICS
+from npusim.timing.cost import VECTOR_COSTS, Cost, CostModel
+
+if TYPE_CHECKING:
+    from npusim.spec.device import DeviceSpec
+
+
+def tile(space: str, rows: int, cols: int, fmt: str, stride: int | None = None) -> Tile:
+    return Tile(space, 0, rows, cols, stride or cols, fmt)
+
+
+def ub(rows: int, cols: int, fmt: str = "float32", stride: int | None = None) -> Tile:
+    return tile("aiv0.UB", rows, cols, fmt, stride)
+
+
+def model(device: DeviceSpec, *ops: TileOp, tensors: tuple[GlobalTensor, ...] = ()) -> CostModel:
+    """Return the costs of a program made of ``ops`` (they decide what of a tensor comes from HBM)."""
+    toy = Toy()
+    program = toy.program(list(ops), tensors=tensors)
+    pipes = {"aic": ("MTE2", "MTE1", "CUBE", "FIXP"), "aiv": ("MTE2", "VECTOR", "MTE3")}
+    queues = tuple(Queue(f"{c}.{e}", c, e, c) for c, engines in pipes.items() for e in engines)
+    return CostModel(Templates(replace(program, queues=queues)), device)
+
+
+def cost(device: DeviceSpec, core: str, engine: str, step: Step) -> Cost:
+    return model(device).of_step(step, core, engine)
+
+
+def vector(device: DeviceSpec, opcode: Opcode, dst: Operand, *srcs: Any, how: Attributes = PLAIN) -> int:
+    return cost(device, "aiv", "VECTOR", Step(opcode, dst, srcs, how)).occupancy_cycles
+
+
+# ---------------------------------------------------------------- anchors (issue 2)
+
+
+def test_mmad_of_128_cubed_takes_512_cycles_and_the_start_up(device: DeviceSpec) -> None:
+    # (128/16)^3 = 512 fractals of 16x16x16, one a cycle; start-up 10.
+    a, b = tile("aic.L0A", 128, 128, "float16"), tile("aic.L0B", 128, 128, "float16")
+    step = Step(Opcode.MATMUL, tile("aic.L0C", 128, 128, "float32"), (a, b))
+    assert cost(device, "aic", "CUBE", step)[:2] == (512 + 10, 0)
+
+
+def test_32_kib_from_l1_to_l0b_take_256_cycles_and_28_of_latency(device: DeviceSpec) -> None:
+    # 32768 B at 128 B a cycle.
+    step = Step(
+        Opcode.COPY, tile("aic.L0B", 128, 128, "float16"), (tile("aic.L1", 128, 128, "float16"),)
+    )
+    assert cost(device, "aic", "MTE1", step)[:3] == (256, 28, ())
+
+
+def test_32_kib_from_l1_to_l0a_take_half_of_that(device: DeviceSpec) -> None:
+    step = Step(
+        Opcode.COPY, tile("aic.L0A", 128, 128, "float16"), (tile("aic.L1", 128, 128, "float16"),)
+    )
+    assert cost(device, "aic", "MTE1", step)[:2] == (128, 28)
+
+
+def test_exp_of_128_float32_repeats_takes_256_cycles_and_31(device: DeviceSpec) -> None:
+    # A repeat is 256 B = 64 float32: 128 rows of 64.  2 cycles a repeat, head 13, tail 18.
+    assert vector(device, Opcode.EXP, ub(128, 64), ub(128, 64)) == 256 + 31
+
+
+def test_vector_add_of_64_repeats_takes_86_cycles(device: DeviceSpec) -> None:
+    # asc-devkit's bank conflict sample without conflicts: 1 a repeat and 22 fixed.
+    assert vector(device, Opcode.ADD, ub(64, 64), ub(64, 64), ub(64, 64)) == 86
+
+
+# ---------------------------------------------------------------- vector unit
+
+
+@pytest.mark.parametrize(
+    ("opcode", "expected"),
+    [
+        # 128 rows of 64 float32: 128 repeats.  ascend.md 1.5: head + tail + slope * repeats.
+        (Opcode.SUB, 22 + 128),
+        (Opcode.MUL, 22 + 128),
+        (Opcode.MAX, 22 + 128),
+        (Opcode.DIV, 31 + 4 * 128),
+    ],
+)
+def test_elementwise_operations_cost_head_and_tail_and_slope(
+    device: DeviceSpec, opcode: Opcode, expected: int
+) -> None:
+    assert vector(device, opcode, ub(128, 64), ub(128, 64), ub(128, 64)) == expected
+
+
+def test_an_operand_that_is_a_constant_makes_the_scalar_form(device: DeviceSpec) -> None:
+    # vmuls: 1 a repeat + 26.
+    assert vector(device, Opcode.MUL, ub(128, 64), ub(128, 64), 0.5) == 26 + 128
+
+
+def test_float16_halves_the_repeats_and_doubles_the_slope_of_exp_and_div(device: DeviceSpec) -> None:
+    half = ub(128, 64, "float16")  # 64 repeats of 128 float16
+    assert vector(device, Opcode.EXP, half, half) == 31 + 4 * 64
+    assert vector(device, Opcode.DIV, half, half, half) == 31 + 8 * 64
+    assert vector(device, Opcode.ADD, half, half, half) == 22 + 64
+
+
+def test_a_cast_counts_the_repeats_of_its_wider_side(device: DeviceSpec) -> None:
+    # vconv: 2 a repeat of 64 float32, 14 + 18, both ways.
+    wide, narrow = ub(128, 64), ub(128, 64, "float16")
+    assert vector(device, Opcode.CAST, narrow, wide) == 32 + 2 * 128
+    assert vector(device, Opcode.CAST, wide, narrow) == 32 + 2 * 128
+
+
+def test_select_and_fill(device: DeviceSpec) -> None:
+    mask = ub(128, 64, "int8")
+    assert vector(device, Opcode.SELECT, ub(128, 64), mask, ub(128, 64), 0.0) == 27 + 2 * 128
+    assert vector(device, Opcode.FILL, ub(128, 64), 0.0) == 24 + 128
+
+
+def test_a_column_operand_is_spread_first(device: DeviceSpec) -> None:
+    # vbrcb: 64 rows, 8 rows a repeat: 8 repeats + 18; then vsub over 64 * 512 / 64 repeats + 22.
+    assert vector(device, Opcode.SUB, ub(64, 512), ub(64, 512), ub(64, 1)) == (18 + 8) + (22 + 512)
+
+
+def test_a_column_by_a_column_needs_no_spreading(device: DeviceSpec) -> None:
+    assert vector(device, Opcode.ADD, ub(64, 1), ub(64, 1), ub(64, 1)) == 22 + 1
+
+
+def test_a_row_maximum_of_512_columns_takes_three_block_reductions(device: DeviceSpec) -> None:
+    # 16 rows of 512: blocks of 8 float32: 512 -> 64 -> 8 -> 1.  vcgmax 1 a repeat, 14 + 20.
+    # Repeats: 16*512/64 = 128, 16*64/64 = 16, 16*8/64 = 2.
+    assert vector(device, Opcode.ROW_MAX, ub(16, 1), ub(16, 512)) == 3 * 34 + 128 + 16 + 2
+
+
+def test_a_row_sum_of_197_columns_pads_each_level_to_a_block(device: DeviceSpec) -> None:
+    # 4 rows: 197 -> ceil(197/8) = 25 -> 4 -> 1; repeats ceil(788/64) = 13, ceil(100/64) = 2, 1.
+    how = Attributes(order="vector_lanes")
+    assert vector(device, Opcode.ROW_SUM, ub(4, 1), ub(4, 197), how=how) == 3 * 34 + 13 + 2 + 1
+
+
+def test_a_row_sum_by_a_tree_of_halves_is_a_vector_add_a_level(device: DeviceSpec) -> None:
+    # 16 rows of 256: 128, 64, 32, ..., 1 columns added: 8 adds of 16*h/64 repeats, at least 1.
+    levels = [128, 64, 32, 16, 8, 4, 2, 1]
+    expected = sum(22 + max(1, 16 * h // 64) for h in levels)
+    how = Attributes(order="tree_halves")
+    assert vector(device, Opcode.ROW_SUM, ub(16, 1), ub(16, 256), how=how) == expected
+
+
+def test_a_row_sum_in_an_order_the_unit_cannot_do_is_refused(device: DeviceSpec) -> None:
+    with pytest.raises(UnknownOpcodeError, match=r"ROW_SUM in order 'sequential' has no cost"):
+        vector(device, Opcode.ROW_SUM, ub(16, 1), ub(16, 256), how=Attributes(order="sequential"))
+
+
+def test_rows_with_gaps_start_a_repeat_each(device: DeviceSpec) -> None:
+    # 8 rows of 8 float32: one repeat without gaps, one a row with.
+    assert vector(device, Opcode.FILL, ub(8, 8), 0.0) == 24 + 1
+    assert vector(device, Opcode.FILL, ub(8, 8, stride=64), 0.0) == 24 + 8
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="cost.repeats looks at the destination only: a source with gaps is read as if it had none",
+)
+def test_a_source_with_gaps_starts_a_repeat_a_row_too(device: DeviceSpec) -> None:
+    gapless, gaps = ub(8, 8), ub(8, 8, stride=64)
+    assert vector(device, Opcode.ADD, gapless, gaps, gapless) == 22 + 8
+
+
+# ---------------------------------------------------------------- matrix unit and moves
+
+
+@given(m=st.integers(1, 300), n=st.integers(1, 300), k=st.integers(1, 300))
+@settings(max_examples=50)
+def test_a_product_counts_whole_fractals(device: DeviceSpec, m: int, n: int, k: int) -> None:
+    a, b = tile("aic.L0A", m, k, "bfloat16"), tile("aic.L0B", k, n, "bfloat16")
+    step = Step(Opcode.MATMUL, tile("aic.L0C", m, n, "float32"), (a, b))
+    expected = ((m + 15) // 16) * ((n + 15) // 16) * ((k + 15) // 16) + 10
+    assert cost(device, "aic", "CUBE", step).occupancy_cycles == expected
+
+
+def test_a_product_in_a_format_the_unit_lacks_is_refused(device: DeviceSpec) -> None:
+    a = tile("aic.L0A", 16, 16, "float8_e4m3fn")
+    step = Step(Opcode.MATMUL, tile("aic.L0C", 16, 16, "float32"), (a, a))
+    with pytest.raises(SpecError, match="does not multiply float8_e4m3fn"):
+        cost(device, "aic", "CUBE", step)
+
+
+def test_operands_in_l1_and_l0_are_padded_to_whole_fractals(device: DeviceSpec) -> None:
+    # 69 x 64 float16: 80 x 64 * 2 B = 10240 B at 256 B a cycle.
+    step = Step(
+        Opcode.COPY, tile("aic.L0A", 69, 64, "float16"), (tile("aic.L1", 69, 64, "float16"),)
+    )
+    assert cost(device, "aic", "MTE1", step).occupancy_cycles == 40
+
+
+def test_the_fixpipe_is_bound_by_its_port_or_by_its_64_elements_a_cycle(device: DeviceSpec) -> None:
+    # 128 x 128 to GM: float32 65536 B / 66 = 992.97 cycles; float16 32768 B / 66 = 496.5.
+    source = tile("aic.L0C", 128, 128, "float32")
+    for fmt, opcode, expected in (("float32", Opcode.COPY, 993), ("float16", Opcode.CAST, 497)):
+        step = Step(opcode, tile("gm", 128, 128, fmt), (source,))
+        assert cost(device, "aic", "FIXP", step)[:2] == (expected, 200)
+    # To L1 in float16 the port takes 32768 / 128 = 256 and so do 16384 elements at 64.
+    step = Step(Opcode.CAST, tile("aic.L1", 128, 128, "float16"), (source,))
+    assert cost(device, "aic", "FIXP", step)[:3] == (256, 20, ())
+
+
+def test_a_short_transfer_takes_the_issue_interval(device: DeviceSpec) -> None:
+    # 128 B at 110 B a cycle would be 2 cycles; a DMA of GM is issued every 20.
+    k = GlobalTensor("k", 1, 1, 64, 64, "float16", "input")
+    step = Step(Opcode.COPY, tile("aic.L1", 1, 64, "float16"), (k.tile(0, 0, 0, 1),))
+    op = TileOp("K.load", "aic.MTE2", "aic.MTE2", (step,))
+    found = model(device, op, tensors=(k,)).of_op(op)
+    # A row of 64 is padded to 16 rows in L1: 2048 B / 110 = 18.6 cycles, less than 20.
+    assert found[:2] == (20, 300)
+
+
+def test_slots_in_global_memory_cross_l2_only_and_tensors_hbm_as_well(device: DeviceSpec) -> None:
+    o = GlobalTensor("o", 1, 1, 64, 64, "float16", "output")
+    source = ub(64, 64, "float16")
+    slot = tile("gm", 64, 64, "float16")
+    for dst, links in ((slot, {"l2": 8192}), (o.tile(0, 0, 0, 64), {"l2": 8192, "hbm": 8192})):
+        op = TileOp("store", "aiv.MTE3", "aiv.MTE3", (Step(Opcode.COPY, dst, (source,)),))
+        assert dict(model(device, op, tensors=(o,)).of_op(op).link_bytes) == links
+
+
+def test_a_tensor_read_twice_comes_from_hbm_once_if_all_fit_into_l2(device: DeviceSpec) -> None:
+    small = GlobalTensor("k", 1, 1, 64, 64, "float16", "input")
+    # 2 x 128 MiB do not fit into 192 MiB of L2: every read misses.
+    large = GlobalTensor("k", 1, 1, 1 << 20, 64, "float16", "input")
+    other = GlobalTensor("v", 1, 1, 1 << 20, 64, "float16", "input")
+    for tensors, missing in (((small,), 0.5), ((large, other), 1.0)):
+        k = tensors[0]
+        rows = 64
+        step = Step(Opcode.COPY, tile("aic.L1", rows, 64, "float16"), (k.tile(0, 0, 0, rows),))
+        op = TileOp("K.load", "aic.MTE2", "aic.MTE2", (step,))
+        found = dict(model(device, op, op, tensors=tensors).of_op(op).link_bytes)
+        assert found == {"l2": 8192, "hbm": 8192 * missing}
+
+
+def test_a_move_without_a_path_is_refused_with_the_paths_there_are(device: DeviceSpec) -> None:
+    step = Step(Opcode.COPY, ub(16, 16, "float32"), (tile("aic.L0C", 16, 16, "float32"),))
+    with pytest.raises(SpecError, match=r"no route L0C->UB; routes here: L0C->GM, L0C->L1"):
+        cost(device, "aic", "FIXP", step)
+
+
+# ---------------------------------------------------------------- completeness
+
+
+def some_step(opcode: Opcode) -> Step:
+    """Return a step that each opcode's engine can do."""
+    x, column = ub(16, 64), ub(16, 1)
+    match opcode:
+        case Opcode.MATMUL:
+            a, b = tile("aic.L0A", 16, 16, "float16"), tile("aic.L0B", 16, 16, "float16")
+            return Step(opcode, tile("aic.L0C", 16, 16, "float32"), (a, b))
+        case Opcode.ROW_MAX | Opcode.ROW_SUM:
+            return Step(opcode, column, (x,))
+        case Opcode.SELECT:
+            return Step(opcode, x, (ub(16, 64, "int8"), x, 0.0))
+        case Opcode.CAST:
+            return Step(opcode, ub(16, 64, "float16"), (x,))
+        case Opcode.FILL:
+            return Step(opcode, x, (0.0,))
+        case Opcode.COPY | Opcode.EXP:
+            return Step(opcode, x, (x,))
+        case _:
+            return Step(opcode, x, (x, x))
+
+
+@pytest.mark.parametrize("opcode", Opcode)
+def test_every_opcode_has_semantics_and_a_cost_on_some_engine(
+    opcode: Opcode, device: DeviceSpec
+) -> None:
+    assert opcode in SEMANTICS
+    core, engine = ("aic", "CUBE") if opcode is Opcode.MATMUL else ("aiv", "VECTOR")
+    assert cost(device, core, engine, some_step(opcode)).occupancy_cycles > 0
+
+
+def test_tables_hold_no_opcode_that_does_not_exist() -> None:
+    assert set(VECTOR_COSTS) <= set(Opcode)
+    assert set(SEMANTICS) == set(Opcode)
+
+
+@pytest.mark.parametrize(
+    ("core", "engine", "opcode"),
+    [
+        ("aiv", "VECTOR", Opcode.MATMUL), ("aic", "CUBE", Opcode.EXP), ("aic", "MTE1", Opcode.ADD),
+        ("aiv", "MTE2", Opcode.CAST), ("aic", "FIXP", Opcode.MATMUL), ("aic", "SCALAR", Opcode.COPY),
+    ],
+)  # fmt: skip
+def test_an_opcode_without_a_cost_on_an_engine_raises(
+    core: str, engine: str, opcode: Opcode, device: DeviceSpec
+) -> None:
+    with pytest.raises(UnknownOpcodeError, match=rf"{opcode.name} has no cost on .*{engine}"):
+        cost(device, core, engine, some_step(opcode))
+
+
+def test_a_vector_instruction_the_device_file_lacks_is_refused(device: DeviceSpec) -> None:
+    half = ub(16, 64, "bfloat16")
+    with pytest.raises(SpecError, match=r"no vector op 'exp_bfloat16'; known: "):
+        vector(device, Opcode.EXP, half, half)
+
+
+def test_a_product_or_a_reduction_of_a_constant_is_refused(device: DeviceSpec) -> None:
+    with pytest.raises(ProgramError, match="needs tiles"):
+        cost(device, "aic", "CUBE", Step(Opcode.MATMUL, ub(16, 16), (1.0, 1.0)))
+    with pytest.raises(ProgramError, match="ROW_MAX needs a tile"):
+        vector(device, Opcode.ROW_MAX, ub(16, 1), 1.0)
+
+
+# ---------------------------------------------------------------- merged operations
+
+
+VECTOR_STEPS = [some_step(o) for o in Opcode if o is not Opcode.MATMUL]
+
+
+@given(st.lists(st.sampled_from(VECTOR_STEPS), min_size=1, max_size=12))
+@settings(max_examples=50)
+def test_a_merged_operation_costs_exactly_the_sum_of_its_steps(device: DeviceSpec, steps: list[Step]) -> None:
+    costs = model(device)
+    merged = costs.of_op(TileOp("softmax", "aiv.VECTOR", "aiv.VECTOR", tuple(steps)))
+    parts = [costs.of_step(s, "aiv", "VECTOR") for s in steps]
+    assert merged.occupancy_cycles == sum(p.occupancy_cycles for p in parts)
+    assert merged.latency_cycles == parts[-1].latency_cycles
+    for key in {k for p in parts for k, _ in p.terms}:
+        total = sum(c for p in parts for k, c in p.terms if k == key)
+        assert dict(merged.terms)[key] == pytest.approx(total)
+
+
+def test_links_of_a_merged_operation_add_up(device: DeviceSpec) -> None:
+    o = GlobalTensor("o", 1, 1, 64, 64, "float16", "output")
+    steps = tuple(
+        Step(Opcode.COPY, o.tile(0, 0, row, 16), (ub(16, 64, "float16"),)) for row in (0, 16, 32)
+    )
+    op = TileOp("store", "aiv.MTE3", "aiv.MTE3", steps)
+    assert dict(model(device, op, tensors=(o,)).of_op(op).link_bytes) == {"l2": 3 * 2048, "hbm": 3 * 2048}
+
+
+def test_an_operation_that_only_passes_slots_on_takes_no_time(device: DeviceSpec) -> None:
+    assert model(device).of_op(TileOp("pass", "aiv.VECTOR", "aiv.VECTOR", ())) == Cost(0, 0, (), ())
+
+
+@pytest.mark.parametrize("opcode", [o for o in Opcode if o is not Opcode.MATMUL])
+def test_terms_name_the_constants_behind_all_of_the_cycles(opcode: Opcode, device: DeviceSpec) -> None:
+    found = cost(device, "aiv", "VECTOR", some_step(opcode))
+    keys = {key for key, _ in device.quantities()}
+    assert sum(c for _, c in found.terms) == pytest.approx(found.occupancy_cycles, abs=1)
+    # A head and a tail are one term: its key is the head's.
+    assert {key for key, _ in found.terms} <= keys
+
+
+def test_a_phase_without_blocks_reads_nothing(device: DeviceSpec) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    empty = Phase("empty", (), lambda _b: [toy.op("x", q)], lambda _b: 0)
+    costs = CostModel(Templates(toy.program((), phases=[empty])), device)
+    assert dict(costs.traffic.missing) == {}
