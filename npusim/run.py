@@ -1,18 +1,51 @@
-"""The one place where numerics and timing meet: a request in, a :class:`RunResult` out."""
+"""The one place where numerics and timing meet: a request in, a :class:`RunResult` out.
+
+Options of :func:`run`
+----------------------
+hw, workload
+    Names of packaged files, paths, or the loaded objects.
+problem
+    The problem itself, in place of a workload.
+seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
+    Replace what the workload says; with ``tensors`` the sizes come from them.
+tiling
+    Fields of the schedule's tiling; the others keep their defaults.
+precision
+    Name of one of the schedule's presets, its fields changed if wanted:
+    ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
+arithmetic
+    Registry name of the matrix arithmetic, in place of the device's own.
+tensors, prefix
+    Q, K and V: a file, the name of packaged data, or a mapping of (batch, heads, tokens, head size)
+    arrays, with keys ``q k v`` or ``<prefix>.q ...``; by default they are drawn from the workload's
+    recipe with ``seed``.
+numerics, rows, heads
+    Whether bits are computed, and for which query rows (their whole Q blocks) and heads.
+method
+    How time is computed; names are those of ``npusim.timing.METHODS``.
+trace_groups
+    Core groups whose operations are kept for the timeline.
+overrides
+    ``{dotted key of the device file: value}``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import array_source, recipe_source
 from npusim.schedules import find_schedule
 from npusim.spec.load import load_device, load_workload
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
+from npusim.spread import Spread, spread_over_alternates
 from npusim.tensors import load_tensors
 from npusim.timing import METHODS
 
@@ -23,6 +56,8 @@ if TYPE_CHECKING:
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.schedules import Schedule
+    from npusim.schedules.precision import Precision
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
     from npusim.spec.problem import Dtype
@@ -41,7 +76,8 @@ class RunResult:
     """Bits and cycles of one schedule on one device for one problem.
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
-    switched off.  ``notes`` are what the run wants its reader to know (assumptions, warnings).
+    switched off; ``spread`` tells how far its bits depend on assumed arithmetic.  ``notes`` are what
+    the run wants its reader to know.
     """
 
     name: str
@@ -55,6 +91,7 @@ class RunResult:
     program: TileProgram
     timing: TimingResult | None
     numerics: NumericResult | None
+    spread: tuple[Spread, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -98,6 +135,7 @@ def run(
     dtype: Dtype | None = None,
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
+    arithmetic: str | None = None,
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
     prefix: str = "",
     numerics: bool = True,
@@ -108,39 +146,9 @@ def run(
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
 ) -> RunResult:
-    """Predict bits and cycles of one attention schedule on one device.
+    """Predict bits and cycles of one schedule on one device; the module explains the options.
 
-    Parameters
-    ----------
-    schedule
-        Name of the schedule: ``flash``, ...
-    hw, workload
-        Names of packaged files, paths, or the loaded objects.
-    problem
-        The problem itself, in place of a workload.
-    seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
-        Replace what the workload says; with ``tensors`` the sizes come from them.
-    tiling
-        Fields of the schedule's tiling; the others keep their defaults.
-    precision
-        Name of one of the schedule's presets, its fields changed if wanted:
-        ``"fa2_fp32,exp_variant=exp2.exp2p,arithmetic=ascend.cube_fma.k16.f16.f32"``.
-    tensors
-        Q, K and V: a file, the name of packaged data, or a mapping of (batch, heads, tokens, head
-        size) arrays; by default they are drawn from the workload's recipe with ``seed``.
-    numerics, rows, heads
-        Whether bits are computed, and for which query rows (their whole Q blocks) and heads.
-    method
-        How time is computed: ``des``, ``replay`` (links not shared) or ``auto``.
-    trace_groups
-        Core groups whose operations are kept for the timeline.
-    overrides
-        ``{dotted key of the device file: value}``.
-
-    Raises
-    ------
-    NpusimError
-        A subclass says what is wrong: `SpecError`, `TilingError`, `TensorError`, ...
+    Raises a subclass of `NpusimError` that says what is wrong: `SpecError`, `TilingError`, ...
 
     Examples
     --------
@@ -148,9 +156,7 @@ def run(
     >>> result.cycles > 0
     True
     """
-    device = load_device(hw) if isinstance(hw, str | Path) else hw
-    if overrides:
-        device = apply_overrides(device, overrides)
+    device = _device(hw, overrides)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     chosen = find_schedule(schedule, device.family)
     given = load_tensors(tensors, prefix=prefix) if tensors is not None else None
@@ -158,22 +164,44 @@ def run(
         "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel,
         "dtype": dtype,
     }  # fmt: skip
-    if problem is None:
-        problem = _problem(load, given, sizes, causal)
+    what = problem or _problem(load, given, sizes, causal)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
-    preset = chosen.precision(precision)
-    program = chosen.program(problem, fields, device, preset)
+    preset = chosen.precision(
+        ",".join(filter(None, (precision, arithmetic and f"arithmetic={arithmetic}")))
+    )
+    program = chosen.program(what, fields, device, preset)
     check(program, flag_budget(device), thorough=False)
     timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
-    bits = None
-    if numerics and isinstance(problem, Problem):
-        bits = _evaluate(program, problem, given, seed, rows, heads)
+    bits: NumericResult | None = None
+    spread: tuple[Spread, ...] = ()
+    if numerics and isinstance(what, Problem):
+        source = array_source(given) if given is not None else recipe_source(what, seed)
+        bits = evaluate(program, what, source, rows=rows, heads=heads)
+        rebuild = partial(_with_arithmetic, chosen, what, fields, device, preset)
+        spread = spread_over_alternates(bits, what, source, rebuild)
     return RunResult(
-        name=_name(schedule, load, problem),
+        name=_name(schedule, load, what),
         schedule=schedule, precision=preset.name, formats=preset.formats(), device=device,
-        workload=load.name, problem=problem, tiling=fields, program=program, timing=timing, numerics=bits,
-        notes=_notes(program, bits),
+        workload=load.name, problem=what, tiling=fields, program=program, timing=timing, numerics=bits,
+        spread=spread, notes=_notes(program, bits),
     )  # fmt: skip
+
+
+def _device(hw: str | Path | DeviceSpec, overrides: Mapping[str, str] | None) -> DeviceSpec:
+    device = load_device(hw) if isinstance(hw, str | Path) else hw
+    return apply_overrides(device, overrides) if overrides else device
+
+
+def _with_arithmetic(
+    schedule: Schedule,
+    problem: Problem,
+    tiling: Tiling,
+    device: DeviceSpec,
+    preset: Precision,
+    name: str,
+) -> TileProgram:
+    changed = replace(cast("Any", preset), arithmetic=name)
+    return schedule.program(problem, tiling, device, changed)
 
 
 def _name(schedule: str, load: Workload, problem: AnyProblem) -> str:
@@ -221,17 +249,6 @@ def _simulate(
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     return METHODS[method](program, device, trace_groups=trace_groups)
-
-
-def _evaluate(
-    program: TileProgram, problem: Problem, given: Mapping[str, NDArray[Any]] | None, seed: int | None,
-    rows: Literal["sample", "all"] | Sequence[int], heads: Literal["sample", "all"] | Sequence[int],
-) -> NumericResult:  # fmt: skip
-    from npusim.numerics.evaluate import evaluate
-    from npusim.numerics.inputs import array_source, recipe_source
-
-    inputs = array_source(given) if given is not None else recipe_source(problem, seed)
-    return evaluate(program, problem, inputs, rows=rows, heads=heads)
 
 
 def _notes(program: TileProgram, bits: NumericResult | None) -> tuple[str, ...]:

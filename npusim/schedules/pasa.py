@@ -39,7 +39,7 @@ class PasaTiling(Tiling):
 
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
-        default=128, ge=16, le=256, multiple_of=16, description="keys of a block (PASA 2.1: <= 256)"
+        default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
     vector_rows: int | None = Field(
         default=None,
@@ -69,6 +69,9 @@ class GpuPasaTiling(PasaTiling):
     """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(
+        default=128, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
+    )
 
 
 PRECISIONS = MappingProxyType(

@@ -60,7 +60,7 @@ def test_grid_is_every_combination_once_last_field_fastest() -> None:
 
 
 def test_unknown_missing_and_empty_fields_are_refused() -> None:
-    with pytest.raises(TilingError, match="blok: unknown tiling field. Did you mean `block`?"):
+    with pytest.raises(TilingError, match=r"blok: unknown tiling field\. Did you mean `block`\?"):
         Space.of(_Tiling, {"blok": [1]})
     with pytest.raises(TilingError, match="no field to explore; there are: block, order"):
         Space.of(_Tiling, {})

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,8 @@ from npusim.report import output
 from npusim.report.output import check_writable, save_run, save_trace, write_whole
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npusim.run import RunResult
 
 

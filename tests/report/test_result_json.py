@@ -30,7 +30,12 @@ def test_document_says_where_the_numbers_come_from(record: RunRecord, result: Ru
     assert document["schema_version"] == 1
     assert document["npusim_version"] == __version__
     assert document["device"]["digest"] == result.device.digest()
-    assert document["problem"]["data"] == {"seed": 0, "kind": "normal", "mean": 0.0, "deviation": 1.0}
+    assert document["problem"]["data"] == {
+        "seed": 0,
+        "kind": "normal",
+        "mean": 0.0,
+        "deviation": 1.0,
+    }
     assert document["tiling"]["block_kv"] == result.tiling.model_dump()["block_kv"]
     assert document["formats"] == result.formats
     assert document["timing"]["cycles"] == result.cycles

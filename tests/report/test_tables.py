@@ -49,7 +49,9 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     assert timing is not None
     bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
     text = plain(run_table(replace(record, timing=bounded)))
-    assert f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
+    assert (
+        f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
+    )
 
 
 def test_problem_text_shows_what_differs() -> None:

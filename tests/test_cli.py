@@ -1,0 +1,451 @@
+"""The command line as people and scripts meet it: words, streams, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from npusim import __version__
+from npusim import run as npusim_run
+from npusim.cli import options
+from npusim.cli.app import app
+from npusim.report.result_json import load_result
+from npusim.spec.load import list_devices, list_workloads
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+COMMAND = (sys.executable, "-c", "from npusim.cli import main; main()")
+QUICK = ("--seq", "256", "--no-numerics")
+VERBS = (
+    "run", "compare", "explore", "check",
+    "hw list", "hw show", "hw schema", "hw validate",
+    "workload list", "workload show", "workload schema", "workload import",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, outside CI."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    return tmp_path
+
+
+def _npusim(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=env)
+
+
+def _ok(*arguments: str) -> str:
+    result = _npusim(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def _document(*arguments: str) -> dict[str, Any]:
+    found = json.loads(_ok(*arguments))
+    assert isinstance(found, dict)
+    assert found["schema_version"] == 1
+    return found
+
+
+def _error(*arguments: str) -> str:
+    result = _npusim(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("npusim: error: ")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
+    heavy = "numpy numba networkx pandas plotly simpy pydantic rich"
+    code = (
+        "import sys; sys.argv = ['npusim', '--help']\n"
+        "from npusim.cli import main\n"
+        "try: main()\n"
+        f"finally: sys.stderr.write(' '.join(m for m in '{heavy}'.split() if m in sys.modules))"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        times.append(time.perf_counter() - start)
+        assert done.stderr == ""
+        assert "Examples:" in done.stdout
+    assert min(times) <= 0.4
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_help_has_an_example_that_names_the_verb(verb: str) -> None:
+    text = _ok(*verb.split(), "--help")
+    assert f"  npusim {verb}" in text.partition("Examples:")[2]
+    assert not re.search(r"\[/?(bold|dim)\]", text)
+
+
+def test_no_verb_is_missing_a_summary() -> None:
+    commands = _ok("--help").partition("Commands:")[2].partition("Examples:")[0]
+    assert len(commands.split("\n")) >= 6
+    assert "..." not in commands
+
+
+def test_version() -> None:
+    assert _ok("--version") == f"npusim {__version__}\n"
+
+
+def test_defaults_are_those_of_run() -> None:
+    defaults = sys.modules[npusim_run.__module__]
+    assert defaults.DEFAULT_HW == options.DEFAULT_HW
+    assert defaults.DEFAULT_WORKLOAD == options.DEFAULT_WORKLOAD
+
+
+@pytest.mark.parametrize(
+    "arguments", [("rnu",), ("run", "flash", "--sqe", "1"), ("run", "flash", "--seq", "x")]
+)
+def test_unknown_verbs_and_options_exit_with_2(arguments: tuple[str, ...]) -> None:
+    result = _npusim(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_run_prints_the_table_and_writes_the_folder() -> None:
+    result = _npusim("run", "flash", *QUICK)
+    assert result.exit_code == 0
+    assert "flash on ascend_910b2" in result.stdout
+    assert "wrote" not in result.stdout, "what is no result goes to stderr"
+    assert "wrote runs/flash-pangu_38b-256/  (pipes.csv result.json trace.pftrace)" in result.stderr
+    assert "\x1b" not in result.stdout
+    assert load_result("runs/flash-pangu_38b-256").timing is not None
+
+
+def test_run_json_is_the_file(elsewhere: Path) -> None:
+    document = _document("run", "flash", *QUICK, "--json", "--out", "a", "--trace", "none")
+    assert document == json.loads((elsewhere / "a" / "result.json").read_text())
+    assert document["kind"] == "npusim.run"
+
+
+def test_options_reach_the_run() -> None:
+    document = _document(
+        "run", "flash", "-w", "llama2_70b", "--seq-q", "128", "--seq-kv", "256", "--batch", "2", "--tp", "4",
+        "--no-causal", "--hw", "ascend_910b1", "-C", "clock_hz=1e9", "-C", "group_count=3",
+        "-t", "block_kv=128,depth=1", "-t", "block_q=64", "--precision", "fa2_fp32", "--method", "replay",
+        "--rows", "0,100-101", "--heads", "0,2", "--seed", "3", "--no-save", "--json",
+    )  # fmt: skip
+    problem, tiling = document["problem"], document["tiling"]
+    assert (problem["batch"], problem["heads"], problem["kv_heads"]) == (2, 16, 2)
+    assert (problem["seq_q"], problem["seq_kv"], problem["causal"]) == (128, 256, False)
+    assert (tiling["block_q"], tiling["block_kv"], tiling["depth"]) == (64, 128, 1)
+    assert (document["device"]["name"], document["device"]["clock_hz"]) == ("ascend_910b1", 1e9)
+    assert document["device"]["group_count"] == 3
+    assert document["timing"]["method"] == "replay"
+    assert document["precision"] == "fa2_fp32"
+    assert "2 of 16 heads" in document["numerics"]["sample"]
+
+
+def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
+    _ok("run", "flash", *QUICK, "--trace", "chrome", "--trace-groups", "1,2", "-o", "a")
+    names = {path.name for path in (elsewhere / "a").iterdir()}
+    assert names == {"result.json", "pipes.csv", "trace.json"}
+    events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
+    cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
+    assert cores == {"core1", "core2"}
+
+
+def test_no_save_writes_nothing(elsewhere: Path) -> None:
+    _ok("run", "flash", *QUICK, "--no-save")
+    assert not list(elsewhere.iterdir())
+
+
+def test_tensors_of_ones_own_give_an_output_file(elsewhere: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal((1, 1, 64, 16), np.float32).astype("float16") for n in "qkv"}
+    np.savez(elsewhere / "qkv.npz", **tensors)  # type: ignore[arg-type]
+    document = _document(
+        "run", "flash", "--tensors", "qkv.npz", "--rows", "all", "--causal", "--json", "-o", "a"
+    )
+    assert document["numerics"]["sample"] == "all 64 rows"
+    assert document["numerics"]["rmse"] <= 1e-3
+    assert (elsewhere / "a" / "output.safetensors").is_file()
+
+
+def test_schedules_and_their_fields_are_listed() -> None:
+    assert "flash" in _error("run")
+    assert "which schedule? For example: npusim explore" in _error("explore")
+    text = _ok("run", "flash", "--fields")
+    assert "block_kv" in text
+    assert "fa2_fp32" in text
+    document = _document("run", "flash", "--fields", "--json")
+    assert document["tiling"][0]["name"] == "block_q"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("flsh",), "Did you mean 'flash'?"),
+        (("flash", "-t", "block_kv=100"), "nearest: 96 or 112"),
+        (("flash", "-t", "blok=1"), "blok: unknown tiling field"),
+        (("flash", "-t", "block_q"), "-t block_q: write -t key=value"),
+        (("flash", "-t", "block_q=512"), "bytes needed"),
+        (("flash", "--hw", "ascend_910b"), "no device named 'ascend_910b'. Did you mean"),
+        (("flash", "--hw", "none.yaml"), "no such device file"),
+        (("flash", "-w", "pangu"), "no workload named 'pangu'"),
+        (("flash", "-C", "clock=1"), "Did you mean `clock_hz`?"),
+        (("flash", "-C", "clock_hz"), "-C clock_hz: write -C key=value"),
+        (("flash", "--tp", "7"), "possible: 1 2 4 5 8 10 20 40"),
+        (("flash", "--precision", "x"), "precision 'x'"),
+        (("flash", "--method", "x", "--no-save"), "method 'x'"),
+        (("flash", "--rows", "x"), "write sample, all, or numbers"),
+        (("flash", "--heads", "3-1"), "runs backwards"),
+        (("flash", "--trace-groups", "all"), "write numbers such as"),
+        (("flash", "--tensors", "none.npz"), "none.npz: no such file"),
+    ],
+)
+def test_bad_input_is_said_on_stderr_with_exit_code_2(
+    arguments: tuple[str, ...], message: str, elsewhere: Path
+) -> None:
+    result = _npusim("run", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("npusim: error: ")
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert not (elsewhere / "runs").exists(), "nothing half written"
+
+
+def test_unwritable_folder_is_refused_before_the_simulation(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "file").write_text("")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("simulated")
+
+    monkeypatch.setattr(sys.modules[npusim_run.__module__], "run", never)
+    assert "file" in _error("run", "flash", "--out", "file/a")
+    (elsewhere / "mine").mkdir()
+    (elsewhere / "mine" / "thesis.tex").write_text("")
+    assert "holds 'thesis.tex'" in _error("run", "flash", "--out", "mine")
+
+
+# ---------------------------------------------------------------- compare, explore, check
+
+
+def test_compare_shows_what_changed() -> None:
+    _ok("run", "flash", *QUICK, "-o", "a", "--trace", "none")
+    _ok("run", "flash", *QUICK, "-t", "block_kv=256", "-o", "b", "--trace", "none")
+    text = _ok("compare", "a", "b/result.json")
+    assert "tiling.block_kv  512 -> 256" in text
+    assert "kernel cycles" in text
+    document = _document("compare", "a", "b", "--json")
+    assert document["differences"] == {"tiling.block_kv": {"old": 512, "new": 256}}
+    assert "cannot be read" in _error("compare", "a", "nope")
+
+
+def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
+    arguments = (
+        "explore",
+        "flash",
+        "-f",
+        "block_kv=256,512",
+        "-f",
+        "block_q=128,2048",
+        "--seq",
+        "256",
+        "-j1",
+    )
+    result = _npusim(*arguments)
+    assert result.exit_code == 0
+    assert "flash: 4 points   2 do not fit" in result.stdout
+    assert "best" in result.stdout
+    assert "first at block_kv=256 block_q=2048" in result.stdout
+    assert "wrote runs/explore-flash-pangu_38b-256.csv" in result.stderr
+    assert len((elsewhere / "runs/explore-flash-pangu_38b-256.csv").read_text().splitlines()) == 5
+    document = _document(*arguments, "--json", "-o", "b.csv")
+    assert document["complete"] is True
+    assert document["best"]["tiling"]["block_q"] == 128
+    assert [point["status"] for point in document["points"]] == ["ok", "infeasible"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no field to explore; there are: block_q"),
+        (("-f", "blok=1"), "blok: unknown tiling field"),
+        (("-f", "block_kv=1:2"), "no range"),
+        (("-f", "block_q=2048", "-j1"), "no point fits"),
+    ],
+)
+def test_explore_says_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
+    result = _npusim("explore", "flash", "--seq", "256", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_interrupted_exploration_keeps_what_it_has(elsewhere: Path) -> None:
+    file = elsewhere / "sweep.csv"
+    arguments = ("explore", "flash", "-f", "depth=0:14:1", "-j1", "--json", "-o", str(file))
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not file.exists() or len(file.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "npusim: interrupted" in stderr
+    assert "Traceback" not in stderr
+    document = json.loads(stdout)
+    assert document["complete"] is False
+    assert len(document["points"]) == len(file.read_text().splitlines()) - 1
+
+
+def test_check_fails_with_1_until_accepted(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "b").mkdir()
+    case = "schema: npusim.baseline/1\nschedule: flash\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 256\n"
+    (elsewhere / "b" / "small.yaml").write_text(case)
+    result = _npusim("check", "b")
+    assert result.exit_code == 1
+    assert "1 of 1 baselines not met; accept with: npusim check b --update" in result.stderr
+    monkeypatch.setenv("CI", "1")
+    assert "--update is refused" in _error("check", "b", "--update")
+    monkeypatch.delenv("CI")
+    assert "updated" in _ok("check", "b", "--update")
+    text = (elsewhere / "b" / "small.yaml").read_text()
+    (elsewhere / "b" / "small.yaml").write_text(re.sub(r"aic\.CUBE: \d+", "aic.CUBE: 1", text))
+    result = _npusim("check", "b")
+    assert result.exit_code == 1
+    assert re.search(r"changed\s+aic\.CUBE \+[\d,]+", result.stdout)
+    result = _npusim("check", "b", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["passed"] is False
+
+
+# ---------------------------------------------------------------- hw, workload
+
+
+def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
+    text = _ok("hw", "list")
+    assert all(name in text for name in list_devices())
+    assert len(_document("hw", "list", "--json")["devices"]) == len(list_devices())
+    text = _ok("hw", "show", "ascend_910b2", "--only", "links.hbm")
+    assert "links.hbm.bytes_per_s" in text
+    assert "1.45e+12  measured" in text
+    assert "clock_hz" not in text
+    shown = _document("hw", "show", "ascend_910b2", "--json", "-C", "group_count=3")
+    assert shown["device"]["group_count"]["value"] == 3
+    assert json.loads(_ok("hw", "schema"))["title"] == "DeviceSpec"
+    (elsewhere / "good.yaml").write_text(
+        "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n"
+    )
+    assert "ok: mine" in _ok("hw", "validate", "good.yaml")
+
+
+def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> None:
+    (elsewhere / "good.yaml").write_text(
+        "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n"
+    )
+    (elsewhere / "bad.yaml").write_text(
+        "schema: npusim.device/1\nextends: ascend_910b2\nclok_hz: 1\n"
+    )
+    result = _npusim("hw", "validate", "good.yaml", "bad.yaml")
+    assert result.exit_code == 2
+    assert "bad.yaml:3  clok_hz: unknown key. Did you mean `clock_hz`?" in result.stdout
+    assert "1 of 2 files are faulty" in result.stderr
+    result = _npusim("hw", "validate", "bad.yaml", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["files"][0]["valid"] is False
+
+
+def test_unknown_basis_and_key_of_a_device_are_refused() -> None:
+    assert "vendor" in _error("hw", "show", "ascend_910b2", "--basis", "guessed")
+    assert "no number under --only 'nothing'" in _error(
+        "hw", "show", "ascend_910b2", "--only", "nothing"
+    )
+
+
+def test_workloads_are_listed_shown_and_imported(elsewhere: Path) -> None:
+    text = _ok("workload", "list")
+    assert all(name in text for name in list_workloads())
+    assert "one device       B1 N5 S4096 d128 causal float16" in _ok(
+        "workload", "show", "pangu_38b"
+    )
+    assert _document("workload", "show", "pangu_38b", "--json")["problem"]["heads"] == 5
+    config = {
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "model_type": "llama",
+    }
+    (elsewhere / "config.json").write_text(json.dumps(config))
+    assert _ok("workload", "import", "config.json").startswith("schema: npusim.workload/1\n")
+    result = _npusim("workload", "import", "config.json", "--tp", "2", "-o", "mine.yaml")
+    assert result.exit_code == 0
+    assert "npusim run flash -w mine.yaml" in result.stderr
+    document = _document("run", "flash", *QUICK, "-w", "mine.yaml", "--no-save", "--json")
+    assert document["problem"]["heads"] == 2
+    assert "possible: 1 2 4" in _error("workload", "import", "config.json", "--tp", "3")
+    assert "workload files end in .yaml" in _error(
+        "workload", "import", "config.json", "-o", "a.txt"
+    )
+
+
+# ---------------------------------------------------------------- terminal
+
+
+def _on_terminal(*arguments: str, env: dict[str, str]) -> str:
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    ) as process:
+        os.close(follower)
+        parts = []
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(leader)
+    assert process.returncode == 0
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def test_colour_is_for_terminals_and_not_with_no_color() -> None:
+    env = {"TERM": "xterm-256color"}
+    os.environ.pop("NO_COLOR", None)
+    coloured = _on_terminal("hw", "list", env=env)
+    plain = _on_terminal("hw", "list", env={**env, "NO_COLOR": "1"})
+    assert "\x1b[" in coloured
+    assert "\x1b" not in plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).replace(" \n", "\n").split() == plain.split()
+    assert plain == _ok("hw", "list")
