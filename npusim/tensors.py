@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "NDArray[Any]"]
 NAMES = ("q", "k", "v")
-DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float64")
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
 def load_tensors(source: str | Path | Mapping[str, NDArray[Any]], *, prefix: str = "") -> Tensors:

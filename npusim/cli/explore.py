@@ -149,7 +149,9 @@ def _show(
     ranked = _ranked(outcomes)
     misfits = len(outcomes) - len(ranked)
     count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
-    blocks: list[Block] = [Heading(f"{schedule}: {count}", f"{misfits} do not fit")]
+    blocks: list[Block] = [
+        Heading(f"{schedule}: {count}", f"{misfits} do not fit" if misfits else "")
+    ]
     if ranked:
         best = ranked[0].cycles or 1
         rows = [

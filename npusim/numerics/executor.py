@@ -6,6 +6,7 @@ axis.  Bits do not depend on how blocks are put together, since lanes never meet
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,22 +31,48 @@ Array = NDArray[Any]
 LANES = 16
 
 
+@dataclass(slots=True)
+class Moment:
+    """One executed step, as observers see it: its place, what it read and what it wrote.
+
+    ``index`` is the step's position in its operation; arrays are (lanes, rows, cols), lane i
+    belonging to ``blocks[i]``; sources are views that later steps overwrite.
+    """
+
+    phase: str
+    blocks: Sequence[Any]
+    resolved: ResolvedOp
+    index: int
+    step: Step
+    sources: Sequence[Array]
+    result: Array
+
+
+Observer = Callable[[Moment], None]
+
+
 @dataclass
 class Execution:
     """The state after execution: tensors in global memory and numeric events."""
 
     tensors: TensorStore
     events: EventLog = field(default_factory=EventLog)
+    observers: Sequence[Observer] = ()
 
 
 def execute(
-    program: TileProgram, inputs: HeadSource, blocks: dict[str, Sequence[Any]] | None = None
+    program: TileProgram,
+    inputs: HeadSource,
+    blocks: dict[str, Sequence[Any]] | None = None,
+    *,
+    observers: Sequence[Observer] = (),
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
-    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype.
+    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
+    ``observers`` are called after every step.
     """
-    state = Execution(TensorStore(program, inputs))
+    state = Execution(TensorStore(program, inputs), observers=observers)
     for phase in program.phases:
         chosen = phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks)
         for lanes in _lanes(phase, chosen):
@@ -70,7 +97,7 @@ class _Lockstep:
         self, program: TileProgram, phase: Phase, blocks: list[Any], state: Execution
     ) -> None:
         self.program, self.phase, self.blocks = program, phase, blocks
-        self.tensors, self.events = state.tensors, state.events
+        self.tensors, self.events, self.observers = state.tensors, state.events, state.observers
         self.store = BufferStore(program, len(blocks))
         self.events.phase = phase.name
         self.events.lanes = [str(b) for b in blocks]
@@ -87,9 +114,9 @@ class _Lockstep:
         """Execute one operation of the first lane; ``twins`` are the same operation of the others."""
         for index, step in enumerate(resolved.op.steps):
             same = [twin.steps[index] for twin in twins]
-            self._step(resolved, step, same)
+            self._step(resolved, index, step, same)
 
-    def _step(self, resolved: ResolvedOp, step: Step, same: list[Step]) -> None:
+    def _step(self, resolved: ResolvedOp, index: int, step: Step, same: list[Step]) -> None:
         fmt = step.dst.fmt
         sources = [
             self._read(resolved, source, [t.srcs[i] for t in same], fmt)
@@ -100,6 +127,8 @@ class _Lockstep:
         result = apply(step.opcode, sources, before, fmt, step.attributes)
         if fmt != "int8":
             self.events.look(resolved, step, np.broadcast_to(result, before.shape), sources)
+        for observer in self.observers:
+            observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result))
         if is_global:
             for lane, one in enumerate([step, *same]):
                 assert isinstance(one.dst, GlobalTile)

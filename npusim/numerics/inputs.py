@@ -8,12 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.spec.data import NormalData, UniformData
+from npusim.errors import TensorError
+from npusim.formats.float_format import format_of_dtype
+from npusim.spec.data import (
+    AmplifiedData,
+    HybridData,
+    NormalData,
+    ResonanceData,
+    SinkData,
+    UniformData,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.numerics.store import HeadSource
+    from npusim.spec.data import DataRecipe
     from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
@@ -24,37 +34,100 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe.
 
     Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not
-    depend on which other heads are computed.
+    depend on which other heads are computed.  Raises :class:`TensorError` for a recipe that
+    changes tensors instead of drawing them.
     """
+    recipe = problem.data
+    if isinstance(recipe, AmplifiedData):
+        raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
     made: dict[tuple[str, int, int], Array] = {}
-    shapes = {
-        "q": (problem.seq_q, problem.head_dim),
-        "k": (problem.seq_kv, problem.head_dim),
-        "v": (problem.seq_kv, problem.value_head_dim),
-    }
-    start = problem.data.seed if seed is None else seed
+    start = recipe.seed if seed is None else seed
 
     def source(name: str, batch: int, head: int) -> Array:
         key = (name, batch, head)
         if key not in made:
             rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-            made[key] = formats.cast(_draw(problem, rng, shapes[name]), problem.dtype)
+            made[key] = formats.cast(_draw(problem, name, rng), problem.dtype)
         return made[key]
 
     return source
 
 
-def _draw(problem: Problem, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    recipe = problem.data
+def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
+    """Return one head of tensor ``name``, (rows, dimension) in float32 or float64."""
+    recipe, shape = problem.data, _shape(problem, name)
     match recipe:
         case NormalData():
             values = rng.standard_normal(shape, np.float32)
             return np.float32(recipe.mean) + np.float32(recipe.deviation) * values
         case UniformData():
             return rng.uniform(recipe.x0 - recipe.amplitude, recipe.x0 + recipe.amplitude, shape)
+        case HybridData():
+            values = recipe.x0 + rng.standard_normal(shape)
+            is_outlier = rng.random(shape) < recipe.probability
+            return values + np.where(is_outlier, recipe.amplitude * rng.standard_normal(shape), 0.0)
+        case SinkData():
+            return _sink(recipe, name, rng, shape, problem.scale)
+        case ResonanceData():
+            return _resonance(recipe, name, rng, shape)
+        case AmplifiedData():
+            pass
     raise AssertionError(f"no generator for {recipe}")
 
 
-def array_source(tensors: Mapping[str, Array]) -> HeadSource:
-    """Return a source that cuts heads out of (batch, heads, rows, cols) arrays."""
-    return lambda name, batch, head: tensors[name][batch, head]
+def _shape(problem: Problem, name: str) -> tuple[int, int]:
+    rows = problem.seq_q if name == "q" else problem.seq_kv
+    return rows, problem.value_head_dim if name == "v" else problem.head_dim
+
+
+def _sink(
+    recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float
+) -> Array:
+    values = rng.standard_normal(shape)
+    if name == "q":
+        # Of length 1/scale, a query's scaled scores on normal keys have variance 1.
+        values[:, :-1] /= scale * np.sqrt((values[:, :-1] ** 2).sum(axis=1, keepdims=True))
+        values[:, -1] = 1.0
+    if name == "k":
+        values[:, -1] = 0.0
+        values[: recipe.sinks, -1] = recipe.gap / scale
+    return values
+
+
+def _resonance(
+    recipe: ResonanceData, name: str, rng: np.random.Generator, shape: tuple[int, int]
+) -> Array:
+    values = rng.standard_normal(shape)
+    if name == "v":
+        return values
+    angle = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
+    if name == "q":
+        return recipe.query_amplitude * np.cos(angle) + recipe.deviation * values
+    lag = np.deg2rad(recipe.phase_degrees)
+    return recipe.key_amplitude * np.cos(angle - lag) + recipe.deviation * values
+
+
+def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:
+    """Return a source that cuts heads out of (batch, heads, rows, cols) arrays.
+
+    A recipe that changes tensors is applied to each head; others leave them as they are.
+    """
+    if not isinstance(recipe, AmplifiedData):
+        return lambda name, batch, head: tensors[name][batch, head]
+    gain = recipe.gain
+
+    def source(name: str, batch: int, head: int) -> Array:
+        values = tensors[name][batch, head]
+        return amplify_mean(values, gain) if name == "k" else values
+
+    return source
+
+
+def amplify_mean(keys: Array, gain: float) -> Array:
+    """Return ``(keys - mean) + gain mean``, the mean over the keys, in the keys' own dtype."""
+    wide = keys.astype(np.float64)
+    mean = wide.mean(axis=0)
+    fmt = format_of_dtype(keys.dtype)
+    if fmt is None:
+        raise TensorError(f"k: {keys.dtype} is no known format")
+    return formats.cast((wide - mean) + gain * mean, fmt)

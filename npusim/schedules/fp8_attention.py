@@ -80,13 +80,21 @@ def _check(precision: Fp8Precision) -> tuple[str, ...]:
 def build_on_gpu(
     problem: Problem, tiling: GpuFp8Tiling, device: DeviceSpec, precision: Fp8Precision
 ) -> TileProgram:
-    """Return FP8 attention of ``problem`` for one GPU: E4M3 inputs, E4M3 P, float32 out."""
+    """Return FP8 attention of ``problem`` for one GPU: E4M3 inputs, E4M3 P, float32 out.
+
+    Float32 inputs isolate the cast of P, as P-Cast section 6.1 does: both products are plain IEEE.
+    """
     warnings = _check(precision)
-    if problem.dtype != E4M3:
+    if problem.dtype not in (E4M3, "float32"):
         raise TilingError(
-            f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}"
+            f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "
+            "or as float32 to isolate the cast of P"
         )
-    steps = fp8_steps(precision, problem.scale, is_masked=problem.causal)
+    chosen = widened(precision, problem.dtype)
+    if problem.dtype != E4M3:
+        chosen = replace(chosen, arithmetic=precision.arithmetic or "ieee.f32")
+        warnings += ("inputs in float32 isolate the cast of P: no FP8 product is computed",)
+    steps = fp8_steps(chosen, problem.scale, is_masked=problem.causal)
     program = gpu_program(
         "fp8_attention",
         device,

@@ -17,8 +17,8 @@ from npusim.units import ceil_div
 FRACTAL = 16
 
 
-#: Formats of Q, K and V; float64 is for checking schedules only.
-Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float64"]
+#: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
+Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 
 
 class Problem(SpecModel):

@@ -1,19 +1,28 @@
-"""Compile the engine's kernels as ``npusim.formats.jit`` does, with this folder's sources watched.
+"""Compile the engine's kernels as ``npusim.formats.jit`` does, without counting references.
 
-numba looks at a kernel's own file only; the stamp of its cached machine code is extended to every
-file that kernels here are made of.
+The kernels pass tuples of some fifty arrays between functions and allocate nothing; counting the
+references of all of them at each call would take longer than the work itself.
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
-from npusim.formats import jit
+import numba
+from numba.core.errors import NumbaWarning
 
 Function = TypeVar("Function")
 
-inline = jit.inline
+#: ``_nrt``: numba's switch for code without its reference counts.
+OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+
+def inline(function: Function) -> Function:
+    compiled: Any = numba.njit(forceinline=True, **OPTIONS)(function)
+    result: Function = compiled
+    return result
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -24,7 +33,7 @@ def _stamp() -> tuple[tuple[str, int, int], ...]:
 
 def kernel(function: Function) -> Function:
     """Compile ``function`` on first call, and keep the machine code on disk."""
-    compiled: Any = jit.kernel(function)  # type: ignore[type-var]
+    compiled: Any = numba.njit(cache=True, **OPTIONS)(function)
     file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(file, "_source_stamp"):
         file._source_stamp = (file._source_stamp, _stamp())

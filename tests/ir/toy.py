@@ -1,23 +1,24 @@
 """Small tile programs for tests: by hand, or drawn at random but legal.
 
-Queues run on the vector unit of the 910B2 (or on MTE1, whose results have a latency).  The time of
-an operation is a fill of the queue's own scratch memory, so that every length can be had:
+Queues run on the vector unit of the 910B2 (or on the AIC's MTE2, whose results have a latency).  The
+time of an operation is a fill of the queue's own scratch memory, so that every length can be had:
 ``copy`` costs head 11 + tail 13 + one cycle a repeat of 64 float32 (hwconfigs/ascend_910b2.yaml).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Phase, Queue, TileProgram
+from npusim.ir.program import Item, Loop, Phase, Queue, TileProgram, Touch
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, list_endpoints
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 #: Fixed cycles of one ``copy`` of the vector unit, and elements of one repeat of float32.
 FILL_CYCLES = 11 + 13
 REPEAT = 64
-UB, GM, L1, L0A = "aiv.UB", "gm", "aic.L1", "aic.L0A"
+UB, GM, L1 = "aiv.UB", "gm", "aic.L1"
 
 
 @dataclass
@@ -37,14 +38,14 @@ class Toy:
     queues: list[Queue] = field(default_factory=list)
     allocator: Allocator = field(
         default_factory=lambda: Allocator(
-            {name: AddressSpace(name, 1 << 24, 32) for name in (UB, GM, L1, L0A)}
+            {name: AddressSpace(name, 1 << 24, 32) for name in (UB, GM, L1)}
         )
     )
     scratch: dict[str, Tile] = field(default_factory=dict)
 
     def queue(self, name: str, *, engine: str = "VECTOR", issuer: str = "") -> str:
         """Add a queue with its own scratch memory and, by default, a scalar unit of its own."""
-        core = "aic" if engine in ("MTE1", "CUBE", "FIXP") else "aiv"
+        core = "aiv" if engine == "VECTOR" else "aic"
         self.queues.append(Queue(name, core, engine, issuer or f"scalar of {name}"))
         self.scratch[name] = self.allocator.tile(UB, f"scratch of {name}", 64, REPEAT, "float32")
         return name
@@ -65,10 +66,10 @@ class Toy:
         return TileOp(label, queue, queue, (*busy, *steps), slots)
 
     def _busy(self, queue: str, repeats: int) -> Step:
-        if next(q for q in self.queues if q.name == queue).engine == "MTE1":
-            # 256 bytes a cycle from L1 to L0A; whole fractals of 16 x 16 float16 are 512 bytes.
-            source = Tile(L1, 0, 16, 16 * repeats, 16 * repeats, "float16")
-            return Step(Opcode.COPY, replace(source, space=L0A), (source,))
+        if next(q for q in self.queues if q.name == queue).engine == "MTE2":
+            # 110 bytes a cycle from GM to L1, 20 cycles at least; there 300 cycles later.
+            source = Tile(GM, 0, 16, 16 * repeats, 16 * repeats, "float16")
+            return Step(Opcode.COPY, replace(source, space=L1), (source,))
         return Step(Opcode.FILL, self.scratch[queue].part(0, repeats), (0.0,))
 
     def program(
@@ -85,9 +86,42 @@ class Toy:
             spaces=dict(self.allocator.spaces),
             used_bytes=dict(self.allocator.used_bytes),
             tensors={t.name: t for t in tensors},
-            phases=tuple(phases) or (Phase("toy", blocks, body, shape),),
+            phases=tuple(phases) or (phase("toy", blocks, body, shape),),
             flops=0,
         )
+
+
+def phase(
+    name: str, blocks: Sequence[Any], body: Callable[[Any], Iterable[Item]], shape: Callable[[Any], Hashable]
+) -> Phase:
+    """Return a phase; what its blocks touch in global tensors is what their operations do."""
+
+    def touches(block: Any) -> Iterator[Touch]:
+        for op in flatten(body(block)):
+            for step in op.steps:
+                yield from (Touch(s) for s in step.srcs if isinstance(s, GlobalTile))
+                if isinstance(step.dst, GlobalTile):
+                    yield Touch(step.dst, 0)
+
+    return Phase(name, blocks, body, shape, touches)
+
+
+def flatten(items: Iterable[Item]) -> Iterator[TileOp]:
+    """Yield operations with loops unrolled."""
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                yield from flatten(item.body(index))
+        else:
+            yield item
+
+
+def _body_of(bodies: Sequence[list[Item]], block: tuple[int, int]) -> list[Item]:
+    return bodies[block[0]]
+
+
+def _first(block: tuple[int, int]) -> int:
+    return block[0]
 
 
 def fill(ring: Ring, *, first: bool = True, last: bool = True) -> RingTile:
@@ -228,7 +262,7 @@ class RandomProgram:
         self.labels = 0
         names = [f"q{i}" for i in range(rng.randint(1, 5))]
         issuers = rng.randint(1, len(names))
-        engines = ["VECTOR"] if touching else ["VECTOR", "MTE1"]
+        engines = ["VECTOR"] if touching else ["VECTOR", "MTE2"]
         for name in names:
             self.toy.queue(name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}")
         self.sides: list[_Side] = []
@@ -247,10 +281,10 @@ class RandomProgram:
     def program(self) -> TileProgram:
         """Return one or two phases of up to seven blocks of up to three shapes."""
         phases = []
-        for phase in range(self.rng.randint(1, 2)):
+        for number in range(self.rng.randint(1, 2)):
             bodies = [self._block() for _ in range(self.rng.randint(1, 3))]
             blocks = [(self.rng.randrange(len(bodies)), i) for i in range(self.rng.randint(1, 7))]
-            phases.append(Phase(f"p{phase}", blocks, lambda b, bodies=bodies: bodies[b[0]], lambda b: b[0]))
+            phases.append(phase(f"p{number}", blocks, partial(_body_of, bodies), _first))
         return self.toy.program((), phases=phases)
 
     def _block(self) -> list[Item]:

@@ -38,13 +38,14 @@ def random_device(rng: Random) -> DeviceSpec:
     return device_with(
         group_count=str(rng.randint(1, 3)),
         cores__aiv__engines__VECTOR__queue_depth_count=depth,
-        cores__aic__engines__MTE1__queue_depth_count=depth,
+        cores__aic__engines__MTE2__queue_depth_count=depth,
         cores__aiv__engines__SCALAR__issue_cycles=chosen[0],
         cores__aic__engines__SCALAR__issue_cycles=chosen[0],
         flags__intra_core_latency_cycles=chosen[1],
         launch__block_dispatch_cycles=chosen[2],
         flags__cross_core_latency_cycles=crossing[0],
         flags__cross_core_issue_cycles=crossing[1],
+        **ENDLESS_LINKS,
     )
 
 

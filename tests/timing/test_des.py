@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import FILL_CYCLES, RandomProgram, Toy, fill, front
-from timing.programs import booked, device_with, random_device, timeline
+from ir.toy import FILL_CYCLES, RandomProgram, Toy, fill, front, phase
+from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
 from npusim.errors import DeadlockError
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Loop, Phase, Queue
+from npusim.ir.program import Loop, Queue
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import Walker, walk
 from npusim.timing import METHODS, des, replay
@@ -84,15 +84,15 @@ def test_one_slot_takes_turns(method: str) -> None:
 
 @BOTH
 def test_results_are_there_a_latency_after_the_engine_is_free(method: str) -> None:
-    """MTE1 moves 512 B in 2 cycles and may go on; what it moved is there 28 cycles later."""
+    """MTE2 issues every 20 cycles; what it moved is there 300 cycles later, and visible after one more."""
     toy = Toy()
-    load, use = toy.queue("load", engine="MTE1"), toy.queue("use")
+    load, use = toy.queue("load", engine="MTE2"), toy.queue("use")
     ring = toy.ring("A", [load], [use], depth=2)
     body: list[Item] = [toy.op("w", load, fill(ring), repeats=1), toy.op("r", use, front(ring), repeats=1)]
-    result = simulate(method, toy.program([Loop("tile", range(2), lambda _i: body)]))
-    assert spans(result)["load"] == [("w", 0, 2), ("w", 2, 4)]
-    assert spans(result)["use"] == [("r", 2 + 28 + 1, 31 + 25), ("r", 56, 81)]
-    assert result.queues[0][0].end_cycles == 4 + 28
+    result = simulate(method, toy.program([Loop("tile", range(2), lambda _i: body)]), **ENDLESS_LINKS)
+    assert spans(result)["load"] == [("w", 0, 20), ("w", 20, 40)]
+    assert spans(result)["use"] == [("r", 321, 346), ("r", 346, 371)]
+    assert result.queues[0][0].end_cycles == 40 + 300
 
 
 @BOTH
@@ -161,8 +161,8 @@ def test_blocks_go_round_the_core_groups_and_the_slowest_decides(method: str) ->
 def test_a_phase_begins_when_the_one_before_has_ended_on_every_core(method: str) -> None:
     toy = Toy()
     q = toy.queue("q")
-    one = Phase("one", [0, 1], lambda b: [toy.op("x", q, repeats=10 + 20 * b)], lambda b: b)
-    two = Phase("two", [0], lambda _b: [toy.op("y", q, repeats=1)], lambda b: b)
+    one = phase("one", [0, 1], lambda b: [toy.op("x", q, repeats=10 + 20 * b)], lambda b: b)
+    two = phase("two", [0], lambda _b: [toy.op("y", q, repeats=1)], lambda b: b)
     result = simulate(method, toy.program((), phases=[one, two]), group_count="2", launch__block_dispatch_cycles="100")
     # Group 1 ends phase one at 100 + 54; phase two dispatches for another 100.
     assert spans(result)["q"] == [("x", 100, 134), ("y", 254, 279)]
@@ -172,9 +172,9 @@ def test_a_phase_begins_when_the_one_before_has_ended_on_every_core(method: str)
 def test_launches_are_counted_once_a_phase_in_seconds(device: DeviceSpec) -> None:
     toy = Toy()
     q = toy.queue("q")
-    phase = Phase("one", [0], lambda _b: [toy.op("x", q, repeats=1)], lambda b: b)
+    one = phase("one", [0], lambda _b: [toy.op("x", q, repeats=1)], lambda b: b)
     for count in (1, 3):
-        result = des.simulate(toy.program((), phases=[phase] * count), device)
+        result = des.simulate(toy.program((), phases=[one] * count), device)
         # hwconfigs: 8.2 us a launch, 1.8 GHz, 2000 cycles of dispatch.
         assert result.launch_s == pytest.approx(count * 8.2e-6)
         assert result.latency_s == pytest.approx(count * 8.2e-6 + count * (2000 + 25) / 1.8e9)
@@ -226,7 +226,7 @@ def test_busy_and_stalls_add_up_to_the_end_of_a_queues_last_operation(rng: Any) 
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits_for(rng: Any) -> None:
-    """Checked on the concrete walk: end + latency (28 of MTE1, if it moves anything) + the flag's."""
+    """Checked on the concrete walk: end + latency (300 of MTE2, if it moves anything) + the flag's."""
     program, device = RandomProgram(rng).program(), random_device(rng)
     groups = device.group_count.value
     result = des.simulate(program, device, trace_groups=range(groups))
@@ -240,20 +240,20 @@ def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits
         visible: dict[tuple[int, int], int] = {}
         counts = [0] * len(walker.endpoints)
         free = dict.fromkeys(unseen, 0)
-        for phase in program.phases:
-            for block in phase.blocks_of_group(group, groups):
-                for op in walk(walker, phase.body(block)):
+        for part in program.phases:
+            for block in part.blocks_of_group(group, groups):
+                for op in walk(walker, part.body(block)):
                     span = unseen[op.op.queue].pop(0)
                     assert span.label == op.op.label
                     assert span.start >= free[span.queue]
                     assert all(span.start >= visible[w.peer, w.count] for w in op.waits)
                     free[span.queue] = span.end
-                    moves = program.queues[op.queue].engine == "MTE1" and op.op.steps
+                    moves = program.queues[op.queue].engine == "MTE2" and op.op.steps
                     for end in op.sets:
                         crossing = walker.endpoints[end].is_cross_core
                         latency = flags.cross_core_latency_cycles if crossing else flags.intra_core_latency_cycles
                         counts[end] += 1
-                        visible[end, counts[end]] = span.end + (28 if moves else 0) + latency.value
+                        visible[end, counts[end]] = span.end + (300 if moves else 0) + latency.value
         assert not any(unseen.values())
 
 
@@ -360,9 +360,9 @@ def test_a_full_queue_behind_a_stuck_engine_is_reported_with_it() -> None:
 def test_a_program_in_legal_order_never_deadlocks_however_shallow_its_queues(rng: Any) -> None:
     program = RandomProgram(rng).program()
     result = des.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2")
+        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
     )
     expected = replay.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2")
+        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
     )
     assert result.operations == expected.operations

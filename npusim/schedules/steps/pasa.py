@@ -143,6 +143,18 @@ FINISH = (
     row(O.CAST, "out", "O_normal"),
 )
 
+
+def row_positions(names: tuple[str, ...]) -> dict[int, str]:
+    """Return ``{position among the bound steps: name}`` of each name's last row, all in one format.
+
+    With float16 throughout every cast of the recurrence's table is left out, and so are the rows of
+    a scale and of a mask.
+    """
+    kept = [r for r in RUNNING_MEAN if not r.only and (r.opcode is not O.CAST)]
+    last = {r.dst: position for position, r in enumerate(kept)}
+    return {last[name]: name for name in names}
+
+
 #: What a masked score becomes: far below any score, and small enough that no sum with one leaves
 #: float16's range (half of its largest power of two).  Minus infinity would turn a row that a tile
 #: masks wholly into NaN, since PASA subtracts the tile's own maximum.

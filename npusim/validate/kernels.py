@@ -1,0 +1,197 @@
+"""Whole attention kernels of a chip, bit for bit: our schedules with the kernels' stated options.
+
+Form of the file: ``golden/README.md``.  Every case names its inputs and options; the schedule is
+the product's own, run for its values on the chip's device file.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from npusim.errors import TensorError
+from npusim.formats import get_format
+from npusim.formats.vectors import VectorReport
+from npusim.numerics.executor import execute
+from npusim.schedules import find_schedule
+from npusim.schedules.steps.pasa import row_positions
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.executor import Execution, Moment
+
+Array = "NDArray[Any]"
+#: Family of the file -> schedule, format of the inputs, and format of the output.
+FAMILIES: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        "pasa": ("pasa", "float16", "float16"),
+        "flash": ("flash", "float16", "float16"),
+        "fp8": ("fp8_attention", "float8_e4m3fn", "float32"),
+    }
+)
+CHIP = "h200"
+#: The recurrence's values that the file records after each block, in its order, and for how many rows.
+STATE = ("m_tile", "l_tile", "mean", "F", "m", "l", "e_old", "e_tile")
+STATE_ROWS = 16
+
+
+def is_kernel_file(path: Path) -> bool:
+    """Return whether an ``.npz`` holds whole kernels rather than vectors of matrix units."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.startswith("inputs/") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise TensorError(f"{path}: not a readable npz, or truncated: {error}") from None
+
+
+def check_kernels(path: Path, only: str | None = None) -> tuple[dict[str, VectorReport], int]:
+    """Return ``{case: matched and total outputs}`` and how many cases were left out.
+
+    PASA cases report their shifted keys and their recurrence under names of their own.
+    """
+    found: dict[str, VectorReport] = {}
+    left_out = 0
+    try:
+        archive = np.load(path, allow_pickle=False)
+        with archive:
+            names = sorted({k.rpartition("/")[0] for k in archive.files if k.endswith("/o")})
+            for name in names:
+                if only is not None and not fnmatchcase(name, only):
+                    left_out += 1
+                    continue
+                found.update(_check(archive, name))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise TensorError(f"{path}: not a readable file of kernels: {error}") from None
+    return found, left_out
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One case: its program, inputs and the recorded outputs."""
+
+    name: str
+    program: TileProgram
+    problem: Problem
+    inputs: Mapping[str, Any]
+    steps: Any
+
+
+def _check(archive: Any, name: str) -> Iterator[tuple[str, VectorReport]]:
+    case = _build(archive, name)
+    states: dict[tuple[int, int], Any] = {}
+    observer = _state_recorder(states)
+    done = execute(
+        case.program, lambda n, b, h: case.inputs[n][b, h],
+        observers=(observer,) if f"{name}/state" in archive else (),
+    )  # fmt: skip
+    yield name, _compare(_gather(done, case, "o"), archive[f"{name}/o"], case, "o")
+    if f"{name}/k_shifted" in archive:
+        shifted = _gather(done, case, "k_shifted")
+        yield (
+            f"{name}:k_shifted",
+            _compare(shifted, archive[f"{name}/k_shifted"], case, "k_shifted"),
+        )
+    if f"{name}/state" in archive:
+        blocks = archive[f"{name}/state"].shape[1]
+        recorded = np.stack(
+            [np.stack([states[h, j] for j in range(blocks)]) for h in range(case.problem.heads)]
+        )
+        yield f"{name}:state", _compare(recorded, archive[f"{name}/state"], case, "o")
+
+
+def _build(archive: Any, name: str) -> _Case:
+    family = name.partition("/")[0]
+    schedule_name, fmt, out = FAMILIES[family]
+    device = load_device(CHIP)
+    schedule = find_schedule(schedule_name, device.family)
+    source = str(archive[f"{name}/inputs"])
+    dtype = get_format(fmt).dtype
+    inputs = {n: archive[f"inputs/{source}/{n}"].view(dtype)[None] for n in ("q", "k", "v")}
+    rows = archive[f"{name}/o"].shape[1]
+    inputs["q"] = inputs["q"][:, :, :rows]
+    q, k = inputs["q"].shape, inputs["k"].shape
+    problem = Problem(
+        heads=q[1], kv_heads=k[1], seq_q=rows, seq_kv=k[2], head_dim=q[3],
+        causal=bool(archive[f"{name}/causal"]) if f"{name}/causal" in archive else False, dtype=fmt,
+    )  # fmt: skip
+    tiling, changes = OPTIONS[family](archive, name)
+    precision: Any = replace(cast("Any", schedule.precision()), output=out, **changes)
+    program = schedule.program(problem, build_tiling(schedule.tiling, tiling), device, precision)
+    return _Case(name, program, problem, inputs, None)
+
+
+def _pasa_options(archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
+    return {"beta": float(archive[f"{name}/beta"])}, {"exp_variant": "exp.hopper_hexp"}
+
+
+def _flash_options(_archive: Any, _name: str) -> tuple[dict[str, object], dict[str, object]]:
+    return {}, {}
+
+
+def _fp8_options(archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
+    accumulate = "fresh" if archive[f"{name}/fresh"] else "chained"
+    return {}, {
+        "scale": float(archive[f"{name}/scale"]), "is_reverse": bool(archive[f"{name}/reverse"]),
+        "fold": False, "accumulate": accumulate,
+    }  # fmt: skip
+
+
+#: Options of a family's cases: tiling fields and changes to the schedule's default precision.
+OPTIONS: Mapping[str, Callable[[Any, str], tuple[dict[str, object], dict[str, object]]]] = (
+    MappingProxyType({"pasa": _pasa_options, "flash": _flash_options, "fp8": _fp8_options})
+)
+
+
+def _gather(done: Execution, case: _Case, tensor: str) -> Any:
+    heads = done.tensors.written(case.program.tensors[tensor])
+    return np.stack([heads[0, h] for h in range(len(heads))])
+
+
+def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], None]:
+    """Return an observer that keeps the recurrence's row vectors of each head's first rows."""
+    where = row_positions(STATE)
+    current: dict[str, Any] = {}
+
+    def observe(moment: Moment) -> None:
+        if moment.resolved.op.label != "softmax" or moment.blocks[0].row != 0:
+            return
+        name = where.get(moment.index)
+        if name is not None:
+            current[name] = np.array(moment.result[:, :STATE_ROWS, 0])
+        if moment.index == len(moment.resolved.op.steps) - 1:
+            tile = moment.resolved.path[-1][1]
+            for lane, block in enumerate(moment.blocks):
+                if block.row == 0:
+                    states[block.head, tile] = np.stack([current[n][lane] for n in STATE], axis=-1)
+
+    return observe
+
+
+def _compare(computed: Any, recorded: Any, case: _Case, tensor: str) -> VectorReport:
+    bits = np.ascontiguousarray(computed).view(recorded.dtype)
+    if bits.shape != recorded.shape:
+        raise TensorError(
+            f"{case.name}/{tensor}: {recorded.shape} in the file, {bits.shape} computed"
+        )
+    equal = bits == recorded
+    first = None
+    if not equal.all():
+        at = tuple(int(i[0]) for i in np.nonzero(~equal))
+        was = recorded[at].view(computed.dtype)
+        width = 2 * recorded.dtype.itemsize
+        first = (
+            f"{at}: {int(bits[at]):0{width}x} ({computed[at]}) computed, "
+            f"{int(recorded[at]):0{width}x} ({was}) recorded"
+        )
+    return VectorReport(int(equal.sum()), equal.size, first)

@@ -1,0 +1,248 @@
+"""Predicted against measured times: residuals, the share inside the band, rank of tilings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.run import RunResult, run
+from npusim.schedules import find_schedule
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.load import load_device
+from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.measurements import Interval
+
+MICROSECONDS = 1e6
+#: The engine whose busy time a per-pipe measurement is held against.
+PIPES = (
+    ("mac_us", "aic.CUBE"),
+    ("mte1_us", "aic.MTE1"),
+    ("mte2_us", "aic.MTE2"),
+    ("fixp_us", "aic.FIXP"),
+    ("vec_us", "aiv0.VECTOR"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One quantity of one case; the error is signed, against the nearer end of a range."""
+
+    name: str
+    group: str | None
+    quantity: str
+    measured: Interval
+    predicted: float
+    relative_error: float
+    band: float | None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the error is within the band; None if no band is stated."""
+        return None if self.band is None else abs(self.relative_error) <= self.band
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRank:
+    """Cases that differ only in tiling: rank correlation, and what the predicted best costs."""
+
+    kendall_tau: float
+    regret: float
+
+
+@dataclass(frozen=True)
+class TimesReport:
+    """All residuals of a file, and how many cases were left out."""
+
+    source: str
+    residuals: tuple[Residual, ...]
+    left_out: int
+    groups: dict[str, GroupRank]
+    methods: dict[str, str]  #: case -> how its time was computed
+
+    @property
+    def median_abs_error(self) -> float:
+        """Median of the absolute relative errors."""
+        return median(abs(r.relative_error) for r in self.residuals) if self.residuals else 0.0
+
+    @property
+    def worst_abs_error(self) -> float:
+        """Largest absolute relative error."""
+        return max((abs(r.relative_error) for r in self.residuals), default=0.0)
+
+    @property
+    def within_band(self) -> float | None:
+        """Share of the quantities with a band that lie inside it; None if none has one."""
+        judged = [r.is_inside for r in self.residuals if r.is_inside is not None]
+        return sum(judged) / len(judged) if judged else None
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether nothing lies outside its band."""
+        return all(r.is_inside is not False for r in self.residuals)
+
+
+def validate_times(
+    path: Path, *, only: str | None = None, band: float | None = None, method: str = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> TimesReport:  # fmt: skip
+    """Return predictions for a measurement file, held against what was measured.
+
+    Raises
+    ------
+    SpecError
+        The file is wrong, ``only`` selects nothing, or a selected case names a schedule or a
+        device that does not exist (it is never skipped in silence).
+    """
+    file = load_measurements(path)
+    chosen = [c for c in file.cases if only is None or _matches(c, only)]
+    if not chosen:
+        names = ", ".join(c.name for c in file.cases[:8])
+        raise SpecError(
+            f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …"
+        )
+    for case in chosen:
+        _check_exists(case)
+    predictor = _Predictor(method)
+    residuals: list[Residual] = []
+    for case in chosen:
+        if progress:
+            progress(case.name)
+        residuals += _residuals(predictor, file, case, band)
+    return TimesReport(
+        file.source,
+        tuple(residuals),
+        len(file.cases) - len(chosen),
+        _ranks(residuals),
+        predictor.methods,
+    )
+
+
+def _matches(case: MeasurementCase, pattern: str) -> bool:
+    return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
+
+
+def _check_exists(case: MeasurementCase) -> None:
+    for one in filter(None, (case, case.baseline_case())):
+        try:
+            find_schedule(one.schedule, load_device(one.device).family)
+        except SpecError as error:
+            raise SpecError(f"case {case.name}: {error}; leave it out with --only") from None
+
+
+def _residuals(
+    predictor: _Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
+) -> list[Residual]:
+    allowed = file.band_of(case)
+    found = []
+    for quantity, measured in case.measured.items():
+        predicted = predictor.quantity(case, quantity)
+        found.append(
+            Residual(
+                case.name, case.group, quantity, measured, predicted, measured.relative_error(predicted),
+                band if allowed is None else allowed,
+            )
+        )  # fmt: skip
+    return found
+
+
+class _Predictor:
+    """Runs cases, each distinct one once."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.methods: dict[str, str] = {}
+        self._done: dict[str, RunResult] = {}
+
+    def quantity(self, case: MeasurementCase, quantity: str) -> float:
+        """Return one predicted quantity of a case."""
+        result = self.result(case)
+        assert result.timing is not None
+        if quantity == "speedup":
+            baseline = case.baseline_case()
+            assert baseline is not None
+            return self.result(baseline).latency_us / result.latency_us
+        if quantity == "latency_us":
+            return result.latency_us
+        if quantity == "core_us":
+            return result.device.seconds(result.cycles) * MICROSECONDS
+        if quantity == "tflops" and isinstance(result.problem, Problem):
+            return result.problem.dense_flops() / result.latency_us / MICROSECONDS
+        queue = dict(PIPES).get(quantity)
+        for uses in zip(*result.timing.queues, strict=True):
+            if uses[0].name == queue:
+                busy = max(u.busy_cycles for u in uses)
+                return result.device.seconds(busy) * MICROSECONDS
+        raise SpecError(
+            f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}"
+        )
+
+    def result(self, case: MeasurementCase) -> RunResult:
+        """Return the run of a case."""
+        key = case.model_copy(update={"name": "", "group": None, "baseline": None, "band": None})
+        text = f"{key.device} {key.schedule} {key.precision} {key.tiling} {key.workload!r}"
+        if text not in self._done:
+            self._done[text] = run(
+                case.schedule, hw=case.device, problem=_problem(case), tiling=case.tiling,
+                precision=case.precision, numerics=False, method=self.method, trace_groups=(),
+            )  # fmt: skip
+        result = self._done[text]
+        if result.timing is None:
+            raise SpecError(
+                f"case {case.name}: {case.device} has no timing model; leave it out with --only"
+            )
+        self.methods[case.name] = result.timing.method
+        return result
+
+
+def _problem(case: MeasurementCase) -> AnyProblem:
+    w = case.workload
+    if w.kind == "gemm":
+        sizes = {"m": w.m, "n": w.n, "k": w.k} | ({"dtype": w.dtype} if w.dtype else {})
+        return GemmProblem.model_validate(sizes)
+    if w.kind == "copy":
+        return CopyProblem.model_validate({"bytes": w.bytes})
+    return w.problem()
+
+
+def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:
+    """Return Kendall's tau and the regret of each group of at least two cases."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for r in residuals:
+        if r.group is not None and r.quantity == "latency_us":
+            groups[r.group].append((sum(r.measured) / 2, r.predicted))
+    return {
+        name: GroupRank(_kendall_tau(pairs), _regret(pairs))
+        for name, pairs in groups.items()
+        if len(pairs) > 1
+    }
+
+
+def _kendall_tau(pairs: list[tuple[float, float]]) -> float:
+    """Return (concordant - discordant) / all pairs; ties count as neither."""
+    score = total = 0
+    for (a, x), (b, y) in combinations(pairs, 2):
+        product = (a - b) * (x - y)
+        score += (product > 0) - (product < 0)
+        total += 1
+    return score / total
+
+
+def _regret(pairs: list[tuple[float, float]]) -> float:
+    """Return the measured time of the predicted best over the measured best, less 1."""
+    chosen = min(pairs, key=lambda p: p[1])[0]
+    return chosen / min(p[0] for p in pairs) - 1
+
+
+__all__ = ["GroupRank", "Residual", "TimesReport", "validate_times"]

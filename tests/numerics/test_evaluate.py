@@ -1,0 +1,73 @@
+"""Which rows and heads are computed, and what is said about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import recipe_source
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.result import NumericResult
+
+FIELDS: dict[str, Any] = {"batch": 2, "heads": 3, "seq_q": 75, "seq_kv": 90, "head_dim": 16, "causal": True}
+
+
+@pytest.fixture(scope="module")
+def evaluated(build_flash: Callable[..., TileProgram]) -> Callable[..., NumericResult]:
+    problem = Problem(**FIELDS)
+    program = build_flash({"block_q": 32, "block_kv": 32}, **FIELDS)
+
+    def run(**choice: Any) -> NumericResult:
+        return evaluate(program, problem, recipe_source(problem, 0), **choice)
+
+    return run
+
+
+def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[..., NumericResult]) -> None:
+    found = evaluated()
+    # Blocks of 32 rows: 0, 32, 64; the last has 11.
+    assert set(found.rows) == {(b, h, 64) for b in range(2) for h in range(3)}
+    assert found.sample == "rows 64..74 of 3 of 3 heads (66 of 450 rows)"
+    assert found.computed.sum() == 66
+
+
+def test_all_rows_of_all_heads(evaluated: Callable[..., NumericResult]) -> None:
+    found = evaluated(rows="all", heads="all")
+    assert found.computed.all()
+    assert found.sample == "all 450 rows"
+    assert found.error.count == 450 * 16
+
+
+def test_chosen_rows_bring_their_whole_blocks(evaluated: Callable[..., NumericResult]) -> None:
+    found = evaluated(rows=[33, 40, 0], heads=[1])
+    assert set(found.rows) == {(b, 1, row) for b in range(2) for row in (0, 32)}
+
+
+def test_a_sample_has_the_bits_of_the_whole(evaluated: Callable[..., NumericResult]) -> None:
+    whole, part = evaluated(rows="all", heads="all"), evaluated(rows=[70], heads=[2])
+    for key, rows in part.rows.items():
+        assert (whole.rows[key].view(np.uint16) == rows.view(np.uint16)).all()
+
+
+def test_rows_that_were_not_computed_are_nan_in_the_output(evaluated: Callable[..., NumericResult]) -> None:
+    found = evaluated(rows=[0], heads=[0])
+    assert found.output.shape == (2, 3, 75, 16)
+    assert np.isnan(found.output[~found.computed]).all()
+    assert np.isfinite(found.output[found.computed]).all()
+
+
+def test_the_arithmetic_behind_the_bits_is_named_with_its_evidence(evaluated: Callable[..., NumericResult]) -> None:
+    assert evaluated().arithmetic == {"ascend.cube.k16.f16.f32": "assumed"}
+
+
+def test_plain_inputs_cause_no_event(evaluated: Callable[..., NumericResult]) -> None:
+    found = evaluated(rows="all", heads="all")
+    assert (found.overflow_counts, found.nan_counts, found.first_events) == ({}, {}, ())

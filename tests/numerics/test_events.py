@@ -1,0 +1,156 @@
+"""Counting overflow and NaN, and saying where they came up first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numerics.toy_values import Straight
+
+from npusim.ir.op import Opcode
+
+Array = Any
+BIG = np.float16(60000)
+
+
+def doubling(values: Array, heads: int = 1, loop: range = range(0)) -> Any:
+    """Return the events of x + x on float16."""
+    s = Straight(*values.shape[-2:], "float16", heads=heads)
+    x, y = s.tile("x"), s.tile("y")
+    s.load(x)
+    s.step("double", Opcode.ADD, y, x, x)
+    s.store(y)
+    _, done = s.run(*(values if heads > 1 else [values]), loop=loop)
+    return done.events
+
+
+def test_overflow_is_counted_and_its_first_place_named() -> None:
+    values = np.ones((4, 8), np.float16)
+    values[1, 5] = values[2, 0] = values[2, 1] = BIG
+    events = doubling(values)
+    assert dict(events.overflow) == {"double.add": 3}
+    assert not events.nan
+    first = events.first["overflow"]
+    assert (first.operation, first.queue, first.row, first.col) == ("double.add", "q", 1, 5)
+    assert (first.phase, first.block, first.path) == ("toy", "0", ())
+    assert str(first) == "overflow in double.add (0 row 1 col 5)"
+
+
+def test_the_largest_finite_result_is_no_overflow() -> None:
+    # 32752 + 32752 = 65504 is float16's largest number; 65520 and above round to Inf.
+    assert not doubling(np.full((1, 2), 32752, np.float16)).overflow
+    assert doubling(np.full((1, 2), 32768, np.float16)).overflow == {"double.add": 2}
+
+
+def test_the_first_place_names_the_lane_and_counts_cover_all_lanes() -> None:
+    values = np.ones((3, 2, 4), np.float16)
+    values[1, 1, 2] = values[2, 0, 0] = BIG
+    events = doubling(values, heads=3)
+    assert dict(events.overflow) == {"double.add": 2}
+    assert (events.first["overflow"].block, events.first["overflow"].row) == ("1", 1)
+
+
+def test_the_first_place_names_the_iteration_and_all_iterations_count() -> None:
+    values = np.full((1, 4), BIG)
+    events = doubling(values, loop=range(5, 8))
+    assert dict(events.overflow) == {"double.add": 12}
+    assert events.first["overflow"].path == (("kv", 5),)
+    assert "kv=5" in str(events.first["overflow"])
+
+
+def test_an_inf_that_was_put_there_and_what_follows_from_it_is_no_event() -> None:
+    s = Straight(2, 4, "float16")
+    x, y = s.tile("x"), s.tile("y")
+    s.load(x)
+    s.step("mask", Opcode.FILL, y, -np.inf)
+    s.step("shift", Opcode.ADD, y, y, x)
+    s.step("max", Opcode.MAX, x, x, y)
+    s.store(y)
+    _, done = s.run(np.ones((2, 4), np.float16))
+    assert not done.events.nan
+    assert not done.events.overflow
+
+
+def test_a_nan_from_numbers_is_counted_and_one_that_is_passed_on_is_not() -> None:
+    """Inf - Inf is the first NaN; NaN + 1 is no new one."""
+    s = Straight(2, 4, "float16")
+    x, y, z = s.tile("x"), s.tile("y"), s.tile("z")
+    s.load(x)
+    s.step("infinite", Opcode.ADD, y, x, x)
+    s.step("difference", Opcode.SUB, z, y, y)
+    s.step("after", Opcode.ADD, z, z, x)
+    s.store(z)
+    values = np.ones((2, 4), np.float16)
+    values[1, 3] = BIG
+    _, done = s.run(values)
+    assert dict(done.events.overflow) == {"infinite.add": 1}
+    assert dict(done.events.nan) == {"difference.sub": 1}
+    assert (done.events.first["nan"].row, done.events.first["nan"].col) == (1, 3)
+
+
+def test_a_cast_that_overflows_is_counted() -> None:
+    s = Straight(2, 4, "float32", out_fmt="float16")
+    x, y = s.tile("x"), s.tile("y", "float16")
+    s.load(x)
+    s.step("drain", Opcode.CAST, y, x)
+    s.store(y)
+    values = np.array([[65519, 65520, -1e9, 1], [0, 1, 2, 3]], np.float32)
+    (y_out,), done = s.run(values)
+    # 65519 still rounds to 65504; 65520 is the first that does not.
+    assert dict(done.events.overflow) == {"drain.cast": 2}
+    assert list(y_out[0]) == [65504, np.inf, -np.inf, 1]
+
+
+def test_a_saturating_cast_overflows_nothing() -> None:
+    s = Straight(1, 2, "float32", out_fmt="float16")
+    x, y = s.tile("x"), s.tile("y", "float16")
+    s.load(x)
+    s.step("drain", Opcode.CAST, y, x, overflow="saturate")
+    s.store(y)
+    (y_out,), done = s.run(np.array([[1e9, -1e9]], np.float32))
+    assert not done.events.overflow
+    assert list(y_out[0]) == [65504, -65504]
+
+
+def test_an_overflow_by_a_column_operand_is_counted_an_element() -> None:
+    s = Straight(4, 8, "float16")
+    x, column = s.tile("x"), s.tile("column", cols=1)
+    s.load(x)
+    s.step("start", Opcode.FILL, column, 60000.0)
+    s.step("shift", Opcode.ADD, x, x, column)
+    s.store(x)
+    values = np.zeros((4, 8), np.float16)
+    values[2] = BIG
+    _, done = s.run(values)
+    assert dict(done.events.overflow) == {"shift.add": 8}
+    assert done.events.first["overflow"].row == 2
+
+
+def test_a_row_sum_that_overflows_is_counted_once_a_row() -> None:
+    s = Straight(4, 8, "float16")
+    x, total = s.tile("x"), s.tile("total", cols=1)
+    s.load(x)
+    s.step("sum", Opcode.ROW_SUM, total, x, order="vector_lanes")
+    s.store(x)
+    values = np.ones((4, 8), np.float16)
+    values[3] = BIG
+    _, done = s.run(values)
+    assert dict(done.events.overflow) == {"sum.row_sum": 1}
+    assert (done.events.first["overflow"].row, done.events.first["overflow"].col) == (3, 0)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="EventLog.look gets no accumulator: what is added to an Inf counts as a new overflow"
+)
+def test_what_a_product_adds_to_an_infinite_accumulator_is_no_event() -> None:
+    s = Straight(16, 16, "float16", out_fmt="float32")
+    x, total = s.tile("x"), s.tile("total", "float32")
+    s.load(x)
+    s.step("start", Opcode.FILL, total, np.inf)
+    s.step(
+        "mmad", Opcode.MATMUL, total, x, x, accumulate=True, arithmetic="ascend.cube.k16.f16.f32"
+    )
+    s.store(total)
+    _, done = s.run(np.ones((16, 16), np.float16))
+    assert not done.events.overflow

@@ -1,0 +1,128 @@
+"""Float64 attention and error measures, on arrays small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npusim.numerics.reference import attention, summarise_errors
+from npusim.spec.problem import Problem
+
+Array = Any
+
+
+def test_two_keys_of_equal_score_average_their_values() -> None:
+    problem = Problem(heads=1, seq_q=1, seq_kv=2, head_dim=16, value_head_dim=16)
+    q, k = np.zeros((1, 16)), np.ones((2, 16))
+    v = np.stack([np.full(16, 2.0), np.full(16, 6.0)])
+    assert attention(q, k, v, problem, 0) == pytest.approx(np.full((1, 16), 4.0))
+
+
+def test_scores_are_scaled_and_weighted_exponentially() -> None:
+    # q.k = 16 and 0, scale 1/16: weights e : 1.
+    problem = Problem(heads=1, seq_q=1, seq_kv=2, head_dim=16, scale=1 / 16)
+    q, k = np.ones((1, 16)), np.stack([np.ones(16), np.zeros(16)])
+    v = np.stack([np.ones(16), np.zeros(16)])
+    assert attention(q, k, v, problem, 0)[0, 0] == pytest.approx(math.e / (math.e + 1), rel=1e-15)
+
+
+def test_a_causal_row_sees_keys_up_to_its_own_and_the_offset() -> None:
+    problem = Problem(heads=1, seq_q=4, seq_kv=6, head_dim=16, causal=True, causal_offset=1)
+    v = np.zeros((6, 16))
+    v[:, 0] = np.arange(6)
+    # Rows 2 and 3 of the problem: keys 0..3 and 0..4 of equal score.
+    found = attention(np.zeros((2, 16)), np.zeros((6, 16)), v, problem, row=2)
+    assert found[:, 0] == pytest.approx([1.5, 2.0])
+
+
+def test_huge_scores_do_not_overflow_the_reference() -> None:
+    problem = Problem(heads=1, seq_q=1, seq_kv=2, head_dim=16, scale=1.0)
+    q, k = np.full((1, 16), 60000.0), np.stack([np.full(16, 60000.0), np.zeros(16)])
+    v = np.stack([np.ones(16), np.zeros(16)])
+    assert attention(q, k, v, problem, 0)[0, 0] == 1.0
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_rmse_is_the_norm_of_the_error_over_the_norm_of_the_reference() -> None:
+    # Error (0.5, 0, 0, -1), reference (3, 4, 0, 12) of norm 13.
+    output = np.array([[3.5, 4, 0, 11]], np.float16)
+    found = summarise_errors([output], [np.array([[3.0, 4, 0, 12]])], "float16")
+    assert found.rmse == pytest.approx(math.sqrt(1.25) / 13)
+    assert found.max_abs_error == 1.0
+    assert found.count == 4
+
+
+def test_errors_of_several_blocks_are_pooled() -> None:
+    outputs = [np.full((1, 2), 1.0, np.float16), np.full((2, 2), 2.0, np.float16)]
+    references = [np.full((1, 2), 1.0), np.full((2, 2), 4.0)]
+    found = summarise_errors(outputs, references, "float16")
+    assert found.rmse == pytest.approx(math.sqrt(4 * 4 / (2 + 4 * 16)))
+    assert found.count == 6
+
+
+def test_ulps_are_counted_from_the_correctly_rounded_reference_into_bins() -> None:
+    # One float16 ulp at 1 is 2^-10.  Steps up from 1, and one below it (half as wide).
+    steps = [0, 1, 2, 3, 4, 5, 8, 9, 1000]
+    output = np.array([[1 + s * 2.0**-10 for s in steps] + [1 - 2.0**-11]], np.float16)
+    found = summarise_errors([output], [np.ones((1, 10))], "float16")
+    assert found.ulp_histogram == {"0": 1, "1": 2, "2": 1, "3-4": 2, "5-8": 2, ">8": 2}
+    assert found.max_ulp == 1000
+
+
+def test_a_reference_between_two_numbers_counts_from_the_nearer() -> None:
+    # 1 + 0.4 ulp rounds to 1.
+    output = np.array([[1.0, 1 + 2.0**-10]], np.float16)
+    found = summarise_errors([output], [np.full((1, 2), 1 + 0.4 * 2.0**-10)], "float16")
+    assert found.ulp_histogram["0"] == 1
+    assert found.ulp_histogram["1"] == 1
+
+
+def test_ulps_count_across_zero_and_zeros_of_both_signs_are_one() -> None:
+    tiny = 2.0**-24  # the smallest subnormal of float16
+    output = np.array([[-0.0, tiny, -tiny]], np.float16)
+    found = summarise_errors([output], [np.array([[0.0, -tiny, tiny]])], "float16")
+    assert found.ulp_histogram["0"] == 1
+    assert found.ulp_histogram["2"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)]
+)
+@given(st.floats(-1e4, 1e4), st.integers(-40, 40))
+def test_ulps_are_steps_of_nextafter(fmt: str, dtype: Any, value: float, steps: int) -> None:
+    start = np.array([[value]]).astype(dtype)
+    moved = start.copy()
+    for _ in range(abs(steps)):
+        moved = np.nextafter(moved, np.array(np.inf if steps > 0 else -np.inf).astype(dtype))
+    found = summarise_errors([moved], [start.astype(np.float64)], fmt)
+    # nextafter visits -0 and +0 as one number, as the ULP count does.
+    assert found.max_ulp == abs(steps)
+
+
+def test_nan_and_inf_are_counted_and_left_out_of_the_other_figures() -> None:
+    output = np.array([[1, np.nan, np.inf], [1, 1, -np.inf], [1, 1, 1]], np.float16)
+    found = summarise_errors([output], [np.ones((3, 3))], "float16")
+    assert (found.nan_count, found.inf_count) == (1, 2)
+    assert found.nan_row_fraction == pytest.approx(1 / 3)
+    assert (found.rmse, found.max_abs_error, found.max_ulp) == (0, 0, 0)
+    assert sum(found.ulp_histogram.values()) == 6
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="summarise_errors returns rmse 0 where nothing is finite or the reference is 0: it reads as perfect",
+)
+@pytest.mark.parametrize(
+    ("output", "reference"), [(np.nan, 1.0), (np.inf, 1.0), (5.0, 0.0)], ids=["all nan", "all inf", "zero reference"]
+)
+def test_an_output_without_any_good_number_has_no_error_of_zero(output: float, reference: float) -> None:
+    found = summarise_errors([np.full((2, 2), output, np.float16)], [np.full((2, 2), reference)], "float16")
+    assert found.rmse != 0
