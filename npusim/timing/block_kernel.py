@@ -251,7 +251,9 @@ def serve(p: Program, m: Machine, link: int, now: int) -> None:
     """Move a link's clock on to ``now``."""
     if now > m.updated[link]:
         if m.load[link]:
-            m.clock_units[link] += (now - m.updated[link]) * p.link[link, RATE] // m.load[link]
+            elapsed = now - m.updated[link]
+            m.clock_units[link] += elapsed * p.link[link, RATE] // m.load[link]
+            m.flow_cycles[link] += elapsed * m.flow_count[link]
         m.updated[link] = now
 
 

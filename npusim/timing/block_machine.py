@@ -97,6 +97,7 @@ class Machine(NamedTuple):
     stalled: Ints  #: cycles of each counter's owner waiting as that endpoint
     ran: Ints  #: how often each operation ran, in core groups
     link_bytes: Ints
+    flow_cycles: Ints  #: of each link: transfers in flight, summed over cycles
 
 
 EVENTS, TODO, CROSSED, SPANS = range(4)
@@ -118,7 +119,8 @@ def build_machine(program: Program, history: int, levels: int) -> Machine:
         "visible": (counters, history),
         **dict.fromkeys(("clock", "pending", "pc", "level"), (dispatchers,)),
         **dict.fromkeys(("stack_pc", "stack_left", "stack_entry"), (dispatchers, levels)),
-        **dict.fromkeys(("clock_units", "updated", "load", "due", "flow_count", "link_bytes"), (links,)),
+        **dict.fromkeys(("clock_units", "updated", "load", "due", "flow_count", "link_bytes",
+             "flow_cycles"), (links,)),
         **dict.fromkeys(("flow_target", "flow_engine"), (links, engines)),
         **dict.fromkeys(("todo", "is_todo"), (engines + dispatchers,)),
         "size": (4,),
