@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npusim import errors, formats
-    from npusim.run import RunResult, run
+    from npusim.explore import explore
+    from npusim.report.compare import compare
+    from npusim.run import run
+    from npusim.run_result import RunResult
 
-__all__ = ["RunResult", "__version__", "errors", "formats", "run"]
+__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "run"]
 
 __version__ = "0.1.0"
 
 #: Public functions and classes by the module that holds them; public submodules name themselves.
 _HOMES = MappingProxyType(
     {
-        "RunResult": "npusim.run",
+        "RunResult": "npusim.run_result",
+        "compare": "npusim.report.compare",
         "errors": "npusim.errors",
+        "explore": "npusim.explore",
         "formats": "npusim.formats",
         "run": "npusim.run",
     }

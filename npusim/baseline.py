@@ -18,7 +18,7 @@ from npusim.spec.baseline_file import ExpectedCycles, load_baseline, write_expec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
     from npusim.spec.baseline_file import BaselineFile
 
 __all__ = ["CaseOutcome", "check_baselines", "cycles_of", "run_baseline"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 __all__ = ["CyclesRegression", "cycles_regression"]
 

@@ -27,19 +27,21 @@ trace_groups
     Core groups whose operations are kept for the timeline.
 overrides
     ``{dotted key of the device file: value}``.
+diagnose
+    Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
-from npusim.numerics.evaluate import evaluate
+from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
+from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
 from npusim.spec.load import load_device, load_workload
 from npusim.spec.overrides import apply_overrides
@@ -48,6 +50,7 @@ from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import Spread, spread_over_alternates
 from npusim.tensors import load_tensors
 from npusim.timing import METHODS
+from npusim.timing.sanity import check_sanity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,55 +74,6 @@ Choice = Literal["sample", "all"] | "Sequence[int]"
 TensorSource = "str | Path | Mapping[str, NDArray[Any]]"
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """Bits and cycles of one schedule on one device for one problem.
-
-    ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
-    switched off; ``spread`` tells how far its bits depend on assumed arithmetic.  ``notes`` are what
-    the run wants its reader to know.
-    """
-
-    name: str
-    schedule: str
-    precision: str
-    formats: dict[str, str]
-    device: DeviceSpec
-    workload: str
-    problem: AnyProblem
-    tiling: Tiling
-    program: TileProgram
-    timing: TimingResult | None
-    numerics: NumericResult | None
-    spread: tuple[Spread, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def cycles(self) -> int:
-        """Cycles of the device clock that the cores take, without the launch."""
-        return self._timed().cycles
-
-    @property
-    def latency_us(self) -> float:
-        """Whole call in microseconds, launch included."""
-        return self._timed().latency_s * 1e6
-
-    def _timed(self) -> TimingResult:
-        if self.timing is None:
-            raise SpecError(f"{self.device.name} has no timing model yet: this run has values only")
-        return self.timing
-
-    @property
-    def output(self) -> Any:
-        """Output tensor (batch, heads, seq_q, value_head_dim), or None without numerics."""
-        return None if self.numerics is None else self.numerics.output
-
-    @property
-    def tflops(self) -> float:
-        """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
-        return self.program.flops / self._timed().latency_s / 1e12
-
-
 def run(
     schedule: str,
     *,
@@ -139,52 +93,74 @@ def run(
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
     prefix: str = "",
     numerics: bool = True,
-    rows: Literal["sample", "all"] | Sequence[int] = "sample",
-    heads: Literal["sample", "all"] | Sequence[int] = "sample",
+    rows: Choice = "sample",
+    heads: Choice = "sample",
     seed: int | None = None,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
+    diagnose: bool = False,
 ) -> RunResult:
     """Predict bits and cycles of one schedule on one device; the module explains the options.
 
     Raises a subclass of `NpusimError` that says what is wrong: `SpecError`, `TilingError`, ...
-
-    Examples
-    --------
-    >>> result = run("flash", seq=1024, numerics=False)
-    >>> result.cycles > 0
-    True
     """
     device = _device(hw, overrides)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     chosen = find_schedule(schedule, device.family)
     given = load_tensors(tensors, prefix=prefix) if tensors is not None else None
-    sizes = {
-        "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "tensor_parallel": tensor_parallel,
-        "dtype": dtype,
-    }  # fmt: skip
-    what = problem or _problem(load, given, sizes, causal)
+    sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
+    sizes["tensor_parallel"] = tensor_parallel
+    what = _seeded(problem or _problem(load, given, sizes, causal), seed)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
-    preset = chosen.precision(
-        ",".join(filter(None, (precision, arithmetic and f"arithmetic={arithmetic}")))
-    )
-    program = chosen.program(what, fields, device, preset)
+    preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
+    plan = _Plan(chosen, what, fields, device, preset)
+    program = plan.program()
     check(program, flag_budget(device), thorough=False)
     timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
-    bits: NumericResult | None = None
-    spread: tuple[Spread, ...] = ()
-    if numerics and isinstance(what, Problem):
-        source = array_source(given) if given is not None else recipe_source(what, seed)
-        bits = evaluate(program, what, source, rows=rows, heads=heads)
-        rebuild = partial(_with_arithmetic, chosen, what, fields, device, preset)
-        spread = spread_over_alternates(bits, what, source, rebuild)
+    bits, spread = _evaluate(plan, program, given, rows, heads) if numerics else (None, ())
     return RunResult(
-        name=_name(schedule, load, what),
-        schedule=schedule, precision=preset.name, formats=preset.formats(), device=device,
-        workload=load.name, problem=what, tiling=fields, program=program, timing=timing, numerics=bits,
-        spread=spread, notes=_notes(program, bits),
+        name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
+        device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
+        program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be run, resolved: enough to build the program, with another arithmetic too."""
+
+    schedule: Schedule
+    problem: AnyProblem
+    tiling: Tiling
+    device: DeviceSpec
+    precision: Precision
+
+    def program(self, arithmetic: str | None = None) -> TileProgram:
+        precision: Any = self.precision
+        if arithmetic is not None:
+            precision = replace(precision, arithmetic=arithmetic)
+        return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+
+def _as_change(arithmetic: str | None) -> str | None:
+    return arithmetic and f"arithmetic={arithmetic}"
+
+
+def _evaluate(
+    plan: _Plan,
+    program: TileProgram,
+    given: Mapping[str, NDArray[Any]] | None,
+    rows: Choice,
+    heads: Choice,
+) -> tuple[NumericResult | None, tuple[Spread, ...]]:
+    """Return the bits of an attention program, and how far they depend on assumed arithmetic."""
+    problem = plan.problem
+    if not isinstance(problem, Problem):
+        return None, ()
+    source = array_source(given) if given is not None else recipe_source(problem)
+    bits = evaluate(program, problem, source, rows=rows, heads=heads)
+    return bits, spread_over_alternates(bits, problem, source, plan.program)
 
 
 def _device(hw: str | Path | DeviceSpec, overrides: Mapping[str, str] | None) -> DeviceSpec:
@@ -192,16 +168,26 @@ def _device(hw: str | Path | DeviceSpec, overrides: Mapping[str, str] | None) ->
     return apply_overrides(device, overrides) if overrides else device
 
 
-def _with_arithmetic(
-    schedule: Schedule,
-    problem: Problem,
-    tiling: Tiling,
-    device: DeviceSpec,
-    preset: Precision,
-    name: str,
-) -> TileProgram:
-    changed = replace(cast("Any", preset), arithmetic=name)
-    return schedule.program(problem, tiling, device, changed)
+def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
+    """Return the problem with another seed for its inputs."""
+    if seed is None or not isinstance(problem, Problem):
+        return problem
+    if "seed" not in type(problem.data).model_fields:
+        raise SpecError(f"seed: inputs of kind {problem.data.kind} are not drawn; leave it out")
+    data = problem.data.model_copy(update={"seed": seed})
+    return problem.model_copy(update={"data": data})
+
+
+def _inputs(tensors: object, problem: AnyProblem) -> str:
+    """Return what the inputs are, for the record."""
+    if isinstance(tensors, str | Path):
+        return str(tensors)
+    if tensors is not None:
+        return "arrays given"
+    if isinstance(problem, Problem):
+        seed = getattr(problem.data, "seed", None)
+        return problem.data.kind if seed is None else f"{problem.data.kind}, seed {seed}"
+    return "none"
 
 
 def _name(schedule: str, load: Workload, problem: AnyProblem) -> str:
@@ -248,7 +234,9 @@ def _simulate(
 ) -> TimingResult:
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    return METHODS[method](program, device, trace_groups=trace_groups)
+    result = METHODS[method](program, device, trace_groups=trace_groups)
+    check_sanity(result)
+    return result
 
 
 def _notes(program: TileProgram, bits: NumericResult | None) -> tuple[str, ...]:

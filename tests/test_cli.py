@@ -200,9 +200,23 @@ def test_schedules_and_their_fields_are_listed() -> None:
     assert document["tiling"][0]["name"] == "block_q"
 
 
+def test_products_and_copies_run_from_their_sizes() -> None:
+    arguments = ("run", "gemm", "--no-save", "--problem", "m=128,n=256,k=64")
+    document = _document(*arguments, "--json")
+    assert document["problem"] == {"m": 128, "n": 256, "k": 64, "dtype": "float16"}
+    assert document["timing"]["flops"] == 2 * 128 * 256 * 64
+    assert "m128 n256 k64 float16" in _ok(*arguments)
+    text = _ok("run", "copy", "--no-save", "--problem", "bytes=1048576")
+    assert "problem   1 MiB" in text
+    assert "TFLOP/s" not in text
+    assert "cubecore0" not in text, "cores without work have no rows"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("gemm", "--problem", "m=1"), "write m=..,n=..,k=.."),
+        (("gemm", "--problem", "m=1,n=0,k=1"), "n must be a positive whole number"),
         (("flsh",), "Did you mean 'flash'?"),
         (("flash", "-t", "block_kv=100"), "nearest: 96 or 112"),
         (("flash", "-t", "blok=1"), "blok: unknown tiling field"),

@@ -72,6 +72,8 @@ def explore(
     batch: o.Batch = None,
     tensor_parallel: o.TensorParallel = None,
     causal: o.Causal = None,
+    dtype: o.Dtype = None,
+    problem: o.ProblemText = None,
     hw: o.Hw = o.DEFAULT_HW,
     overrides: o.Overrides = None,
     tiling: o.Tilings = None,
@@ -105,10 +107,11 @@ def explore(
         try:
             search(
                 name, space,
-                hw=hw, workload=workload, seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch,
-                tensor_parallel=tensor_parallel, causal=causal, tiling=o.tiling_values(tiling),
-                precision=precision, method=method, overrides=o.key_values(overrides, "-C"),
-                jobs=jobs or os.cpu_count() or 1, csv_path=path, on_outcome=on_outcome,
+                hw=hw, workload=workload, problem=o.problem_values(problem), seq=seq, seq_q=seq_q,
+                seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
+                dtype=dtype, tiling=o.tiling_values(tiling), precision=precision, method=method,
+                overrides=o.key_values(overrides, "-C"), jobs=jobs or os.cpu_count() or 1,
+                csv_path=path, on_outcome=on_outcome,
             )  # fmt: skip
         except KeyboardInterrupt:
             interrupted = True

@@ -13,6 +13,8 @@ __all__ = ["Command", "Group", "examples"]
 
 #: Heading of options that name none.
 _OTHERS = "Options"
+#: Longer than any summary.
+_WHOLE = 1000
 
 
 def examples(*commands: tuple[str, str]) -> str:
@@ -50,7 +52,17 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A verb with verbs of its own; its examples too are printed as they are."""
+    """A verb with verbs of its own, each with its whole summary; examples as they are."""
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Write each verb's first sentence, wrapped where it is long, never cut."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(_WHOLE)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write the examples line by line."""

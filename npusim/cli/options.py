@@ -1,16 +1,19 @@
 """Options that several verbs share, and the reading of their small notations."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from npusim.errors import SpecError
 
+if TYPE_CHECKING:
+    from npusim.spec.kernels import CopyProblem, GemmProblem
+
 __all__ = [
-    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Hw", "Json", "Method", "Overrides",
-    "Precision", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
-    "WorkloadName", "chosen", "indices", "key_values", "required_schedule", "tiling_values",
+    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Dtype", "Hw", "Json", "Method", "Overrides",
+    "Precision", "ProblemText", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
+    "WorkloadName", "chosen", "indices", "key_values", "problem_values", "required_schedule", "tiling_values",
 ]  # fmt: skip
 
 # As in `npusim.run`, which is not imported for a help text: it would load numpy.
@@ -103,8 +106,22 @@ Tilings = Annotated[
 Precision = Annotated[
     str | None,
     typer.Option(
-        "--precision", metavar="NAME", rich_help_panel=_HOW, show_default="the schedule's",
-        help="Formats of all intermediates, by the name of a preset.",
+        "--precision", metavar="NAME[,FIELD=FORMAT]", rich_help_panel=_HOW,
+        show_default="the schedule's",
+        help="Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
+    ),
+]  # fmt: skip
+Dtype = Annotated[
+    Literal["float16", "bfloat16"] | None,
+    typer.Option(
+        "--dtype", rich_help_panel=_PROBLEM, show_default="the workload's", help="Of Q, K and V."
+    ),
+]
+ProblemText = Annotated[
+    str | None,
+    typer.Option(
+        "--problem", metavar="KEY=VALUE,...", rich_help_panel=_PROBLEM,
+        help="Sizes of gemm (m=4096,n=4096,k=4096) or copy (bytes=1048576).",
     ),
 ]  # fmt: skip
 Method = Annotated[
@@ -149,6 +166,31 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
             raise SpecError(f"{option} {item}: write {option} key=value")
         found[key.strip()] = value.strip()
     return found
+
+
+def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
+    """Return the problem of ``m=..,n=..,k=..[,dtype=..]`` or ``bytes=..``; None for None.
+
+    Raises `SpecError` where the keys make no problem or a size is no positive whole number.
+    """
+    if text is None:
+        return None
+    from npusim.spec.kernels import CopyProblem, GemmProblem
+
+    given = key_values(text.split(","), "--problem")
+    dtype = given.pop("dtype", "float16")
+    if set(given) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
+        raise SpecError(
+            f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=.."
+        )
+    for name, value in given.items():
+        if not value.isdecimal() or int(value) == 0:
+            raise SpecError(f"--problem {text}: {name} must be a positive whole number")
+    sizes = {name: int(value) for name, value in given.items()}
+    if "bytes" in sizes:
+        return CopyProblem(bytes=sizes["bytes"])
+    kind: Literal["float16", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float16"
+    return GemmProblem(m=sizes["m"], n=sizes["n"], k=sizes["k"], dtype=kind)
 
 
 def tiling_values(items: Iterable[str] | None) -> dict[str, object]:

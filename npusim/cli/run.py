@@ -11,13 +11,20 @@ from npusim.cli.fields import show_fields
 from npusim.cli.help import Command, examples
 
 if TYPE_CHECKING:
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 __all__ = ["add_to"]
 
 _BITS = "Bits"
 _OUTPUT = "Output"
 
+Arithmetic = Annotated[
+    str | None,
+    typer.Option(
+        "--arithmetic", metavar="NAME", rich_help_panel="How",
+        help="How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
+    ),
+]  # fmt: skip
 Tensors = Annotated[
     str | None,
     typer.Option(
@@ -137,10 +144,13 @@ def run(
     batch: o.Batch = None,
     tensor_parallel: o.TensorParallel = None,
     causal: o.Causal = None,
+    dtype: o.Dtype = None,
+    problem: o.ProblemText = None,
     hw: o.Hw = o.DEFAULT_HW,
     overrides: o.Overrides = None,
     tiling: o.Tilings = None,
     precision: o.Precision = None,
+    arithmetic: Arithmetic = None,
     method: o.Method = "auto",
     tensors: Tensors = None,
     prefix: Prefix = "",
@@ -175,10 +185,11 @@ def run(
 
         result = run_schedule(
             name,
-            hw=hw, overrides=numbers, workload=workload, seq=seq, seq_q=seq_q, seq_kv=seq_kv,
-            batch=batch, tensor_parallel=tensor_parallel, causal=causal, tiling=tiles,
-            precision=precision, method=method, tensors=tensors, prefix=prefix, rows=chosen_rows,
-            heads=chosen_heads, seed=seed, numerics=not no_numerics, trace_groups=groups,
+            hw=hw, overrides=numbers, workload=workload, problem=o.problem_values(problem), seq=seq,
+            seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
+            dtype=dtype, tiling=tiles, precision=precision, arithmetic=arithmetic, method=method,
+            tensors=tensors, prefix=prefix, rows=chosen_rows, heads=chosen_heads, seed=seed,
+            numerics=not no_numerics, trace_groups=groups,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
     _print(result, folder, as_json=json)

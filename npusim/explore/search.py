@@ -20,7 +20,9 @@ from npusim.spec.overrides import apply_overrides
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
 
 __all__ = ["Exploration", "Request", "explore"]
@@ -33,12 +35,14 @@ class Request:
     schedule: str
     device: DeviceSpec
     workload: Workload
+    problem: AnyProblem | None = None
     seq: int | None = None
     seq_q: int | None = None
     seq_kv: int | None = None
     batch: int | None = None
     tensor_parallel: int | None = None
     causal: bool | None = None
+    dtype: Dtype | None = None
     tiling: tuple[tuple[str, object], ...] = ()
     precision: str | None = None
     method: str = "auto"
@@ -47,6 +51,8 @@ class Request:
         """Raise what every point would raise: sizes that make no problem, an unknown preset."""
         if not self.device.is_timed:
             raise SpecError(f"{self.device.name} has no timing model yet: nothing to compare")
+        if self.problem is not None:
+            return
         self.workload.problem(
             seq=self.seq,
             seq_q=self.seq_q,
@@ -54,6 +60,7 @@ class Request:
             batch=self.batch,
             tensor_parallel=self.tensor_parallel,
             causal=self.causal,
+            dtype=self.dtype,
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -70,12 +77,14 @@ class Request:
             self.schedule,
             hw=self.device,
             workload=self.workload,
+            problem=self.problem,
             seq=self.seq,
             seq_q=self.seq_q,
             seq_kv=self.seq_kv,
             batch=self.batch,
             tensor_parallel=self.tensor_parallel,
             causal=self.causal,
+            dtype=self.dtype,
             tiling={**dict(self.tiling), **point},
             precision=self.precision,
             method=self.method,
@@ -120,12 +129,14 @@ def explore(
     *,
     hw: str | Path | DeviceSpec = DEFAULT_HW,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    problem: AnyProblem | None = None,
     seq: int | None = None,
     seq_q: int | None = None,
     seq_kv: int | None = None,
     batch: int | None = None,
     tensor_parallel: int | None = None,
     causal: bool | None = None,
+    dtype: Dtype | None = None,
     tiling: Mapping[str, object] | None = None,
     precision: str | None = None,
     method: str = "auto",
@@ -162,7 +173,7 @@ def explore(
     device = apply_overrides(device, overrides) if overrides else device
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     request = Request(
-        schedule, device, load, seq, seq_q, seq_kv, batch, tensor_parallel, causal,
+        schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
         tuple((tiling or {}).items()), precision, method,
     )  # fmt: skip
     space = Space.of(find_schedule(schedule, device.family).tiling, fields)

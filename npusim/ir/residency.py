@@ -25,10 +25,15 @@ Key = tuple[str, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name."""
+    """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
+
+    ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read, outputs
+    written.
+    """
 
     read_misses: Mapping[str, float]
     write_misses: Mapping[str, float]
+    compulsory_bytes: int = 0
 
 
 def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Residency:
@@ -49,7 +54,7 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Re
         name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
         for name in program.tensors
     }
-    return Residency(reads, writes)
+    return Residency(reads, writes, cache.compulsory)
 
 
 class _Cache:
@@ -59,7 +64,9 @@ class _Cache:
         self.capacity = capacity
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
+        self._furthest: dict[Key, int] = {}  # rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
@@ -68,9 +75,12 @@ class _Cache:
         since = list(accumulate(reversed(self._step_bytes)))[::-1]
         for key, use in touched.items():
             self.read[key[0]] += use.read_bytes
+            rows, at = self._last.get(key, (0, 0))
+            if use.is_compulsory:
+                self.compulsory += max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
+                self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
             if use.is_write:
                 continue
-            rows, at = self._last.get(key, (0, 0))
             kept = min(rows, use.rows) if rows and since[at] <= self.capacity else 0
             size = use.rows * use.row_bytes
             # A region too large to stay is fetched anew by every pass over it.
@@ -97,6 +107,7 @@ class _Use:
     times: int
     read_bytes: int
     is_write: bool
+    is_compulsory: bool
 
 
 def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
@@ -110,7 +121,10 @@ def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
                 size = region.payload_bytes * touch.times
                 use = touched.get(key)
                 if use is None:
-                    touched[key] = _Use(region.rows, row_bytes, touch.times, size, touch.is_write)
+                    touched[key] = _Use(
+                        region.rows, row_bytes, touch.times, size, touch.is_write,
+                        region.tensor.role in ("input", "output"),
+                    )  # fmt: skip
                 else:
                     use.rows = max(use.rows, region.rows)
                     use.times = max(use.times, touch.times)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
+from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import execute
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericResult
@@ -44,16 +45,20 @@ def evaluate(
     *,
     rows: Choice = "sample",
     heads: Choice = "sample",
+    diagnose: bool = False,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
+    ``diagnose`` adds ranges, resonance, underflow and saturation.
     """
     last = program.phases[-1]
     wanted = chosen_heads(problem, heads)
     blocks = [b for b in _blocks(last, rows) if b.head in wanted]
-    done = execute(program, inputs, {p.name: _needed(p, blocks, problem) for p in program.phases})
+    probe = Probe(problem) if diagnose else None
+    needed = {p.name: _needed(p, blocks, problem) for p in program.phases}
+    done = execute(program, inputs, needed, observers=(probe,) if probe else ())
     output = program.tensors["o"]
     written, references = {}, []
     for block in blocks:
@@ -65,15 +70,19 @@ def evaluate(
         q = inputs("q", block.batch, block.head)[block.row : block.row + block.rows]
         k, v = (inputs(n, block.batch, block.head // problem.group_size) for n in ("k", "v"))
         references.append(attention(q, k, v, problem, block.row))
+        if probe:
+            probe.look_at_inputs(q, k, block.row)
+    error = summarise_errors(list(written.values()), references, output.fmt)
     return NumericResult(
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
         sample=_describe(problem, wanted, written),
-        error=summarise_errors(list(written.values()), references, output.fmt),
+        error=error,
         overflow_counts=dict(done.events.overflow),
         nan_counts=dict(done.events.nan),
         first_events=tuple(done.events.first.values()),
         arithmetic=_arithmetic(program),
+        diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
     )
 
 

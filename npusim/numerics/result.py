@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from npusim.numerics.diagnosis import Diagnosis
+
 
 @dataclass(frozen=True, slots=True)
 class NumericEvent:
@@ -67,6 +69,7 @@ class NumericResult:
     nan_counts: dict[str, int]
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
+    diagnosis: Diagnosis | None = None
 
     @cached_property
     def output(self) -> NDArray[Any]:

@@ -10,49 +10,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
+from npusim.ir.tile import Operand, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from npusim.ir.op import Step
-    from npusim.ir.tile import Tile
     from npusim.numerics.executor import Moment
 
-Array = "NDArray[Any]"
+Doubles = NDArray[np.float64]
 
 
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass they should have had.
 
-    ``zeroed`` and ``visible`` count (query, key) pairs; ``lost_mass`` sums, over ``rows`` finished
-    query rows, the part of the exact row sum that belongs to zeroed pairs; ``saturated`` counts
-    values that a saturating cast cut to the largest finite one.
+    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves; ``lost_mass`` sums,
+    over ``rows`` finished query rows, the part of the row sum that zeroed pairs should have had;
+    ``saturated`` counts values that a saturating cast cut to the largest finite one.  A row whose
+    sum is not finite has no mass and is left out of ``rows``.
     """
 
     def __init__(self) -> None:
         self.zeroed = self.visible = self.rows = self.saturated = 0
         self.lost_mass = 0.0
         self._blocks: Sequence[Any] = ()
-        self._lost: dict[str, NDArray[np.float64]] = {}
+        self._lost: dict[str, Doubles] = {}
         self._start_tile()
 
     def _start_tile(self) -> None:
         self._mask: NDArray[np.bool_] | None = None
-        self._exact: NDArray[np.float64] | None = None
+        self._exact: Doubles | None = None
         self._gone: NDArray[np.bool_] | None = None
-        self._old: NDArray[Any] | None = None
-        self._new: NDArray[Any] | None = None
+        self._old_factor: Doubles | None = None
+        self._tile_factor: Doubles | None = None
 
     def __call__(self, moment: Moment) -> None:
         """Look at one executed step."""
         if moment.blocks is not self._blocks:
-            self._blocks = moment.blocks
-            self._lost = {}
+            self._blocks, self._lost = moment.blocks, {}
         step = moment.step
         match step.name, step.opcode:
             case "S", Opcode.SELECT:
@@ -61,40 +60,68 @@ class Underflow:
                 self._exact = _exact_exponential(step, moment.sources[0])
                 self._gone = np.asarray(moment.result == 0)
             case ("P_fp8" | "P_out"), Opcode.CAST:
-                self._saw_cast(step, moment.sources[0], moment.result)
+                self._gone = np.asarray(moment.result == 0)
+                self.saturated += _count_saturated(step, moment.sources[0])
             case ("alpha" | "e_old"), Opcode.EXP:
-                self._old = np.array(moment.result, np.float64)
+                self._old_factor = moment.result.astype(np.float64)[..., 0]
             case "e_tile", Opcode.EXP:
-                self._new = np.array(moment.result, np.float64)
+                self._tile_factor = moment.result.astype(np.float64)[..., 0]
             case "l", Opcode.ADD:
-                self._finish_tile(moment)
+                self._finish_tile(step.dst)
             case "O_normal", Opcode.DIV:
-                self._finish_rows(moment)
+                self._finish_rows(step.srcs[1], moment.sources[1].astype(np.float64)[..., 0])
             case _:
                 pass
 
-    def _saw_cast(self, step: Step, source: NDArray[Any], result: NDArray[Any]) -> None:
-        self._gone = np.asarray(result == 0)
-        if step.attributes.overflow.endswith("saturate"):
-            limit = get_format(step.dst.fmt).max_finite
-            self.saturated += int((np.abs(source.astype(np.float64)) > limit).sum())
-
-    def _finish_tile(self, moment: Moment) -> None:
-        """Rescale what the rows have lost so far and add what this tile lost."""
+    def _finish_tile(self, row_sum: Operand) -> None:
+        """Rescale what the rows have lost so far, and add what this tile lost."""
         if self._exact is None or self._gone is None:
             return
         gone = self._gone if self._mask is None else self._gone & self._mask
         self.zeroed += int(gone.sum())
-        self.visible += gone.size if self._mask is None else int(self._mask.sum())
+        mask = True if self._mask is None else self._mask
+        self.visible += int(np.broadcast_to(mask, gone.shape).sum())
         lost = np.where(gone, self._exact, 0.0).sum(axis=-1)
-        if self._new is not None:
-            lost = lost * self._new[..., 0]
-        kept = self._rows_of(moment.resolved.tile_of(step_tile(moment)), len(moment.blocks))
-        if self._old is not None:
-            kept *= np.where(kept > 0, self._old[..., 0], 1.0)
+        if self._tile_factor is not None:
+            lost = lost * self._tile_factor
+        kept = self._lost_rows(row_sum)
+        if self._old_factor is not None:
+            kept *= np.where(kept > 0, self._old_factor, 0.0)
         kept += lost
         self._start_tile()
 
-    def _finish_rows(self, moment: Moment) -> None:
-        total = moment.sources[1].astype(np.float64)[..., 0]
-    # placeholder
+    def _finish_rows(self, row_sum: object, total: Doubles) -> None:
+        """Add the lost share of finished rows."""
+        if not isinstance(row_sum, Tile):
+            return
+        share = np.divide(
+            self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total)
+        )
+        self.lost_mass += float(share.sum())
+        self.rows += int(np.isfinite(total).sum())
+
+    def _lost_rows(self, row_sum: Operand) -> Doubles:
+        """Return the lost sums of some rows, (lanes, rows), kept where the row sum ``l`` lies."""
+        assert isinstance(row_sum, Tile)  # state lives as long as a block, never in a ring
+        first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
+        end, lanes = first + row_sum.rows, len(self._blocks)
+        known = self._lost.get(row_sum.space, np.zeros((lanes, 0)))
+        if known.shape[1] < end:
+            known = np.concatenate([known, np.zeros((lanes, end - known.shape[1]))], axis=1)
+            self._lost[row_sum.space] = known
+        return known[:, first:end]
+
+
+def _exact_exponential(step: Step, exponent: NDArray[Any]) -> Doubles:
+    """Return what the exponential would be without underflow; in the base of its variant."""
+    wide = exponent.astype(np.float64)
+    power = np.exp2 if step.attributes.variant.startswith("exp2.") else np.exp
+    result: Doubles = power(wide)
+    return result
+
+
+def _count_saturated(step: Step, source: NDArray[Any]) -> int:
+    if not step.attributes.overflow.endswith("saturate"):
+        return 0
+    limit = get_format(step.dst.fmt).max_finite
+    return int((np.abs(source.astype(np.float64)) > limit).sum())

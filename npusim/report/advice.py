@@ -24,6 +24,8 @@ BOUND_SHARE = 0.6
 EVEN_SHARE = 0.85
 #: From this share of its bandwidth on, a shared link slows transfers down.
 LINK_SHARE = 0.8
+#: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
+_EMPTY = "no instruction"
 #: Start-up of instructions worth mentioning, as a share of the vector unit's time.
 STARTUP_SHARE = 0.2
 
@@ -143,9 +145,11 @@ def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advi
     if stall is None:
         return None
     cause, cycles = stall
+    share = percent(cycles / timing.cycles)
+    waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
     text = (
         f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of "
-        f"the kernel and waits {percent(cycles / timing.cycles)} for {cause}"
+        f"the kernel and {waits}"
     )
     return Advice(text, _explore(record, "depth", _deeper))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.report.record import NumericRecord, TimingRecord
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 __all__ = ["Comparison", "Figure", "compare", "comparison_document", "comparison_table"]
 
@@ -185,6 +185,7 @@ def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
     yield from _flat("formats", record.formats)
     if record.numerics is not None:
         yield "sample", record.numerics.sample
+        yield "arithmetic", ", ".join(record.numerics.arithmetic)
 
 
 def _flat(prefix: str, values: object) -> Iterator[tuple[str, object]]:

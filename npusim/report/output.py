@@ -19,7 +19,7 @@ from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 __all__ = ["check_writable", "default_folder", "save_run", "save_trace", "write_whole"]
 

@@ -14,7 +14,7 @@ from npusim import __version__
 
 if TYPE_CHECKING:
     from npusim.numerics.result import NumericEvent, NumericResult
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
     from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
@@ -25,6 +25,7 @@ __all__ = [
     "NumericRecord",
     "QueueRecord",
     "RunRecord",
+    "SpreadRecord",
     "TimingRecord",
     "record_of",
 ]
@@ -124,6 +125,15 @@ class NumericRecord:
 
 
 @dataclass(frozen=True)
+class SpreadRecord:
+    """The same bits under another arithmetic: distance, and the share of outputs that differ."""
+
+    arithmetic: str
+    rmse: float | None
+    differing: float
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
@@ -142,6 +152,7 @@ class RunRecord:
     device: DeviceRecord
     timing: TimingRecord | None
     numerics: NumericRecord | None
+    spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
 
 
@@ -159,6 +170,9 @@ def record_of(result: RunResult) -> RunRecord:
         device=_device(result.device),
         timing=None if result.timing is None else _timing(result, result.timing),
         numerics=None if result.numerics is None else _numerics(result.numerics),
+        spread=tuple(
+            SpreadRecord(s.arithmetic, _finite(s.rmse), float(s.differing)) for s in result.spread
+        ),
         notes=tuple(result.notes),
     )
 

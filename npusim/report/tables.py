@@ -50,8 +50,15 @@ def run_table(record: RunRecord) -> tuple[Block, ...]:
 
 
 def problem_text(problem: dict[str, object]) -> str:
-    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``."""
+    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
+
+    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``.
+    """
     p = problem
+    if "bytes" in p:
+        return format_bytes(int(str(p["bytes"])))
+    if "heads" not in p:
+        return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
     heads = f"N{p['heads']}" if p["heads"] == p["kv_heads"] else f"N{p['heads']}/{p['kv_heads']}"
     seq = f"S{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"S{p['seq_q']}x{p['seq_kv']}"
     dim = f"d{p['head_dim']}"
@@ -73,7 +80,7 @@ def _heading(record: RunRecord) -> Heading:
 def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     device = record.device
     return (
-        ("problem", cells(f"{record.workload}: {problem_text(record.problem)}")),
+        ("problem", cells(_problem(record))),
         (
             "device",
             cells(
@@ -85,12 +92,17 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     )
 
 
+def _problem(record: RunRecord) -> str:
+    text = problem_text(record.problem)
+    return f"{record.workload}: {text}" if "heads" in record.problem else text
+
+
 def _time(timing: TimingRecord) -> tuple[Fact, ...]:
-    tflops = timing.flops / timing.latency_us / 1e6
+    tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
         f"{format_duration(timing.latency_us * 1e-6)} = kernel "
         f"{format_duration(timing.kernel_us * 1e-6)} + launch "
-        f"{format_duration(timing.launch_us * 1e-6)}   ({tflops:.1f} TFLOP/s)"
+        f"{format_duration(timing.launch_us * 1e-6)}{tflops}"
     )
     cycles = (
         f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {timing.method})"
@@ -137,12 +149,14 @@ def _pipes_title(timing: TimingRecord) -> str:
 
 
 def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]]]:
-    """Return the queues without cores that did the same as the one before them, and their names."""
+    """Return the queues of cores that worked; of a core that did as the one before, the name."""
     cores: dict[str, list[QueueRecord]] = {}
     for queue in queues:
         cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
     kept: list[tuple[list[QueueRecord], list[str]]] = []
     for core, own in cores.items():
+        if not any(queue.operations for queue in own):
+            continue
         if kept and _same_use(kept[-1][0], own):
             kept[-1][1].append(core.rpartition(".")[2])
         else:
@@ -207,7 +221,13 @@ def _numerics(record: RunRecord) -> list[Fact]:
     if bits.arithmetic:
         units = ", ".join(f"{name} ({evidence})" for name, evidence in bits.arithmetic.items())
         weak = "assumed" in bits.arithmetic.values()
-        found.append(("arithmetic", (Cell(units, "warn" if weak else ""),)))
+        others = [
+            Cell(
+                f"with {s.arithmetic} {percent(s.differing)} of outputs differ, RMSE {_figure(s.rmse)}"
+            )
+            for s in record.spread
+        ]
+        found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
     return found
 
 

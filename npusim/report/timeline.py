@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericEvent
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
     from npusim.timing.result import Span
 
 __all__ = ["Slice", "Timeline", "timeline_of"]

@@ -78,7 +78,7 @@ def _bits_table(report: BitsReport) -> tuple[Block, ...]:
         f"{whole(report.matched)} of {whole(report.total)} outputs equal",
         "good" if report.is_passed else "bad",
     )
-    facts = [("bits", (verdict,))]
+    facts: list[tuple[str, tuple[Cell, ...]]] = [("bits", (verdict,))]
     if report.left_out:
         facts.append(("left out", cells(f"{report.left_out} by --only")))
     return (

@@ -11,6 +11,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.schedules.gemm import STORED
 from npusim.schedules.on_ascend import PING_PONG, AscendGroup, move
 from npusim.schedules.registry import Schedule
+from npusim.spec.kernels import CopyProblem
 from npusim.spec.tiling import Field, Tiling
 from npusim.units import ceil_div, chunks
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from npusim.schedules.steps.flash import FlashPrecision
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import CopyProblem
 
 
 class CopyFields(Tiling):
@@ -92,5 +92,6 @@ SCHEDULES = (
     Schedule(
         name="copy", family="ascend", summary="a copy through UB, to validate the machine", tiling=CopyFields,
         precisions=MappingProxyType({"stored": STORED}), default_precision="stored", causal=False, build=build,
+        problem=CopyProblem,
     ),
 )  # fmt: skip

@@ -11,11 +11,11 @@ from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.registry import Schedule
 from npusim.schedules.steps.flash import FlashPrecision
+from npusim.spec.kernels import GemmProblem
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import GemmProblem
 
 
 class GemmFields(Tiling):
@@ -54,5 +54,6 @@ SCHEDULES = (
     Schedule(
         name="gemm", family="ascend", summary="a matrix product, to validate the machine", tiling=GemmFields,
         precisions=MappingProxyType({"stored": STORED}), default_precision="stored", causal=False, build=build,
+        problem=GemmProblem,
     ),
 )  # fmt: skip

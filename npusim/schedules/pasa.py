@@ -39,7 +39,11 @@ class PasaTiling(Tiling):
 
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
-        default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
+        default=256,
+        ge=16,
+        le=256,
+        multiple_of=16,
+        description="keys of a block; PASA 2.1: 256 at most",
     )
     vector_rows: int | None = Field(
         default=None,
@@ -70,7 +74,11 @@ class GpuPasaTiling(PasaTiling):
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
-        default=128, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
+        default=128,
+        ge=16,
+        le=256,
+        multiple_of=16,
+        description="keys of a block; PASA 2.1: 256 at most",
     )
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.errors import BufferOverflowError, TilingError
+from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.schedules.precision import Precision, choose_precision
+from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, tiling_fields
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
+    from npusim.spec.model import SpecModel
 
 
 #: A builder takes its own schedule's problem, tiling and precision classes.
@@ -37,6 +39,7 @@ class Schedule:
     default_precision: str
     causal: bool
     build: Builder
+    problem: type[SpecModel] = Problem
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
@@ -49,6 +52,9 @@ class Schedule:
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
     ) -> TileProgram:
         """Return the program; if a buffer overflows, say which larger blocks would still fit."""
+        if not isinstance(problem, self.problem):
+            wanted, given = self.problem.__name__, type(problem).__name__
+            raise SpecError(f"schedule {self.name} computes a {wanted}, not a {given}")
         try:
             return self.build(problem, tiling, device, precision)
         except BufferOverflowError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 
 
 class _SeededData(SpecModel):
+    changes_tensors: ClassVar[bool] = False
     seed: NonNegativeInt = Field(default=0, description="of the random generator")
 
 
@@ -76,6 +77,7 @@ class AmplifiedData(SpecModel):
     What it gives is called amplified, never real; the workload names the tensors.
     """
 
+    changes_tensors: ClassVar[bool] = True
     kind: Literal["amplified"]
     gain: PositiveFloat
 

@@ -82,6 +82,8 @@ class Workload(SpecModel):
             raise fault_at("tensor_parallel", fault)
         if self.sliding_layers and self.sliding_window is None:
             raise fault_at("sliding_window", "missing; some layers are said to slide")
+        if self.data.changes_tensors and self.tensors is None:
+            raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
         if self.layers is not None and self.sliding_layers > self.layers:
             raise fault_at("sliding_layers", f"{self.sliding_layers} of only {self.layers} layers")
         return self

@@ -108,7 +108,9 @@ class CostModel:
         latency = route.latency_cycles.value
         if not route.links:
             # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
-            return Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency))))
+            return Cost(
+                ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency)))
+            )
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
@@ -124,6 +126,16 @@ class CostModel:
             share = self.residency.write_misses[step.dst.tensor.name]
             found.append(("hbm", ceil(size * share)))
         return tuple((link, n) for link, n in found if n and link in route.links)
+
+
+def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
+    """Return what a shared link carries in a cycle, for all cores together.
+
+    Reads and writes mix on it: where the file states the rate of the mix, that is the rate.
+    """
+    spec = device.link(link)
+    rate = spec.mixed_bytes_per_s or spec.bytes_per_s
+    return float(rate.value) / float(device.clock_hz.value)
 
 
 def memory_of(operand: Operand) -> str:

@@ -18,6 +18,7 @@ from simpy.core import Environment
 from simpy.events import NORMAL, Event
 
 from npusim.errors import DeadlockError
+from npusim.timing.cost import bytes_per_cycle
 from npusim.timing.link import SharedLink
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
@@ -307,12 +308,9 @@ class _Simulation:
         self.streams, self.trace_groups = streams, trace_groups
         self.program, self.device = streams.program, streams.device
         self.env = Environment()
-        clock = self.device.clock_hz.value
         self.links = {
-            name: SharedLink(
-                self.env, name, (link.mixed_bytes_per_s or link.bytes_per_s).value / clock
-            )
-            for name, link in self.device.links.items()
+            name: SharedLink(self.env, name, bytes_per_cycle(self.device, name))
+            for name in self.device.links
         }
         self.causes = [str(e) for e in streams.endpoints]
         self.spans: list[Span] = []

@@ -37,7 +37,9 @@ class TimingResult:
     """Predicted time of one program on one device.
 
     ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
-    ``queues[group][i]`` is the use of queue i of that core group.
+    ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
+    time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
+    go beyond L2 at least.
     """
 
     method: str
@@ -50,4 +52,5 @@ class TimingResult:
     term_cycles: dict[str, float]
     operations: int
     bound_cycles: dict[str, int] = field(default_factory=dict)
+    compulsory_bytes: int = 0
     spans: tuple[Span, ...] = ()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
+from npusim.timing.cost import bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.timing.stream import Streams
@@ -22,8 +25,11 @@ def summarise(
     """Return the result of one simulation."""
     device = streams.device
     terms: dict[str, float] = {}
+    work = [0] * len(streams.program.queues)
     for index, count in counts.items():
-        for key, part in streams.timed_op(index).terms:
+        op = streams.timed_op(index)
+        work[op.queue] += op.occupancy * count
+        for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
     launch = float(device.timed_launch().kernel_overhead_s.value) * len(streams.program.phases)
     return TimingResult(
@@ -36,5 +42,18 @@ def summarise(
         link_bytes=link_bytes,
         term_cycles=terms,
         operations=sum(u.operations for group in uses for u in group),
+        bound_cycles=_bounds(streams, work, link_bytes),
+        compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
     )
+
+
+def _bounds(streams: Streams, work: list[int], link_bytes: dict[str, int]) -> dict[str, int]:
+    """Return the least time each unit and link needs: its work spread evenly, without a wait."""
+    groups = streams.device.group_count.value
+    queues = zip(streams.program.queues, work, strict=True)
+    bounds = {queue.name: ceil_div(cycles, groups) for queue, cycles in queues}
+    for name, size in link_bytes.items():
+        rate = bytes_per_cycle(streams.device, name)
+        bounds[name] = ceil(size / rate) if size else 0
+    return bounds

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.run import RunResult, run
+from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from npusim.run_result import RunResult
     from npusim.spec.kernels import AnyProblem
     from npusim.spec.measurements import Interval
 

@@ -13,7 +13,7 @@ from npusim.report.record import RunRecord, record_of
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 
 @pytest.fixture(scope="session")

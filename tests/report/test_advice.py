@@ -39,7 +39,7 @@ def _record(
     )  # fmt: skip
     device = DeviceRecord("d", "0", 1e9, groups, {"l2": 1e9})
     tiling: dict[str, object] = {"block_q": 128, "vector_rows": 16, "depth": 2}
-    return RunRecord("0", "n", "flash", "p", {}, "w", {}, tiling, device, timing, None, ())
+    return RunRecord("0", "n", "flash", "p", {}, "w", {}, tiling, device, timing, None, (), ())
 
 
 def _advice(record: RunRecord) -> tuple[str, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 
 def test_a_run_equals_itself_live_or_from_its_folder(

@@ -14,7 +14,7 @@ from npusim.report.output import check_writable, save_run, save_trace, write_who
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 
 def _names(folder: Path) -> set[str]:

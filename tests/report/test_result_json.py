@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 
 def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunResult) -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.report.record import record_of
+from npusim.report.record import SpreadRecord, record_of
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
 
 if TYPE_CHECKING:
     from npusim.report.record import RunRecord
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
@@ -36,6 +36,14 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
     assert "row 3 col 5" in text
     assert "against float64 on rows 128..131 of 1 of 5 heads" in text
     assert "ascend.cube.k16.f16.f32 (assumed)" in text
+
+
+def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(
+    overflowed: RunResult,
+) -> None:
+    spread = (SpreadRecord("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
+    text = plain(run_table(replace(record_of(overflowed), spread=spread)))
+    assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, RMSE 1.50e-05" in text
 
 
 def test_run_without_a_time_says_so(record: RunRecord) -> None:

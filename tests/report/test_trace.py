@@ -13,7 +13,7 @@ from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
 
 if TYPE_CHECKING:
-    from npusim.run import RunResult
+    from npusim.run_result import RunResult
 
 Event = tuple[str, int, str, dict[str, int]]  # phase, nanoseconds, name, arguments
 CORES = {f"core{g}.{core}" for g in (0, 1) for core in ("cubecore0", "veccore0", "veccore1")}

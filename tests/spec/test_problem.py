@@ -89,10 +89,17 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         ({"seq_q": -3}, "seq_q: -3 must be greater than 0"),
         ({"heads": 2.5}, "heads: expected a whole number, got 2.5"),
         ({"heads": True}, "heads: expected a whole number, got True"),
-        ({"dtype": "float32"}, "dtype: 'float32' is not one of: 'float16' or 'bfloat16'"),
+        (
+            {"dtype": "int4"},
+            "dtype: 'int4' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'",
+        ),
         ({"scale": 0.0}, "scale: 0 makes all keys equal; must not be 0"),
         ({"head_dimm": 64}, "head_dimm: unknown key. Did you mean `head_dim`?"),
-        ({"data": {"kind": "unifrm"}}, "data.kind: 'unifrm' is not one of: 'normal', 'uniform'"),
+        (
+            {"data": {"kind": "unifrm"}},
+            "data.kind: 'unifrm' is not one of: 'normal', 'uniform', 'hybrid', 'sink', 'resonance', 'amplified'",
+        ),
+        ({"data": {"kind": "sink", "gap": 7.0, "sinks": 0}}, "data.sinks: 0 must be greater than 0"),
         ({"data": {"kind": "uniform", "x0": 1.0}}, "data.amplitude: missing"),
     ],
 )

@@ -35,6 +35,11 @@ causal: true
         ("svd_img2vid", (5, 5, 9216, 64, False)),
         ("deit_b", (12, 12, 197, 64, False)),
         ("smollm2", (9, 3, 1024, 64, True)),
+        ("smollm2_amplified", (3, 1, 1024, 64, True)),
+        ("pasa_uniform", (16, 16, 1280, 128, False)),
+        ("pasa_hybrid", (16, 16, 1280, 128, False)),
+        ("pasa_resonance", (5, 5, 9216, 64, False)),
+        ("pcast_sink", (8, 8, 4096, 64, False)),
     ],
 )
 def test_packaged_workloads_give_the_published_shapes(name: str, shape: tuple[object, ...]) -> None:
@@ -90,7 +95,8 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
     workload = load_workload("qwen2_7b")
     assert fault(workload.problem, head_dim=100).startswith("head_dim: 100 is not a multiple of 16")
     assert fault(workload.problem, dtype="float8") == (
-        "dtype: 'float8' is not one of: 'float16' or 'bfloat16'"
+        "dtype: 'float8' is not one of: "
+        "'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'"
     )
     assert fault(workload.problem, seq=0) == "seq_q: 0 must be greater than 0\n" + (
         "seq_kv: 0 must be greater than 0"
@@ -112,12 +118,20 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
         ("gated: off", "10  gated: expected true or false, got 'off'"),
         (
             "data: {kind: norml, seed: 1}",
-            "10  data.kind: 'norml' is not one of: 'normal', 'uniform'",
+            "10  data.kind: 'norml' is not one of: 'normal', 'uniform', 'hybrid', 'sink', 'resonance', 'amplified'",
         ),
         ("data: {seed: 1}", "10  data.kind: missing"),
         (
             "data: {kind: normal, sed: 1}",
             "10  data.sed: unknown key. Did you mean `seed`?",
+        ),
+        (
+            "data: {kind: amplified, gain: 2.0}",
+            "10  data: amplified changes tensors; name some under tensors",
+        ),
+        (
+            "data: {kind: hybrid, x0: 20, amplitude: 10, probability: 1.5}",
+            "10  data.probability: 1.5 must be at most 1",
         ),
         ("sliding_layers: 3", "1  sliding_window: missing; some layers are said to slide"),
     ],

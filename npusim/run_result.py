@@ -1,0 +1,97 @@
+"""Bits and cycles of one run, together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.result import NumericResult
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.tiling import Tiling
+    from npusim.spread import Spread
+    from npusim.timing.result import TimingResult
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Bits and cycles of one schedule on one device for one problem.
+
+    ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
+    switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
+    assumed arithmetic; ``notes`` are what the run wants its reader to know.
+    """
+
+    name: str
+    schedule: str
+    precision: str
+    formats: dict[str, str]
+    device: DeviceSpec
+    workload: str
+    inputs: str
+    problem: AnyProblem
+    tiling: Tiling
+    program: TileProgram
+    timing: TimingResult | None
+    numerics: NumericResult | None
+    spread: tuple[Spread, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the device clock that the cores take, without the launch."""
+        return self._timed().cycles
+
+    @property
+    def latency_us(self) -> float:
+        """Whole call in microseconds, launch included."""
+        return self._timed().latency_s * 1e6
+
+    def _timed(self) -> TimingResult:
+        if self.timing is None:
+            raise SpecError(f"{self.device.name} has no timing model yet: this run has values only")
+        return self.timing
+
+    @property
+    def output(self) -> Any:
+        """Output tensor (batch, heads, seq_q, value_head_dim), or None without numerics."""
+        return None if self.numerics is None else self.numerics.output
+
+    def pipes(self) -> Mapping[str, Sequence[object]]:
+        """Return busy cycles and ratios of every core, as columns with the vendor profiler's names."""
+        from npusim.report.pipes import pipe_columns
+        from npusim.report.record import record_of
+
+        return pipe_columns(record_of(self))
+
+    def to_pandas(self) -> Any:
+        """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
+        from npusim.report.pipes import pipes_frame
+        from npusim.report.record import record_of
+
+        return pipes_frame(record_of(self))
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
+        from npusim.report.output import save_trace
+
+        return save_trace(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        from npusim.report.record import record_of
+        from npusim.report.tables import run_table
+        from npusim.report.text import pre_html
+
+        return pre_html(run_table(record_of(self)))
+
+    @property
+    def tflops(self) -> float:
+        """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
+        return self.program.flops / self._timed().latency_s / 1e12

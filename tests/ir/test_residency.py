@@ -1,0 +1,128 @@
+"""What misses L2: least recently used by regions, all groups in step, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ir.toy import GM, Toy
+
+from npusim.ir.program import Phase, Touch
+from npusim.ir.residency import residency
+from npusim.ir.tile import GlobalTensor
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+
+#: One head of 64 rows of 64 float16 is 8 KiB.
+HEAD = 8192
+
+
+def tensor(name: str, role: Any = "input", heads: int = 8) -> GlobalTensor:
+    return GlobalTensor(name, 1, heads, 64, 64, "float16", role)
+
+
+K, V = tensor("k"), tensor("v")
+
+
+def touching(*phases: Sequence[Sequence[Touch]], slot_bytes: int = 0) -> TileProgram:
+    """Return a program of phases whose blocks touch what is listed."""
+    toy = Toy()
+    toy.queue("q")
+    if slot_bytes:
+        toy.ring("S slots", ["q"], ["q"], 1, space=GM, slot_bytes=slot_bytes)
+    listed = [
+        Phase(f"p{i}", range(len(blocks)), lambda _b: (), lambda _b: 0, lambda b, blocks=blocks: blocks[b])
+        for i, blocks in enumerate(phases)
+    ]
+    tensors = {t.region.tensor.name: t.region.tensor for blocks in phases for b in blocks for t in b}
+    return toy.program((), phases=listed, tensors=list(tensors.values()))
+
+
+def read(source: GlobalTensor, head: int, rows: int = 64, times: int = 1) -> Touch:
+    return Touch(source.tile(0, head, 0, rows), times)
+
+
+def misses(program: TileProgram, *, groups: int = 1, heads_that_fit: float = 100, name: str = "k") -> float:
+    return residency(program, groups, int(HEAD * heads_that_fit)).read_misses[name]
+
+
+def test_what_is_read_once_is_fetched_once() -> None:
+    assert misses(touching([[read(K, 0)], [read(K, 1)]])) == 1.0
+
+
+def test_what_stays_is_fetched_once_however_often_it_is_read() -> None:
+    assert misses(touching([[read(K, 0)]] * 4)) == 1 / 4
+
+
+def test_groups_that_read_a_region_in_the_same_step_fetch_it_once() -> None:
+    blocks = [[read(K, 0)]] * 4
+    assert misses(touching(blocks), groups=4, heads_that_fit=0.5) == 1 / 4
+
+
+def test_a_cycle_over_more_than_fits_misses_every_time() -> None:
+    cycle = [[read(K, 0)], [read(K, 1)], [read(K, 2)]] * 2
+    # Between two reads of a head the two others and itself pass: three heads.
+    assert misses(touching(cycle), heads_that_fit=3) == 1 / 2
+    assert misses(touching(cycle), heads_that_fit=2.9) == 1.0
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    # 0 1 0 2 0 1 with room for two heads: 0 stays throughout, 1 has gone when 2 came.
+    order = [[read(K, h)] for h in (0, 1, 0, 2, 0, 1)]
+    assert misses(touching(order), heads_that_fit=2) == pytest.approx(4 / 6)
+
+
+def test_another_tensor_takes_its_place_too() -> None:
+    order = [[read(K, 0)], [read(V, 0)], [read(K, 0)]]
+    assert misses(touching(order), heads_that_fit=2) == 1 / 2
+    assert misses(touching(order), heads_that_fit=1.5) == 1.0
+
+
+def test_a_causal_block_fetches_only_the_keys_that_the_one_before_did_not() -> None:
+    # 16, 32, 48, 64 rows: 160 rows read, 64 fetched.
+    grows = [[read(K, 0, rows)] for rows in (16, 32, 48, 64)]
+    assert misses(touching(grows)) == pytest.approx(64 / 160)
+
+
+def test_a_region_that_cannot_stay_is_fetched_by_every_pass_over_it() -> None:
+    assert misses(touching([[read(K, 0, times=3)]]), heads_that_fit=1) == pytest.approx(1 / 3)
+    assert misses(touching([[read(K, 0, times=3)]]), heads_that_fit=0.5) == 1.0
+
+
+def test_slots_between_the_cores_take_their_part_of_the_cache() -> None:
+    cycle = [[read(K, 0)], [read(K, 1)]] * 2
+    free = touching(cycle)
+    occupied = touching(cycle, slot_bytes=HEAD)
+    assert misses(free, heads_that_fit=2) == 1 / 2
+    assert misses(occupied, heads_that_fit=2) == 1.0
+    # One slot a group, and two groups that read the same: two slots.
+    pairs = [block for block in cycle for _ in range(2)]
+    assert misses(touching(pairs, slot_bytes=HEAD), groups=2, heads_that_fit=4) == 1 / 4
+    assert misses(touching(pairs, slot_bytes=HEAD), groups=2, heads_that_fit=3.9) == 1 / 2
+
+
+def test_an_output_is_written_through_and_a_workspace_that_fits_is_not() -> None:
+    workspace, output = tensor("k_shifted", "workspace"), tensor("o", "output")
+    first = [[Touch(t.tile(0, 0, 0, 64), 0) for t in (workspace, output)]]
+    program = touching(first, [[read(workspace, 0)]])
+    # The whole workspace is eight heads.
+    fits, spills = residency(program, 1, 8 * HEAD), residency(program, 1, 7 * HEAD)
+    assert (fits.write_misses["k_shifted"], fits.write_misses["o"]) == (0.0, 1.0)
+    assert spills.write_misses["k_shifted"] == 1.0
+
+
+def test_what_a_phase_wrote_is_there_for_the_next() -> None:
+    workspace = tensor("k_shifted", "workspace")
+    program = touching([[Touch(workspace.tile(0, 0, 0, 64), 0)]], [[read(workspace, 0)]])
+    assert misses(program, name="k_shifted") == 0.0
+    late = touching(
+        [[Touch(workspace.tile(0, 0, 0, 64), 0)], [read(K, h) for h in range(8)]], [[read(workspace, 0)]]
+    )
+    assert misses(late, name="k_shifted", heads_that_fit=8.5) == 1.0
+
+
+def test_a_tensor_that_is_never_read_misses_nothing() -> None:
+    program = touching([[Touch(tensor("o", "output").tile(0, 0, 0, 64), 0)]])
+    assert misses(program, name="o") == 0.0

@@ -1,0 +1,191 @@
+"""Flash on the 910B2: it builds, passes all checks, and says what does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ir.toy import flatten
+
+from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.ir.check import check
+from npusim.ir.op import Opcode
+from npusim.ir.tile import GlobalTile
+from npusim.run import flag_budget
+from npusim.schedules import find_schedule
+from npusim.spec.load import load_workload
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+
+
+def workload(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a packaged workload's problem as fields."""
+    return load_workload(name).problem(**changes).model_dump()
+
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "pangu_38b": workload("pangu_38b"),
+    "llama2_70b, shared keys": workload("llama2_70b", seq=1024),
+    "svd, head 64": workload("svd_img2vid", seq=2304),
+    "deit, ragged 197": workload("deit_b"),
+    "decode": workload("qwen2_7b", seq_q=1, seq_kv=4097),
+    "one row, one key": {"heads": 1, "seq_q": 1, "seq_kv": 1, "head_dim": 64},
+}
+TILINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small": {"block_q": 64, "block_kv": 128, "depth": 1},
+    "odd": {"block_q": 112, "block_kv": 208, "vector_rows": 11, "depth": 3},
+    "no lead": {"block_kv": 256, "depth": 0},
+}
+
+
+#: Every problem with the default tiling, every tiling with those of few block shapes.
+CHECKED = [(p, t) for p in PROBLEMS for t in TILINGS if t == "default" or p not in ("pangu_38b", "llama2_70b, shared keys")]
+
+
+@pytest.mark.parametrize(("problem", "tiling"), CHECKED)
+def test_flash_passes_all_checks_and_stays_within_every_memory(
+    problem: str, tiling: str, build_flash: Callable[..., TileProgram], device: DeviceSpec
+) -> None:
+    program = build_flash(TILINGS[tiling], **PROBLEMS[problem])
+    check(program, flag_budget(device), thorough=True)
+    for name, (used, there) in program.occupancy_bytes().items():
+        assert used <= there, name
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_blocks_of_one_shape_run_the_same_operations(
+    problem: str, build_flash: Callable[..., TileProgram]
+) -> None:
+    """What `Phase.shape` promises: the same labels, queues, opcodes, sizes, formats and constants."""
+    fields = {**PROBLEMS[problem], "batch": 1, "heads": 2, "kv_heads": 1}
+    fields["seq_q"] = min(fields["seq_q"], 700)
+    fields["causal_offset"] = max(0, fields["seq_kv"] - fields["seq_q"])
+    phase = build_flash({"block_q": 64, "block_kv": 128}, **fields).phases[0]
+    seen: dict[object, object] = {}
+    for block in phase.blocks:
+        structure = [
+            (
+                op.label, op.queue, op.handshake,
+                [(s.opcode, s.attributes, [(o.rows, o.cols, o.fmt) for o in s.operands()]) for s in op.steps],
+                [[x for x in s.srcs if isinstance(x, float)] for s in op.steps],
+            )
+            for op in flatten(phase.body(block))
+        ]  # fmt: skip
+        assert seen.setdefault(phase.shape(block), structure) == structure
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_products_multiply_each_visible_tile_once(causal: bool, build_flash: Callable[..., TileProgram]) -> None:
+    """Multiply-adds of all MATMUL steps: those the mask leaves, and what masked tiles add."""
+    fields: dict[str, Any] = {"heads": 1, "seq_q": 256, "seq_kv": 256, "head_dim": 64, "causal": causal}
+    program = build_flash({"block_q": 64, "block_kv": 64}, **fields)
+    done = 0
+    for block in program.phases[0].blocks:
+        for op in flatten(program.phases[0].body(block)):
+            for s in op.steps:
+                if s.opcode is Opcode.MATMUL:
+                    done += 2 * s.dst.rows * s.dst.cols * s.srcs[0].cols  # type: ignore[union-attr]
+    # Two products of 64 x 64 x 64 a tile; 16 tiles, or 1 + 2 + 3 + 4 under the mask.
+    tiles = 10 if causal else 16
+    assert done == tiles * 2 * 2 * 64**3
+    assert program.flops == Problem(**fields).flops()
+    # The mask leaves 256 * 257 / 2 of the pairs.
+    pairs = 256 * 257 // 2 if causal else 256 * 256
+    assert program.flops == pairs * 2 * (64 + 64)
+
+
+def test_every_output_row_is_written_once(build_flash: Callable[..., TileProgram]) -> None:
+    program = build_flash({"block_q": 96}, batch=2, heads=2, seq_q=197, seq_kv=60, head_dim=32)
+    written: Counter[tuple[int, int, int]] = Counter()
+    for block in program.phases[0].blocks:
+        for op in flatten(program.phases[0].body(block)):
+            for s in op.steps:
+                if isinstance(s.dst, GlobalTile):
+                    assert (s.dst.tensor.name, s.dst.col, s.dst.cols) == ("o", 0, 32)
+                    written.update((s.dst.batch, s.dst.head, s.dst.row + r) for r in range(s.dst.rows))
+    assert written == Counter((b, h, r) for b in range(2) for h in range(2) for r in range(197))
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+PANGU: dict[str, Any] = {"heads": 5, "seq_q": 4096, "seq_kv": 4096, "head_dim": 128}
+
+
+def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_that_fits(
+    build_flash: Callable[..., TileProgram],
+) -> None:
+    with pytest.raises(BufferOverflowError) as caught:
+        build_flash({"block_kv": 16384}, **PANGU)
+    message = str(caught.value)
+    # Slices of one row of 16384: float32 S 64 KiB, float16 P 32 KiB.  An AIV has 192 KiB and keeps
+    # 64 x 128 of O in float32 (32 KiB).
+    assert message.startswith("aiv0.UB, aiv1.UB: S 2×64 KiB + P 2×32 KiB")
+    for tenant in ("O_tmp", "out", "O 32 KiB", "m 256 B", "l 256 B", "rescale", "reduction"):
+        assert f" {tenant}" in message
+    assert re.search(r"\([\d,]+ bytes needed, 196,608 there\)", message)
+    assert "largest that fits, the other fields unchanged: " in message
+
+
+@pytest.mark.parametrize(
+    ("tiling", "fields"),
+    [
+        ({"block_kv": 16384}, PANGU),
+        ({"block_q": 512}, PANGU),
+        ({"block_kv": 2048, "vector_rows": 16}, PANGU),
+        ({"block_q": 512, "block_kv": 16384}, PANGU),
+    ],
+)
+def test_the_largest_block_named_fits_and_one_step_more_does_not(
+    tiling: dict[str, Any], fields: dict[str, Any], build_flash: Callable[..., TileProgram]
+) -> None:
+    with pytest.raises(BufferOverflowError) as caught:
+        build_flash(tiling, **fields)
+    named = re.findall(r"(block_\w+)=(\d+)", str(caught.value))
+    if "no smaller block alone" in str(caught.value):
+        for name in ("block_q", "block_kv"):
+            with pytest.raises(TilingError):
+                build_flash({**tiling, name: 16}, **fields)
+        return
+    assert named
+    for name, value in named:
+        build_flash({**tiling, name: int(value)}, **fields)
+        with pytest.raises(BufferOverflowError):
+            build_flash({**tiling, name: int(value) + 16}, **fields)
+
+
+def test_a_causal_block_too_large_for_the_tiling_mask_is_refused(build_flash: Callable[..., TileProgram]) -> None:
+    with pytest.raises(TilingError, match=r"tiling-mask: a block of 128x1024 needs .* = 1151 <= 2M = 1024"):
+        build_flash({"block_kv": 1024, "vector_rows": 1}, **PANGU, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("tiling", "message"),
+    [
+        ({"block_q": 100}, "block_q"), ({"block_kv": 0}, "block_kv"), ({"depth": 15}, "depth"),
+        ({"vector_rows": 0}, "vector_rows"), ({"block": 128}, "block: unknown tiling field"),
+    ],
+)  # fmt: skip
+def test_tiling_fields_outside_their_limits_are_refused(
+    tiling: dict[str, Any], message: str, build_flash: Callable[..., TileProgram]
+) -> None:
+    with pytest.raises(TilingError, match=message):
+        build_flash(tiling, **PANGU)
+
+
+def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"):
+        find_schedule("flsh", "ascend")
+
+
+def test_a_schedule_without_a_mapping_for_a_family_is_refused_with_those_that_have_it() -> None:
+    with pytest.raises(SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"):
+        find_schedule("flash", "tpu")
