@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
@@ -69,9 +69,6 @@ if TYPE_CHECKING:
 
 DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
-
-Choice = Literal["sample", "all"] | "Sequence[int]"
-TensorSource = "str | Path | Mapping[str, NDArray[Any]]"
 
 
 def run(
@@ -108,7 +105,7 @@ def run(
     device = _device(hw, overrides)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     chosen = find_schedule(schedule, device.family)
-    given = load_tensors(tensors, prefix=prefix) if tensors is not None else None
+    given = _tensors(load, tensors, prefix)
     sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
     what = _seeded(problem or _problem(load, given, sizes, causal), seed)
@@ -118,7 +115,9 @@ def run(
     program = plan.program()
     check(program, flag_budget(device), thorough=False)
     timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
-    bits, spread = _evaluate(plan, program, given, rows, heads) if numerics else (None, ())
+    bits, spread = (
+        _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, ())
+    )
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
@@ -153,14 +152,27 @@ def _evaluate(
     given: Mapping[str, NDArray[Any]] | None,
     rows: Choice,
     heads: Choice,
+    *,
+    diagnose: bool,
 ) -> tuple[NumericResult | None, tuple[Spread, ...]]:
     """Return the bits of an attention program, and how far they depend on assumed arithmetic."""
     problem = plan.problem
     if not isinstance(problem, Problem):
         return None, ()
-    source = array_source(given) if given is not None else recipe_source(problem)
-    bits = evaluate(program, problem, source, rows=rows, heads=heads)
+    source = recipe_source(problem) if given is None else array_source(given, problem.data)
+    bits = evaluate(program, problem, source, rows=rows, heads=heads, diagnose=diagnose)
     return bits, spread_over_alternates(bits, problem, source, plan.program)
+
+
+def _tensors(
+    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str
+) -> Mapping[str, NDArray[Any]] | None:
+    """Return the tensors given, or those that the workload's recipe changes."""
+    if tensors is not None:
+        return load_tensors(tensors, prefix=prefix)
+    if load.tensors is None or not load.data.changes_tensors:
+        return None
+    return load_tensors(load.tensors.file, prefix=load.tensors.prefix)
 
 
 def _device(hw: str | Path | DeviceSpec, overrides: Mapping[str, str] | None) -> DeviceSpec:

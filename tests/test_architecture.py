@@ -23,14 +23,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ir",),
     ("node",),
     ("schedules", "numerics", "timing"),
-    ("run", "tensors", "spread"),
+    ("run", "run_result", "tensors", "spread"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin"),
     ("cli",),
 )
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
 WITHIN = frozenset(
-    {("run", "tensors"), ("run", "spread"), ("report", "validate"), ("pytest_plugin", "baseline")}
-)
+    {
+        *(("run", part) for part in ("run_result", "tensors", "spread")),
+        ("report", "validate"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        # A result shows itself: its methods load the report when they are called.
+        ("run_result", "report"),
+    }
+)  # fmt: skip
 
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
@@ -48,14 +53,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 #: Faults that are known and reported, by rule: none other may come, and what is mended is struck off.
 OUTSTANDING: dict[str, frozenset[str]] = {
     "state": frozenset({"timing/block_jit.py: OPTIONS"}),
-    "length": frozenset({"cli/explore.py: explore", "run.py: run"}),
+    "length": frozenset({"cli/explore.py: explore"}),
     "docstring": frozenset({"timing/block.py: bodies_of_blocks", "timing/block_jit.py: inline"}),
-    "number": frozenset(
-        {
-            "schedules/fp8_attention.py: 256.0", "schedules/pasa.py: 7", "schedules/steps/fp8.py: 127",
-            "timing/block_machine.py: 4", "timing/replay.py: 4",
-        }
-    ),
 }  # fmt: skip
 
 
@@ -147,7 +146,9 @@ def test_only_the_command_line_prints() -> None:
         for path in SOURCES
         if part_of(path) != "cli"
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -156,7 +157,17 @@ def test_only_the_command_line_prints() -> None:
 
 
 MUTABLE_CALLS = frozenset(
-    {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray", "WeakKeyDictionary"}
+    {
+        "list",
+        "dict",
+        "set",
+        "defaultdict",
+        "deque",
+        "Counter",
+        "OrderedDict",
+        "bytearray",
+        "WeakKeyDictionary",
+    }
 )
 
 
@@ -179,11 +190,19 @@ def mutable_values(module: ast.Module) -> list[str]:
 
 def _callee(call: ast.Call) -> str:
     func = call.func
-    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+    return (
+        func.id
+        if isinstance(func, ast.Name)
+        else func.attr
+        if isinstance(func, ast.Attribute)
+        else ""
+    )
 
 
 def test_modules_keep_no_state_that_can_change() -> None:
-    assert_only_known("state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(parsed(p))})
+    assert_only_known(
+        "state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(parsed(p))}
+    )
 
 
 def test_no_function_rebinds_a_modules_name() -> None:
@@ -240,7 +259,9 @@ def test_every_public_module_class_and_function_says_what_it_is() -> None:
         if tree.body and not ast.get_docstring(tree):
             wrong.add(name_of(path))
         for node in tree.body:
-            is_public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+            is_public = isinstance(
+                node, ast.ClassDef | ast.FunctionDef
+            ) and not node.name.startswith("_")
             if is_public and not ast.get_docstring(node):
                 wrong.add(f"{name_of(path)}: {node.name}")
     assert_only_known("docstring", wrong)
@@ -250,7 +271,7 @@ def test_every_public_module_class_and_function_says_what_it_is() -> None:
 
 
 #: Numbers that need no source anywhere (design section 4; -1 is the last element of a sequence).
-PLAIN_NUMBERS = frozenset({-1, 0, 1, 2, 0.0, 1.0, -1.0, 2.0})
+PLAIN_NUMBERS = frozenset({-1, 0, 1, 2, -1.0})
 #: Unit conversions and identities that are no hardware facts.
 CONVERSIONS = frozenset({1e6, 1e9, 1e12, 1e-6, 8, 100})
 
@@ -264,21 +285,30 @@ def unsourced_numbers(text: str) -> list[tuple[int, str]]:
     """
     tree = ast.parse(text)
     comments = {
-        t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT
+        t.start[0]
+        for t in tokenize.generate_tokens(io.StringIO(text).readline)
+        if t.type == tokenize.COMMENT
     }
     found: list[tuple[int, str]] = []
     _visit(tree, [], "", comments, found)
     return found
 
 
+def _is_described(call: ast.Call) -> bool:
+    return any(k.arg == "description" for k in call.keywords)
+
+
 def _visit(
-    node: ast.AST, statements: list[ast.stmt], words: str, comments: set[int], found: list[tuple[int, str]]
+    node: ast.AST,
+    statements: list[ast.stmt],
+    words: str,
+    comments: set[int],
+    found: list[tuple[int, str]],
 ) -> None:
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
         words += " " + (ast.get_docstring(node) or "")
-    if isinstance(node, ast.Call) and _callee(node) == "Field":
-        if any(k.arg == "description" for k in node.keywords):
-            return
+    if isinstance(node, ast.Call) and _callee(node) == "Field" and _is_described(node):
+        return
     if isinstance(node, ast.stmt):
         statements = [*statements, node]
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):

@@ -14,7 +14,18 @@ import npusim
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAVY = ("numpy", "simpy", "networkx", "pydantic", "numba", "ml_dtypes", "ruamel", "pandas", "plotly", "rich")
+HEAVY = (
+    "numpy",
+    "simpy",
+    "networkx",
+    "pydantic",
+    "numba",
+    "ml_dtypes",
+    "ruamel",
+    "pandas",
+    "plotly",
+    "rich",
+)
 
 
 def python(code: str, repository: Path) -> str:

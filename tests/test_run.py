@@ -52,7 +52,9 @@ def test_flash_runs_with_no_other_argument() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> npusim.RunResult:
-    return npusim.run("flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all")
+    return npusim.run(
+        "flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all"
+    )
 
 
 def test_real_input_is_within_a_thousandth_of_float64_on_all_rows(real: npusim.RunResult) -> None:
@@ -66,10 +68,18 @@ def test_real_input_is_within_a_thousandth_of_float64_on_all_rows(real: npusim.R
     assert error == pytest.approx(real.numerics.error.rmse, rel=1e-6)
 
 
-def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(real: npusim.RunResult) -> None:
+def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(
+    real: npusim.RunResult,
+) -> None:
     for method in ("auto", "des", "replay"):
         again = npusim.run(
-            "flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all", method=method
+            "flash",
+            workload="smollm2",
+            tensors=REAL,
+            causal=True,
+            rows="all",
+            heads="all",
+            method=method,
         )
         assert (bits(again) == bits(real)).all()
     assert real.output.shape == (1, 3, 1024, 64)
@@ -103,7 +113,14 @@ def test_time_covers_everything_whatever_is_computed() -> None:
 
 def test_options_replace_the_workloads_sizes() -> None:
     p = npusim.run(
-        "flash", workload="llama2_70b", seq_q=1, seq_kv=77, batch=3, tensor_parallel=16, causal=False, numerics=False
+        "flash",
+        workload="llama2_70b",
+        seq_q=1,
+        seq_kv=77,
+        batch=3,
+        tensor_parallel=16,
+        causal=False,
+        numerics=False,
     ).problem
     # 64 query heads on 16 devices; each of 8 KV heads is kept by two of them.
     assert (p.batch, p.heads, p.kv_heads, p.seq_q, p.seq_kv, p.causal) == (3, 4, 1, 1, 77, False)
@@ -116,7 +133,10 @@ def test_a_faster_clock_takes_as_many_cycles_less_time_but_for_its_links() -> No
 
 
 def test_the_launch_is_in_the_latency_and_not_in_the_cycles() -> None:
-    plain, long = small(numerics=False), small(numerics=False, overrides={"launch.kernel_overhead_s": "1e-3"})
+    plain, long = (
+        small(numerics=False),
+        small(numerics=False, overrides={"launch.kernel_overhead_s": "1e-3"}),
+    )
     assert long.cycles == plain.cycles
     assert long.latency_us - plain.latency_us == pytest.approx(1000 - 8.2)
 
@@ -137,17 +157,26 @@ WITH_NAN = ones(1, 2, 20, 16)
 WITH_NAN[0, 1, 7, 3] = WITH_NAN[0, 1, 9, 0] = np.nan
 
 BAD_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
-    "three axes": (given(k=ones(2, 20, 16)), r"k has shape \(2, 20, 16\); 4 axes \(batch, heads, tokens, head size\) needed"),
+    "three axes": (
+        given(k=ones(2, 20, 16)),
+        r"k has shape \(2, 20, 16\); 4 axes \(batch, heads, tokens, head size\) needed",
+    ),
     "keys and values": (given(v=ones(1, 2, 21, 16)), r"keys 20 but values 21"),
     "head sizes": (given(q=ones(1, 2, 20, 32)), r"head size 32 of q but 16 of k"),
     "heads": (given(q=ones(1, 3, 20, 16)), r"heads 3, 2, 2: q's must be a multiple of k's"),
     "batches": (given(v=ones(2, 2, 20, 16)), r"batch 1, 1, 2"),
     "one of another dtype": (given(q=ones(1, 2, 20, 16, dtype=np.float32)), r"float32"),
-    "integers": (given(**{n: ones(1, 2, 20, 16, dtype=np.int16) for n in "qkv"}), r"q is int16; float16 or .* needed"),
+    "integers": (
+        given(**{n: ones(1, 2, 20, 16, dtype=np.int16) for n in "qkv"}),
+        r"q is int16; float16 or .* needed",
+    ),
     "nan": (given(k=WITH_NAN), r"k has 2 NaN, the first at \(0, 1, 7, 3\)"),
     "a missing key": ({"q": ones(1, 2, 20, 16), "k": ones(1, 2, 20, 16)}, r"it has k, q"),
-    "two prefixes": ({f"{p}.{n}": ones(1, 2, 20, 16) for p in "ab" for n in "qkv"}, r"one <prefix>\.q, .* it has a\.k, "),
-}  # fmt: skip
+    "two prefixes": (
+        {f"{p}.{n}": ones(1, 2, 20, 16) for p in "ab" for n in "qkv"},
+        r"one <prefix>\.q, .* it has a\.k, ",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD_TENSORS)
@@ -159,7 +188,9 @@ def test_bad_tensors_are_refused_with_what_is_wrong(case: str) -> None:
 
 def test_a_head_size_of_tensors_that_is_no_multiple_of_16_is_refused_with_the_nearest() -> None:
     tensors = {n: ones(1, 2, 20, 24) for n in "qkv"}
-    with pytest.raises(SpecError, match=r"head_dim: 24 is not a multiple of 16; nearest allowed: 16 or 32"):
+    with pytest.raises(
+        SpecError, match=r"head_dim: 24 is not a multiple of 16; nearest allowed: 16 or 32"
+    ):
         npusim.run("flash", tensors=tensors, causal=False)
 
 
@@ -170,7 +201,9 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     for size in (4, 100, len(data) // 2, len(data) - 1):
         cut = tmp_path / "cut.safetensors"
         cut.write_bytes(data[:size])
-        with pytest.raises(TensorError, match=r"cut\.safetensors: not a readable tensor file, or truncated"):
+        with pytest.raises(
+            TensorError, match=r"cut\.safetensors: not a readable tensor file, or truncated"
+        ):
             npusim.run("flash", tensors=cut)
 
 
@@ -185,18 +218,38 @@ def test_sizes_beside_tensors_are_refused() -> None:
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
-    "schedule": ({"schedule": "flsh"}, SpecError, r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"),
+    "schedule": (
+        {"schedule": "flsh"},
+        SpecError,
+        r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?",
+    ),
     "precision": ({"precision": "fa2_fp16"}, SpecError, r"fa2_fp16.*fa2_fp32"),
     "method": ({"method": "repaly"}, SpecError, r"method 'repaly': there are auto, des, replay"),
     "hardware": ({"hw": "ascend_910b5"}, SpecError, r"ascend_910b5.*ascend_910b[1-4]"),
     "workload": ({"workload": "pangu_83b"}, SpecError, r"pangu_83b.*pangu_38b"),
-    "tiling field": ({"tiling": {"block_kw": 128}}, TilingError, r"block_kw: unknown tiling field.*block_kv"),
+    "tiling field": (
+        {"tiling": {"block_kw": 128}},
+        TilingError,
+        r"block_kw: unknown tiling field.*block_kv",
+    ),
     "tiling value": ({"tiling": {"block_kv": 100}}, TilingError, r"block_kv.*100.*16"),
-    "tensor parallel": ({"tensor_parallel": 7}, SpecError, r"7 does not divide 40 query heads; possible: 1 2 4 5 8 10 20 40"),
-    "override": ({"overrides": {"clock": "1"}}, SpecError, r"-C clock=1: no key 'clock'. Did you mean `clock_hz`"),
-    "more causal queries than keys": ({"seq_q": 8, "seq_kv": 4, "causal": True}, SpecError, r"8 causal queries but only 4 keys"),
+    "tensor parallel": (
+        {"tensor_parallel": 7},
+        SpecError,
+        r"7 does not divide 40 query heads; possible: 1 2 4 5 8 10 20 40",
+    ),
+    "override": (
+        {"overrides": {"clock": "1"}},
+        SpecError,
+        r"-C clock=1: no key 'clock'. Did you mean `clock_hz`",
+    ),
+    "more causal queries than keys": (
+        {"seq_q": 8, "seq_kv": 4, "causal": True},
+        SpecError,
+        r"8 causal queries but only 4 keys",
+    ),
     "no tokens": ({"seq": 0}, SpecError, r"seq_q: .*0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
@@ -206,14 +259,22 @@ def test_bad_options_are_refused_with_what_there_is(case: str) -> None:
         npusim.run(**{"schedule": "flash", "numerics": False, **options})
 
 
-@pytest.mark.xfail(strict=True, raises=(AttributeError, ValueError), reason="nothing says that these rows or heads do not exist")
+@pytest.mark.xfail(
+    strict=True,
+    raises=(AttributeError, ValueError),
+    reason="nothing says that these rows or heads do not exist",
+)
 @pytest.mark.parametrize("choice", [{"heads": [5]}, {"rows": [300]}, {"heads": [-1]}, {"rows": []}])
 def test_rows_and_heads_that_do_not_exist_are_refused(choice: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         small(**choice)
 
 
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="rows and heads past the end are left out in silence")
+@pytest.mark.xfail(
+    strict=True,
+    raises=pytest.fail.Exception,
+    reason="rows and heads past the end are left out in silence",
+)
 @pytest.mark.parametrize("choice", [{"heads": [0, 5]}, {"rows": [0, 300]}])
 def test_a_row_or_head_too_many_is_not_left_out_in_silence(choice: dict[str, Any]) -> None:
     with pytest.raises(SpecError):

@@ -57,7 +57,9 @@ def evaluate(
     wanted = chosen_heads(problem, heads)
     blocks = [b for b in _blocks(last, rows) if b.head in wanted]
     probe = Probe(problem) if diagnose else None
-    needed = {p.name: _needed(p, blocks, problem) for p in program.phases}
+    needed: dict[str, Sequence[Any]] = {
+        p.name: _needed(p, blocks, problem) for p in program.phases
+    }
     done = execute(program, inputs, needed, observers=(probe,) if probe else ())
     output = program.tensors["o"]
     written, references = {}, []

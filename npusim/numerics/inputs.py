@@ -58,8 +58,8 @@ def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
     recipe, shape = problem.data, _shape(problem, name)
     match recipe:
         case NormalData():
-            values = rng.standard_normal(shape, np.float32)
-            return np.float32(recipe.mean) + np.float32(recipe.deviation) * values
+            narrow = rng.standard_normal(shape, np.float32)
+            return np.float32(recipe.mean) + np.float32(recipe.deviation) * narrow
         case UniformData():
             return rng.uniform(recipe.x0 - recipe.amplitude, recipe.x0 + recipe.amplitude, shape)
         case HybridData():
@@ -100,11 +100,11 @@ def _resonance(
     values = rng.standard_normal(shape)
     if name == "v":
         return values
-    angle = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
+    angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
     if name == "q":
         return recipe.query_amplitude * np.cos(angle) + recipe.deviation * values
-    lag = np.deg2rad(recipe.phase_degrees)
-    return recipe.key_amplitude * np.cos(angle - lag) + recipe.deviation * values
+    angle -= np.deg2rad(recipe.phase_degrees)
+    return recipe.key_amplitude * np.cos(angle) + recipe.deviation * values
 
 
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:

@@ -59,10 +59,10 @@ class Underflow:
             case "P", Opcode.EXP:
                 self._exact = _exact_exponential(step, moment.sources[0])
                 self._gone = np.asarray(moment.result == 0)
-            case ("P_fp8" | "P_out"), Opcode.CAST:
+            case (("P_fp8" | "P_out"), Opcode.CAST):
                 self._gone = np.asarray(moment.result == 0)
                 self.saturated += _count_saturated(step, moment.sources[0])
-            case ("alpha" | "e_old"), Opcode.EXP:
+            case (("alpha" | "e_old"), Opcode.EXP):
                 self._old_factor = moment.result.astype(np.float64)[..., 0]
             case "e_tile", Opcode.EXP:
                 self._tile_factor = moment.result.astype(np.float64)[..., 0]

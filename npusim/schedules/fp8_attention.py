@@ -47,10 +47,12 @@ class Fp8Tiling(Tiling):
     )
 
 
+#: 2^8: the scale of P in hpc-ops and FlashAttention-3 (papers.md section 1.5).
+P_SCALE = 256.0
 PRESETS = (
     Fp8Precision("hpc_ops_s1"),
-    Fp8Precision("hpc_ops", scale=256.0),
-    Fp8Precision("fa3", scale=256.0, fold=True, is_reverse=True, accumulate="chained"),
+    Fp8Precision("hpc_ops", scale=P_SCALE),
+    Fp8Precision("fa3", scale=P_SCALE, fold=True, is_reverse=True, accumulate="chained"),
     Fp8Precision("flashinfer", scale=E4M3_MAX, is_reverse=True, accumulate="chained"),
     Fp8Precision("trtllm_xqa", scale=E4M3_MAX, accumulate="chained"),
     Fp8Precision("sage2", scale=E4M3_MAX),

@@ -88,7 +88,10 @@ PRECISIONS = MappingProxyType(
         "fp32_mean": PasaPrecision("fp32_mean", mean="float32"),
         "fixed_reference": PasaPrecision("fixed_reference", is_fixed_reference=True),
         # For checking the algorithm only: nothing is rounded but by float64.
-        "float64": PasaPrecision("float64", *["float64"] * 7, arithmetic="ieee.f64"),
+        "float64": PasaPrecision(
+            "float64", shifted="float64", scores="float64", vector="float64", mean="float64", operand="float64",
+            product="float64", output="float64", arithmetic="ieee.f64",
+        ),
     }
 )
 

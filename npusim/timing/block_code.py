@@ -46,6 +46,7 @@ class Code:
     levels: int = 1
     _bodies: dict[int, int] = field(default_factory=dict)
     _depths: list[int] = field(default_factory=list)
+    _counts: list[list[int]] = field(default_factory=list)  #: operations by body and issuer
     _places: dict[int, int] = field(default_factory=dict)
     _op_places: dict[int, int] = field(default_factory=dict)
 
@@ -60,19 +61,24 @@ class Code:
         ]
         issuers = self.streams.issuers
         queues = self.streams.program.queues
-        entry = []
-        for issuer in issuers:
+        entry, counts = [], []
+        for index, issuer in enumerate(issuers):
             entry.append(len(self.instructions))
+            counts.append(0)
             for part in calls:
                 if isinstance(part[0], int):
                     self._repeat(part[0], [part[1]])
+                    counts[-1] += part[0] * self._counts[part[1]][index]
                 else:
-                    self.instructions += [
+                    own = [
                         (OP, self._operation(op))
                         for op in part
                         if queues[op.queue].issuer == issuer
                     ]
+                    self.instructions += own
+                    counts[-1] += len(own)
             self.instructions.append((RET, 0))
+        self._counts.append(counts)
         inner = max((1 + self._depths[p[1]] for p in calls if isinstance(p[0], int)), default=0)
         self._bodies[id(body)] = len(self.entries)
         self.entries.append(entry)
@@ -117,7 +123,20 @@ class Code:
             self._repeat(end - at, [bodies[at]])
             at = end
 
-    def program(self, weights: Sequence[int]) -> Program:
+    def operation_count(self, bodies: Sequence[int]) -> int:
+        """Return how many operations a sequence of bodies runs."""
+        return sum(sum(self._counts[body]) for body in bodies)
+
+    def busiest(self, members: Sequence[Sequence[int]]) -> int:
+        """Return the dispatcher with the most operations: of the member with most, its busiest."""
+        issuers = len(self.streams.issuers)
+        totals = [
+            [sum(self._counts[body][i] for body in own) for i in range(issuers)] for own in members
+        ]
+        longest = max(range(len(totals)), key=lambda member: sum(totals[member]))
+        return longest * issuers + max(range(issuers), key=lambda i: totals[longest][i])
+
+    def program(self, weights: Sequence[int], is_traced: Sequence[bool]) -> Program:
         """Return the arrays of everything written so far, for members of these weights."""
         streams = self.streams
         links = {name: index for index, name in enumerate(streams.device.links)}
@@ -147,10 +166,12 @@ class Code:
                 ],
                 4,  # columns LAG to OWNER
             ),
+            pair=_table([(e.index, peer) for e in streams.endpoints for peer in e.peers], 2),
             depth=np.array(streams.queue_depths(), np.int64),
             issuer=np.array([streams.issuers.index(q.issuer) for q in queues], np.int64),
             link=_table([(rate, 1, 0) for rate in link_rates(streams)], 3),  # RATE to BACKGROUND
             weight=np.array(weights, np.int64),
+            is_traced=np.array(is_traced, np.int64),
         )
 
 

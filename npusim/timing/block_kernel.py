@@ -23,15 +23,16 @@ from npusim.timing.block_machine import (
     LAG,
     LATENCY,
     LOOP,
+    MASTER,
     NEVER,
     OCCUPANCY,
     OP,
-    OWNER,
     PERIOD,
     QUEUE,
     RATE,
     RET,
     SETS,
+    SPANS,
     TODO,
     UNIT,
     WAITS,
@@ -63,7 +64,8 @@ def fetch(p: Program, m: Machine, d: int) -> int:
             m.stack_entry[d, level] += 1
             level += 1
         elif kind == END:
-            m.size[CROSSED] += 1
+            if d == m.size[MASTER]:
+                m.size[CROSSED] = level if m.size[CROSSED] == 0 else min(m.size[CROSSED], level)
             if m.stack_left[d, level - 1] > 0:
                 m.stack_left[d, level - 1] -= 1
                 pc = m.stack_pc[d, level - 1]
@@ -209,6 +211,11 @@ def complete(p: Program, m: Machine, e: int, end: int) -> None:
     m.done[e] += 1
     m.free[e] = end
     m.ran[op] += p.weight[member]
+    if p.is_traced[member]:
+        at = m.size[SPANS]
+        m.span[at, 0], m.span[at, 1] = e, op
+        m.span[at, 2], m.span[at, 3] = m.begun[e], end  # its columns
+        m.size[SPANS] += 1
     result = end + p.op[op, LATENCY]
     m.end[e] = max(m.end[e], result)
     for at in range(p.op[op, SETS], p.op[op + 1, SETS]):
@@ -332,7 +339,7 @@ def push_event(m: Machine, time: int, e: int) -> None:
 def run_ahead(p: Program, m: Machine, now: int) -> None:
     """Let everybody go on who can, ``now`` being the time up to which links are in order."""
     engines = len(m.now_op)
-    while m.size[TODO]:
+    while m.size[TODO] and not m.size[CROSSED]:
         m.size[TODO] -= 1
         who = m.todo[m.size[TODO]]
         m.is_todo[who] = 0

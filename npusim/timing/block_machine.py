@@ -25,6 +25,8 @@ QUEUE, OCCUPANCY, LATENCY, ISSUE, WAITS, SETS, FLOWS, OP_COLUMNS = range(8)
 LAG, PERIOD, FLAG_LATENCY, OWNER = range(4)
 #: Columns of ``Program.link``: units a cycle, and the weight of one flow and of flows from outside.
 RATE, UNIT, BACKGROUND = range(3)
+#: Places of ``Machine.size``: lengths of lists, and the scalar unit whose loops are counted.
+EVENTS, TODO, SPANS, CROSSED, MASTER, SIZES = range(6)
 #: Later than any event.
 NEVER = 1 << 62
 #: Sub-units of a byte in a link's clock, as in ``npusim.timing.link``.
@@ -41,10 +43,12 @@ class Program(NamedTuple):
     code: Ints  #: (instructions, 2)
     entry: Ints  #: (bodies, issuers): first instruction
     endpoint: Ints  #: (endpoints, 4)
+    pair: Ints  #: (pairs, 2): every endpoint with each of its peers
     depth: Ints  #: of each queue
     issuer: Ints  #: of each queue
     link: Ints  #: (links, 3)
     weight: Ints  #: core groups that each member stands for
+    is_traced: Ints  #: of each member
 
 
 class Machine(NamedTuple):
@@ -55,7 +59,6 @@ class Machine(NamedTuple):
     wait_at: Ints  #: its next wait, or -1 when it has begun
     ready: Ints  #: when its waits so far are over
     begun: Ints  #: when it began
-    free: Ints  #: end of the operation before it
     flying: Ints  #: transfers not yet through
     head: Ints  #: oldest entry of the instruction queue
     length: Ints
@@ -64,7 +67,6 @@ class Machine(NamedTuple):
     entry_op: Ints  #: (engines, depth)
     entry_time: Ints  #: (engines, depth): when an entry was issued, or its place became free
     # counters
-    count: Ints
     visible: Ints  #: (counters, history): when each count is seen, by count modulo the history
     waiter: Ints  #: first engine that waits for it, or -1
     # dispatchers
@@ -73,8 +75,6 @@ class Machine(NamedTuple):
     pc: Ints
     level: Ints
     stack_pc: Ints  #: (dispatchers, levels): where a loop's body begins, or a call returns to
-    stack_left: Ints  #: iterations left after this one
-    stack_entry: Ints  #: how often a loop or call was entered at this level
     # links
     clock_units: Ints  #: served to each transfer
     updated: Ints
@@ -88,11 +88,16 @@ class Machine(NamedTuple):
     event_engine: Ints
     todo: Ints  #: stack of engines and dispatchers to look at
     is_todo: Ints
-    size: Ints  #: (events, entries of todo, boundaries crossed, spans kept)
-    # totals
+    size: Ints
+    span: Ints  #: (spans, 4): engine, operation, start, end
+    # what a period of a loop changes without changing what follows it
+    free: Ints  #: of each engine: end of the operation before
+    end: Ints  #: of each engine: its last result
+    stack_entry: Ints  #: (dispatchers, levels): how often a loop or call was entered there
+    stack_left: Ints  #: (dispatchers, levels): iterations left after this one
+    count: Ints  #: of each counter
     busy: Ints
     done: Ints  #: operations of each engine
-    end: Ints  #: last result of each engine
     idle: Ints  #: cycles without an instruction
     stalled: Ints  #: cycles of each counter's owner waiting as that endpoint
     ran: Ints  #: how often each operation ran, in core groups
@@ -100,41 +105,46 @@ class Machine(NamedTuple):
     flow_cycles: Ints  #: of each link: transfers in flight, summed over cycles
 
 
-EVENTS, TODO, CROSSED, SPANS = range(4)
-
-
-def build_machine(program: Program, history: int, levels: int) -> Machine:
+def build_machine(program: Program, history: int, levels: int, spans: int = 0) -> Machine:
     """Return an idle machine: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
     members, queues = len(program.weight), len(program.depth)
     engines, counters = members * queues, members * len(program.endpoint)
     issuers, links = program.entry.shape[1], len(program.link)
     dispatchers, deepest = members * issuers, int(program.depth.max(initial=1))
     shapes: dict[str, Sequence[int]] = {
-        **dict.fromkeys(
-            ("now_op", "wait_at", "ready", "begun", "free", "flying", "head", "length", "blocked",
-             "next_waiter", "event_time", "event_engine", "busy", "done", "end", "idle"), (engines,)
-        ),
+        **dict.fromkeys(Machine._fields, (engines,)),
         **dict.fromkeys(("entry_op", "entry_time"), (engines, deepest)),
         **dict.fromkeys(("count", "waiter", "stalled"), (counters,)),
         "visible": (counters, history),
         **dict.fromkeys(("clock", "pending", "pc", "level"), (dispatchers,)),
         **dict.fromkeys(("stack_pc", "stack_left", "stack_entry"), (dispatchers, levels)),
-        **dict.fromkeys(("clock_units", "updated", "load", "due", "flow_count", "link_bytes",
-             "flow_cycles"), (links,)),
+        **dict.fromkeys(("clock_units", "updated", "load", "due", "flow_count"), (links,)),
+        **dict.fromkeys(("link_bytes", "flow_cycles"), (links,)),
         **dict.fromkeys(("flow_target", "flow_engine"), (links, engines)),
         **dict.fromkeys(("todo", "is_todo"), (engines + dispatchers,)),
-        "size": (4,),
+        "size": (SIZES,),
+        "span": (spans, 4),  # engine, operation, start, end
         "ran": (len(program.op) - 1,),
-    }  # fmt: skip
-    sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-    memory = np.zeros(sum(sizes.values()), np.int64)
+    }
+    memory = np.zeros(sum(int(np.prod(shapes[n])) for n in Machine._fields), np.int64)
     parts, at = {}, 0
     for name in Machine._fields:
-        parts[name] = memory[at : at + sizes[name]].reshape(shapes[name])
-        at += sizes[name]
+        size = int(np.prod(shapes[name]))
+        parts[name] = memory[at : at + size].reshape(shapes[name])
+        at += size
     machine = Machine(**parts)
     for array in (machine.now_op, machine.blocked, machine.next_waiter, machine.waiter):
         array.fill(-1)
     machine.pending.fill(-2)
     machine.due.fill(NEVER)
+    machine.size[MASTER] = -1
     return machine
+
+
+def totals(machine: Machine) -> Ints:
+    """Return all of ``free`` to ``flow_cycles`` as one array."""
+    memory = machine.free.base
+    names = Machine._fields
+    tail = sum(getattr(machine, n).size for n in names[names.index("free") :])
+    whole: Ints = memory[-tail:]
+    return whole

@@ -7,25 +7,21 @@ to whole cycles once, here.  A step without a row raises, it never costs 0.
 from __future__ import annotations
 
 from math import ceil
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.residency import residency
-from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
+from npusim.ir.tile import GlobalTile, Operand, Tile
 from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec, VectorEngine
+from npusim.timing.vector_cost import Terms, vector_cycles
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from npusim.ir.program import Queue
     from npusim.ir.walk import Templates
-    from npusim.spec.device import DeviceSpec
-
-Terms = tuple[tuple[str, float], ...]
+    from npusim.spec.device import BankSpec, DeviceSpec
 
 
 class Cost(NamedTuple):
@@ -79,8 +75,14 @@ class CostModel:
             case MatrixEngine():
                 return _product(step, spec, key)
             case VectorEngine():
-                return _vector(step, spec, key)
+                cycles, terms = vector_cycles(step, spec, self._banks(core), key)
+                return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
+
+    def _banks(self, core: str) -> BankSpec | None:
+        """Return the banks of the buffer that a core's vector unit works in."""
+        found = (b.banks for b in self.device.core(core).buffers.values())
+        return next((b for b in found if b is not None), None)
 
     def _move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
@@ -192,106 +194,3 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     start = spec.startup_cycles.value
     terms = ((f"{key}.cycles_per_fractal", float(work)), (f"{key}.startup_cycles", float(start)))
     return Cost(ceil(work + start), terms=terms)
-
-
-# ---------------------------------------------------------------- vector unit
-
-
-def _vector(step: Step, spec: VectorEngine, key: str) -> Cost:
-    row = VECTOR_COSTS.get(step.opcode)
-    if row is None:
-        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
-    total, terms = 0.0, dict[str, float]()
-    for name, repeats in row(step, spec):
-        op = spec.op(name)
-        slope = op.slope_cycles_per_repeat.value * repeats
-        fixed = op.head_cycles.value + op.tail_cycles.value
-        total += slope + fixed
-        for part, cycles in (("slope_cycles_per_repeat", slope), ("head_cycles", fixed)):
-            where = f"{key}.ops.{name}.{part}"
-            terms[where] = terms.get(where, 0.0) + cycles
-    return Cost(ceil(total), terms=tuple(terms.items()))
-
-
-Instructions = list[tuple[str, int]]
-
-
-def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
-    """Return the repeats an instruction needs for a tile: whole ones for gapless rows, else per row."""
-    size = get_format(fmt or operand.fmt).size_bytes
-    repeat = spec.repeat_bytes.value
-    stride = operand.cols if isinstance(operand, GlobalTile) else operand.stride
-    if stride == operand.cols:
-        return ceil_div(operand.rows * operand.cols * size, repeat)
-    return operand.rows * ceil_div(operand.cols * size, repeat)
-
-
-def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
-    def instructions(step: Step, spec: VectorEngine) -> Instructions:
-        tiles = [s for s in step.srcs if isinstance(s, (Tile, RingTile, GlobalTile))]
-        chosen = "scalar" if name == "binary" and len(tiles) < len(step.srcs) else name
-        if chosen in ("exp", "div"):
-            chosen = f"{name}_{step.dst.fmt}"
-        found = [(chosen, repeats(step.dst, spec))]
-        # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
-        for tile in tiles:
-            if tile.cols == 1 and step.dst.cols > 1:
-                blocks = spec.repeat_bytes.value // spec.block_bytes.value
-                found.insert(0, ("broadcast", ceil_div(tile.rows, blocks)))
-        return found
-
-    return instructions
-
-
-def _cast(step: Step, spec: VectorEngine) -> Instructions:
-    src = step.srcs[0]
-    wider = max(
-        (o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes
-    )
-    return [("cast", repeats(wider, spec))]
-
-
-def _reduction(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the passes of a row reduction: block reductions, or a tree of halves by vector adds."""
-    src = step.srcs[0]
-    if isinstance(src, float):
-        raise ProgramError(f"{step.opcode.name} needs a tile")
-    size = get_format(src.fmt).size_bytes
-    found: Instructions = []
-    cols = src.cols
-    order = step.attributes.order or "vector_lanes"
-    if order == "tree_halves":
-        while cols > 1:
-            half = cols // 2
-            found.append(("binary", ceil_div(src.rows * half * size, spec.repeat_bytes.value)))
-            cols -= half
-        return found
-    if order != "vector_lanes":
-        raise UnknownOpcodeError(
-            f"{step.opcode.name} in order {order!r} has no cost on this vector unit; "
-            "it reduces by vector_lanes or tree_halves"
-        )
-    lanes = spec.block_bytes.value // size
-    while cols > 1:
-        found.append(("block_reduce", ceil_div(src.rows * cols * size, spec.repeat_bytes.value)))
-        cols = ceil_div(cols, lanes)
-    return found or [("copy", 1)]
-
-
-#: Instructions of the vector unit behind each primitive operation, by name in the device file.
-VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = MappingProxyType(
-    {
-        Opcode.COPY: _elementwise("copy"),
-        Opcode.FILL: _elementwise("copy"),
-        Opcode.CAST: _cast,
-        Opcode.ADD: _elementwise("binary"),
-        Opcode.SUB: _elementwise("binary"),
-        Opcode.MUL: _elementwise("binary"),
-        Opcode.MAX: _elementwise("binary"),
-        Opcode.DIV: _elementwise("div"),
-        Opcode.EXP: _elementwise("exp"),
-        Opcode.SELECT: _elementwise("select"),
-        Opcode.ROW_MAX: _reduction,
-        Opcode.ROW_SUM: _reduction,
-    }
-)

@@ -359,9 +359,9 @@ class _Simulation:
         stuck = [e for engines in self.engines for e in engines if e.stuck or e.entries]
         if stuck:
             raise DeadlockError(_describe(self.program, phase, int(env.now), stuck))
-        self.cycles = max(
-            (e.use.end_cycles for engines in self.engines for e in engines), default=0
-        )
+        # A phase is over when its last result is there; one without work still is dispatched.
+        ends = [e.use.end_cycles for engines in self.engines for e in engines]
+        self.cycles = max(int(env.now), *ends)
         if int(env.now) < self.cycles:
             env.run(until=self.cycles)
 

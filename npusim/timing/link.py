@@ -26,9 +26,16 @@ FRACTION_BITS = 20
 class SharedLink:
     """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback ends them."""
 
-    def __init__(self, env: Environment, name: str, bytes_per_tick: float) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        name: str,
+        bytes_per_tick: float,
+        fraction_bits: int = FRACTION_BITS,
+    ) -> None:
         self.env, self.name = env, name
-        self.rate = max(1, round(bytes_per_tick * (1 << FRACTION_BITS)))
+        self.fraction_bits = fraction_bits
+        self.rate = max(1, round(bytes_per_tick * (1 << fraction_bits)))
         self.total_bytes = 0
         self._flows: list[tuple[int, int, int, Callable[[], None]]] = []
         self._weight = 0
@@ -43,9 +50,16 @@ class SharedLink:
         self._sequence += 1
         self._weight += weight
         self.total_bytes += size_bytes * weight
-        target = self._virtual + (size_bytes << FRACTION_BITS)
+        target = self._virtual + (size_bytes << self.fraction_bits)
         heapq.heappush(self._flows, (target, self._sequence, weight, done))
         self._arm()
+
+    def change_rate(self, bytes_per_tick: float) -> None:
+        """Serve from now on at another rate; what has been served stays served."""
+        self._advance()
+        self.rate = max(1, round(bytes_per_tick * (1 << self.fraction_bits)))
+        if self._flows:
+            self._arm()
 
     def _advance(self) -> None:
         now = int(self.env.now)

@@ -57,7 +57,7 @@ class _Replay:
         self.link_bytes = dict.fromkeys(device.links, 0)
         self.counts: OpCounts = {}
         self.spans: list[Span] = []
-        self.cycles = 0
+        self.cycles = self.issued = 0
         self.depths = streams.queue_depths()
 
     def run(self, phase: Phase) -> None:
@@ -67,7 +67,8 @@ class _Replay:
             blocks = phase.blocks_of_group(group, self.group_count)
             if blocks:
                 self._group(phase, group, blocks, start)
-        self.cycles = max((u.end_cycles for uses in self.uses for u in uses), default=0)
+        # A phase is over when its last result is there; one without work still is dispatched.
+        self.cycles = max(self.issued, *(u.end_cycles for uses in self.uses for u in uses))
 
     def _group(self, phase: Phase, group: int, blocks: object, start: int) -> None:
         streams, queues = self.streams, self.streams.program.queues
@@ -87,7 +88,8 @@ class _Replay:
             issued[issuer] = at
             taken = max(at, free[index])
             history.append(taken)
-            if len(history) > 4 * self.depths[index]:
+            # Trim seldom: only the last ``depth`` entries are ever looked at.
+            if len(history) > 2 * 2 * self.depths[index]:
                 del history[: -2 * self.depths[index]]
             if taken > free[index]:
                 use.stalls[NO_INSTRUCTION] = use.stalls.get(NO_INSTRUCTION, 0) + taken - free[index]
@@ -118,3 +120,4 @@ class _Replay:
             self.counts[op.key] = self.counts.get(op.key, 0) + 1
             if spans is not None:
                 spans.append(Span(group, use.name, op.label, begin, end))
+        self.issued = max(self.issued, *issued.values())

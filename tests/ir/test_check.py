@@ -1,20 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import UB, RandomProgram, Toy, fill, front
 
+from ir.toy import UB, RandomProgram, Toy, fill, front
 from npusim.errors import FlagError, ProgramError, RaceError
 from npusim.ir.check import FlagBudget, check, check_order, first_operations, representative_blocks
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop, TileProgram
 from npusim.ir.tile import Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 AMPLE = FlagBudget(event_ids_per_pair=8, cross_core_ids=11, cross_core_counter_max=15)
 
@@ -47,7 +49,8 @@ def test_a_producer_that_runs_too_far_ahead_is_told_which_release_to_list_first(
     items = [Loop("tile", range(3), lambda _i: [toy.op("write", p, fill(ring))])]
     program = toy.program(items)
     with pytest.raises(
-        ProgramError, match=r"write on p \(tile=2\) comes too early.*list the release of ring S number 1 on c"
+        ProgramError,
+        match=r"write on p \(tile=2\) comes too early.*list the release of ring S number 1 on c",
     ):
         check_order(program, resolve(program))
 
@@ -56,7 +59,9 @@ def test_the_second_of_two_producers_counts_too() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")
     ring = toy.ring("S", [a, b], [c])
-    program = toy.program([toy.op("A", a, fill(ring)), toy.op("C", c, front(ring)), toy.op("B", b, fill(ring))])
+    program = toy.program(
+        [toy.op("A", a, fill(ring)), toy.op("C", c, front(ring)), toy.op("B", b, fill(ring))]
+    )
     with pytest.raises(ProgramError, match=r"C on c .*commit of ring S number 1 on b"):
         check_order(program, resolve(program))
 
@@ -84,7 +89,11 @@ def test_ids_of_one_pair_do_not_count_for_another() -> None:
     toy = Toy()
     p, c, d = (toy.queue(n) for n in "pcd")
     rings = [toy.ring("one", [p], [c], 8), toy.ring("two", [p], [d], 8)]
-    items = [toy.op("w", p, *map(fill, rings)), toy.op("rc", c, front(rings[0])), toy.op("rd", d, front(rings[1]))]
+    items = [
+        toy.op("w", p, *map(fill, rings)),
+        toy.op("rc", c, front(rings[0])),
+        toy.op("rd", d, front(rings[1])),
+    ]
     check(toy.program(items), AMPLE)
 
 
@@ -93,19 +102,27 @@ def test_ids_of_the_way_back_count_with_those_of_rings_the_other_way() -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     there, back = toy.ring("there", [p], [c], 5), toy.ring("back", [c], [p], 4)
-    items = [toy.op("w", p, fill(there)), toy.op("x", c, front(there), fill(back)), toy.op("r", p, front(back))]
+    items = [
+        toy.op("w", p, fill(there)),
+        toy.op("x", c, front(there), fill(back)),
+        toy.op("r", p, front(back)),
+    ]
     with pytest.raises(FlagError, match=r"9 ids needed"):
         check(toy.program(items), AMPLE)
 
 
 def test_counter_rings_need_one_id_each_way_whatever_their_depth() -> None:
     check(flags_program([15] * 5, "counter"), AMPLE)  # 10 of 11
-    with pytest.raises(FlagError, match=r"cross-core flags: 12 ids needed \(r0 ready, r0 free, .*\), 11 there"):
+    with pytest.raises(
+        FlagError, match=r"cross-core flags: 12 ids needed \(r0 ready, r0 free, .*\), 11 there"
+    ):
         check(flags_program([1] * 6, "counter"), AMPLE)
 
 
 def test_a_counter_ring_deeper_than_the_counter_is_refused() -> None:
-    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts to 15 at most"):
+    with pytest.raises(
+        FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts to 15 at most"
+    ):
         check(flags_program([16], "counter"), AMPLE)
 
 
@@ -133,14 +150,20 @@ def test_a_loop_whose_iterations_move_a_ring_by_different_amounts_is_refused() -
             yield toy.op("w", "p", fill(rings[0]))  # type: ignore[arg-type]
             yield toy.op("r", "c", front(rings[0]))  # type: ignore[arg-type]
 
-    with pytest.raises(ProgramError, match=r"loop kv: iterations 0 and 3 move the rings by different amounts"):
+    with pytest.raises(
+        ProgramError, match=r"loop kv: iterations 0 and 3 move the rings by different amounts"
+    ):
         check(loop_program(body))
 
 
 def test_an_iteration_of_another_shape_is_refused() -> None:
     def body(toy: Toy, _rings: object, i: int) -> list[TileOp]:
         rows = 4 if i == 3 else 8
-        return [toy.op("x", "p", steps=[Step(Opcode.FILL, Tile(UB, 0, rows, 64, 64, "float32"), (0.0,))])]
+        return [
+            toy.op(
+                "x", "p", steps=[Step(Opcode.FILL, Tile(UB, 0, rows, 64, 64, "float32"), (0.0,))]
+            )
+        ]
 
     with pytest.raises(ProgramError, match=r"loop kv: iterations 0 and 3 differ: .*8.*against.*4"):
         check(loop_program(body))
@@ -161,18 +184,31 @@ def test_inner_loops_are_checked_too() -> None:
 
 @pytest.mark.xfail(
     strict=True,
+    raises=ProgramError,
     reason="check._check_loops compares Loop values, whose body functions are new on every call: "
     "any loop in a loop counts as impure",
 )
 def test_a_pure_loop_in_a_loop_is_accepted() -> None:
     toy = Toy()
     q = toy.queue("q")
-    check(toy.program([Loop("outer", range(2), lambda _i: [Loop("inner", range(2), lambda _j: [toy.op("x", q)])])]))
+    check(
+        toy.program(
+            [
+                Loop(
+                    "outer",
+                    range(2),
+                    lambda _i: [Loop("inner", range(2), lambda _j: [toy.op("x", q)])],
+                )
+            ]
+        )
+    )
 
 
 def test_iterations_may_differ_in_constants_and_coordinates() -> None:
     def body(toy: Toy, _rings: object, i: int) -> list[TileOp]:
-        return [toy.op("x", "p", steps=[Step(Opcode.FILL, toy.scratch["p"].part(0, 1), (float(i),))])]
+        return [
+            toy.op("x", "p", steps=[Step(Opcode.FILL, toy.scratch["p"].part(0, 1), (float(i),))])
+        ]
 
     check(loop_program(body))
 
@@ -191,6 +227,7 @@ UNLIKE = {
 
 @pytest.mark.xfail(
     strict=True,
+    raises=pytest.fail.Exception,
     reason="check._structure compares neither waits nor pitch, and only the first and the last iteration",
 )
 @pytest.mark.parametrize("what", UNLIKE)
@@ -250,7 +287,9 @@ def test_loops_are_cut_after_two_iterations_more_than_the_deepest_ring_has_slots
 
 @settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
-def test_a_legal_program_whose_operations_move_past_their_peers_is_out_of_order(rng: object) -> None:
+def test_a_legal_program_whose_operations_move_past_their_peers_is_out_of_order(
+    rng: object,
+) -> None:
     """Moving an operation before the one that sets what it waits for is always noticed."""
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
     operations = resolve(program)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import RandomProgram, Toy, fill, front, order_graph
 
+from ir.toy import RandomProgram, Toy, fill, front, order_graph
 from npusim.ir.graph import critical_path, window_graph
 from npusim.ir.walk import ResolvedOp, Walker, walk
 
@@ -58,8 +58,16 @@ def test_the_window_keeps_exactly_the_order_of_queues_and_flags(rng: object) -> 
 
 
 CRITICAL = {
-    "left is longer": ({"load": 5, "left": 30, "right": 20, "join": 1}, 36, ["load", "left", "join"]),
-    "right is longer": ({"load": 5, "left": 3, "right": 4, "join": 100}, 109, ["load", "right", "join"]),
+    "left is longer": (
+        {"load": 5, "left": 30, "right": 20, "join": 1},
+        36,
+        ["load", "left", "join"],
+    ),
+    "right is longer": (
+        {"load": 5, "left": 3, "right": 4, "join": 100},
+        109,
+        ["load", "right", "join"],
+    ),
 }
 
 
@@ -67,12 +75,18 @@ CRITICAL = {
 def test_the_critical_path_of_a_diamond_goes_through_its_longer_side(case: str) -> None:
     cycles, length, labels = CRITICAL[case]
     program = diamond()
-    total, chain = critical_path(window_graph(program, resolve(program)), lambda o: cycles[o.op.label])
+    total, chain = critical_path(
+        window_graph(program, resolve(program)), lambda o: cycles[o.op.label]
+    )
     assert total == length
     assert [o.op.label for o in chain] == labels
 
 
-@pytest.mark.xfail(strict=True, reason="critical_path weighs edges only: a path's last operation has no weight")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="critical_path weighs edges only: a path's last operation has no weight",
+)
 def test_the_critical_path_counts_its_last_operation() -> None:
     # a -> b on one pair of queues takes 1 + 100, c -> d on another 5 + 1.
     toy = Toy()
@@ -81,11 +95,17 @@ def test_the_critical_path_counts_its_last_operation() -> None:
     slots = [fill(ab), front(ab), fill(cd), front(cd)]
     program = toy.program([toy.op(q, q, slot) for q, slot in zip(queues, slots, strict=True)])
     cycles = {"a": 1, "b": 100, "c": 5, "d": 1}
-    total, chain = critical_path(window_graph(program, resolve(program)), lambda o: cycles[o.op.label])
+    total, chain = critical_path(
+        window_graph(program, resolve(program)), lambda o: cycles[o.op.label]
+    )
     assert (total, [o.op.label for o in chain]) == (101, ["a", "b"])
 
 
-@pytest.mark.xfail(strict=True, reason="critical_path weighs edges only: a path's last operation has no weight")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="critical_path weighs edges only: a path's last operation has no weight",
+)
 def test_a_single_long_operation_is_a_critical_path() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import (
-    UB, RandomProgram, Toy, conflict, fill, front, order_graph, touched_bytes, unordered_conflicts,
-)  # fmt: skip
 
+from ir.toy import (
+    UB,
+    RandomProgram,
+    Toy,
+    conflict,
+    fill,
+    front,
+    order_graph,
+    touched_bytes,
+    unordered_conflicts,
+)  # fmt: skip
 from npusim.errors import RaceError
 from npusim.ir.check import check, first_operations
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
@@ -22,6 +29,9 @@ from npusim.ir.program import Loop, TileProgram
 from npusim.ir.races import check_races
 from npusim.ir.tile import GlobalTensor, RingTile, Tile
 from npusim.ir.walk import Endpoint, ResolvedOp, Walker, list_endpoints, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def resolve(program: TileProgram) -> list[ResolvedOp]:
@@ -41,7 +51,9 @@ def two_queues(first: Callable[[Toy], Step], second: Callable[[Toy], Step]) -> T
     """Return two operations on two queues that nothing orders."""
     toy = Toy()
     a, b = toy.queue("a"), toy.queue("b")
-    return toy.program([toy.op("one", a, steps=[first(toy)]), toy.op("two", b, steps=[second(toy)])])
+    return toy.program(
+        [toy.op("one", a, steps=[first(toy)]), toy.op("two", b, steps=[second(toy)])]
+    )
 
 
 def ub(offset: int, rows: int = 1, cols: int = 8, stride: int | None = None) -> Tile:
@@ -60,14 +72,22 @@ def test_a_write_after_an_unordered_write_names_both_and_the_bytes() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (lambda t: write(ub(0)), lambda t: Step(Opcode.COPY, t.scratch["b"].part(0, 1, 0, 8), (ub(0),))),
-        (lambda t: Step(Opcode.COPY, t.scratch["a"].part(0, 1, 0, 8), (ub(0),)), lambda t: write(ub(0))),
+        (
+            lambda t: write(ub(0)),
+            lambda t: Step(Opcode.COPY, t.scratch["b"].part(0, 1, 0, 8), (ub(0),)),
+        ),
+        (
+            lambda t: Step(Opcode.COPY, t.scratch["a"].part(0, 1, 0, 8), (ub(0),)),
+            lambda t: write(ub(0)),
+        ),
     ],
     ids=["read after write", "write after read"],
 )
-def test_a_read_beside_a_write_is_a_race(first: Callable[[Toy], Step], second: Callable[[Toy], Step]) -> None:
+def test_a_read_beside_a_write_is_a_race(
+    first: Callable[[Toy], Step], second: Callable[[Toy], Step]
+) -> None:
     program = two_queues(first, second)
-    with pytest.raises(RaceError, match="two on b .* one on a"):
+    with pytest.raises(RaceError, match=r"two on b .* one on a"):
         check_races(program, resolve(program))
 
 
@@ -109,7 +129,9 @@ def test_interleaved_columns_of_one_pitch_are_no_race() -> None:
 
 def test_columns_that_wrap_into_the_next_row_are_a_race() -> None:
     # From column 12 on, 8 columns of a pitch of 16 reach into columns 0..3 of the row below.
-    program = two_queues(lambda _t: write(ub(16 * 4, 3, 4, 16)), lambda _t: write(ub(12 * 4, 3, 8, 16)))
+    program = two_queues(
+        lambda _t: write(ub(16 * 4, 3, 4, 16)), lambda _t: write(ub(12 * 4, 3, 8, 16))
+    )
     with pytest.raises(RaceError):
         check_races(program, resolve(program))
 
@@ -163,7 +185,8 @@ def test_vector_clocks_find_a_race_exactly_where_no_path_orders_two_accesses(rng
     program = RandomProgram(rng, touching=True).program()
     dropped = rng.choice([0.0, 0.1, 0.5])
     operations = [
-        replace(o, waits=tuple(w for w in o.waits if rng.random() >= dropped)) for o in resolve(program)[:60]
+        replace(o, waits=tuple(w for w in o.waits if rng.random() >= dropped))
+        for o in resolve(program)[:60]
     ]
     conflicts = unordered_conflicts(operations)
     if not conflicts:
@@ -225,7 +248,8 @@ class Mutant:
 
     def without(self, kind: WaitKind) -> list[ResolvedOp]:
         return [
-            replace(o, waits=tuple(w for w in o.waits if self.kind(o, w) != kind)) for o in self.operations
+            replace(o, waits=tuple(w for w in o.waits if self.kind(o, w) != kind))
+            for o in self.operations
         ]
 
     def unproved(self, kind: WaitKind, kept: Sequence[ResolvedOp]) -> list[str]:
@@ -245,7 +269,9 @@ class Mutant:
                 before = self._touching(peer, range(sets[wait.peer, wait.count] + 1))
                 after = self._touching(own, range(node, len(kept)))
                 if before and after and not reach.has_edge(before[-1], after[0]):
-                    missing.append(f"{self.operations[after[0]]} after {self.operations[before[-1]]}")
+                    missing.append(
+                        f"{self.operations[after[0]]} after {self.operations[before[-1]]}"
+                    )
         return missing
 
     def _touching(self, end: Endpoint, among: Sequence[int]) -> list[int]:
@@ -262,13 +288,18 @@ class Mutant:
         seconds = [n for n, o in enumerate(kept) if message.startswith(f"{o} ")]
         firsts = [n for n, o in enumerate(kept) if f" that {o} " in message]
         return any(
-            conflict(kept[a], kept[b]) and not nx.has_path(graph, a, b) for b in seconds for a in firsts if a < b
+            conflict(kept[a], kept[b]) and not nx.has_path(graph, a, b)
+            for b in seconds
+            for a in firsts
+            if a < b
         )
 
 
 def _touches(resolved: ResolvedOp, ring: str) -> bool:
     return any(
-        isinstance(o, RingTile) and o.ring.name == ring for step in resolved.op.steps for o in step.operands()
+        isinstance(o, RingTile) and o.ring.name == ring
+        for step in resolved.op.steps
+        for o in step.operands()
     )
 
 
@@ -336,10 +367,13 @@ def test_dropping_a_wait_of_any_ring_of_flash_is_a_race_for_at_least_one_of_its_
     assert ("mask" in raced) == (window == "causal and ragged")
 
 
-def test_flash_without_any_cross_core_wait_is_a_race_between_the_cores(mutant: Callable[[str], Mutant]) -> None:
+def test_flash_without_any_cross_core_wait_is_a_race_between_the_cores(
+    mutant: Callable[[str], Mutant],
+) -> None:
     m = mutant("whole tiles")
     kept = [
-        replace(o, waits=tuple(w for w in o.waits if not m.ends[w.endpoint].is_cross_core)) for o in m.operations
+        replace(o, waits=tuple(w for w in o.waits if not m.ends[w.endpoint].is_cross_core))
+        for o in m.operations
     ]
     with pytest.raises(RaceError, match=r"of gm that .* on aic\.FIXP .*writes"):
         check_races(m.program, kept)

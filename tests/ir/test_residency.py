@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ir.toy import GM, Toy
 
+from ir.toy import GM, Toy
 from npusim.ir.program import Phase, Touch
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.ir.program import TileProgram
 
 #: One head of 64 rows of 64 float16 is 8 KiB.
@@ -33,10 +34,18 @@ def touching(*phases: Sequence[Sequence[Touch]], slot_bytes: int = 0) -> TilePro
     if slot_bytes:
         toy.ring("S slots", ["q"], ["q"], 1, space=GM, slot_bytes=slot_bytes)
     listed = [
-        Phase(f"p{i}", range(len(blocks)), lambda _b: (), lambda _b: 0, lambda b, blocks=blocks: blocks[b])
+        Phase(
+            f"p{i}",
+            range(len(blocks)),
+            lambda _b: (),
+            lambda _b: 0,
+            lambda b, blocks=blocks: blocks[b],
+        )
         for i, blocks in enumerate(phases)
     ]
-    tensors = {t.region.tensor.name: t.region.tensor for blocks in phases for b in blocks for t in b}
+    tensors = {
+        t.region.tensor.name: t.region.tensor for blocks in phases for b in blocks for t in b
+    }
     return toy.program((), phases=listed, tensors=list(tensors.values()))
 
 
@@ -44,7 +53,9 @@ def read(source: GlobalTensor, head: int, rows: int = 64, times: int = 1) -> Tou
     return Touch(source.tile(0, head, 0, rows), times)
 
 
-def misses(program: TileProgram, *, groups: int = 1, heads_that_fit: float = 100, name: str = "k") -> float:
+def misses(
+    program: TileProgram, *, groups: int = 1, heads_that_fit: float = 100, name: str = "k"
+) -> float:
     return residency(program, groups, int(HEAD * heads_that_fit)).read_misses[name]
 
 
@@ -118,7 +129,8 @@ def test_what_a_phase_wrote_is_there_for_the_next() -> None:
     program = touching([[Touch(workspace.tile(0, 0, 0, 64), 0)]], [[read(workspace, 0)]])
     assert misses(program, name="k_shifted") == 0.0
     late = touching(
-        [[Touch(workspace.tile(0, 0, 0, 64), 0)], [read(K, h) for h in range(8)]], [[read(workspace, 0)]]
+        [[Touch(workspace.tile(0, 0, 0, 64), 0)], [read(K, h) for h in range(8)]],
+        [[read(workspace, 0)]],
     )
     assert misses(late, name="k_shifted", heads_that_fit=8.5) == 1.0
 

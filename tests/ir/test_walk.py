@@ -1,18 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
 
+from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
 from npusim.errors import ProgramError
 from npusim.ir.check import check_order
 from npusim.ir.program import Loop, TileProgram
 from npusim.ir.walk import (
-    Endpoint, LoopTemplate, ResolvedOp, Template, Walker, compile_items, list_endpoints, walk,
+    Endpoint,
+    LoopTemplate,
+    ResolvedOp,
+    Template,
+    Walker,
+    compile_items,
+    list_endpoints,
+    walk,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 def resolve(program: TileProgram) -> list[ResolvedOp]:
@@ -59,10 +69,12 @@ def test_a_pipeline_of_three_with_two_slots_waits_as_counted_by_hand() -> None:
 def test_a_pipeline_sets_what_it_hands_on() -> None:
     program = pipeline(depth=2, tiles=1)
     filled, released = (
-        endpoint_index(program, "in", queue, is_producer=side) for queue, side in (("load", True), ("compute", False))
+        endpoint_index(program, "in", queue, is_producer=side)
+        for queue, side in (("load", True), ("compute", False))
     )
     stored, taken = (
-        endpoint_index(program, "out", queue, is_producer=side) for queue, side in (("compute", True), ("store", False))
+        endpoint_index(program, "out", queue, is_producer=side)
+        for queue, side in (("compute", True), ("store", False))
     )
     assert [set(o.sets) for o in resolve(program)] == [{filled}, {released, stored}, {taken}]
 
@@ -118,8 +130,14 @@ def test_a_queue_never_waits_for_itself() -> None:
     toy = Toy()
     q, other = toy.queue("q"), toy.queue("other")
     ring = toy.ring("state", [q], [q, other], depth=1)
-    program = toy.program([toy.op("w", q, fill(ring)), toy.op("r", q, front(ring)), toy.op("o", other, front(ring))])
-    assert [waits_of(program, o) for o in resolve(program)] == [set(), set(), {("state ready", "q", 1)}]
+    program = toy.program(
+        [toy.op("w", q, fill(ring)), toy.op("r", q, front(ring)), toy.op("o", other, front(ring))]
+    )
+    assert [waits_of(program, o) for o in resolve(program)] == [
+        set(),
+        set(),
+        {("state ready", "q", 1)},
+    ]
 
 
 def test_an_operation_on_a_queue_that_is_no_party_of_the_ring_is_refused() -> None:
@@ -131,13 +149,19 @@ def test_an_operation_on_a_queue_that_is_no_party_of_the_ring_is_refused() -> No
 
 
 @pytest.mark.xfail(
-    strict=True, reason="Walker keys endpoints by ring name: two rings of one name on one queue become one, in silence"
+    strict=True,
+    raises=AssertionError,
+    reason="Walker keys endpoints by ring name: two rings of one name on one queue become one, in silence",
 )
 def test_two_rings_of_one_name_on_one_queue_are_kept_apart_or_refused() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")
     rings = [toy.ring("S", [a], [c]), toy.ring("S", [b], [c])]
-    items = [toy.op("A", a, fill(rings[0])), toy.op("B", b, fill(rings[1])), toy.op("C", c, front(rings[0]))]
+    items = [
+        toy.op("A", a, fill(rings[0])),
+        toy.op("B", b, fill(rings[1])),
+        toy.op("C", c, front(rings[0])),
+    ]
     try:
         resolved = resolve(toy.program(items))[-1]
     except ProgramError:
@@ -150,7 +174,10 @@ def test_paths_name_the_enclosing_loops_and_iterations() -> None:
     q = toy.queue("q")
     inner = Loop("inner", [7], lambda _i: [toy.op("x", q)])
     program = toy.program([Loop("outer", [2, 5], lambda _i: [inner])])
-    assert [o.path for o in resolve(program)] == [(("outer", 2), ("inner", 7)), (("outer", 5), ("inner", 7))]
+    assert [o.path for o in resolve(program)] == [
+        (("outer", 2), ("inner", 7)),
+        (("outer", 5), ("inner", 7)),
+    ]
     assert str(resolve(program)[1]) == "x on q (outer=5 inner=7)"
 
 
@@ -164,7 +191,10 @@ def expand(
     for part in template.parts:
         if isinstance(part, LoopTemplate):
             for iteration in range(part.count):
-                moved = [b + s + iteration * a for b, s, a in zip(base, part.start, part.body.advance, strict=True)]
+                moved = [
+                    b + s + iteration * a
+                    for b, s, a in zip(base, part.start, part.body.advance, strict=True)
+                ]
                 yield from expand(part.body, moved, endpoints)
         else:
             for op in part:
@@ -179,7 +209,9 @@ def expand(
 
 @settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
-def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(rng: object) -> None:
+def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(
+    rng: object,
+) -> None:
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
     walker, compiler = Walker(program), Walker(program)
     cursors = [0] * len(walker.endpoints)
@@ -188,7 +220,8 @@ def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_re
         for block in phase.blocks:
             template = templates[phase.shape(block)]
             concrete = [
-                (o.op.label, {(w.peer, w.count) for w in o.waits}) for o in walk(walker, phase.body(block))
+                (o.op.label, {(w.peer, w.count) for w in o.waits})
+                for o in walk(walker, phase.body(block))
             ]
             assert list(expand(template, cursors, walker.endpoints)) == concrete
             assert template.op_count() == len(concrete)
@@ -202,7 +235,9 @@ def test_random_programs_are_in_legal_order(rng: object) -> None:
     # A law of the generator that other tests build on, and of check_order: no false alarm.
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
     walker = Walker(program)
-    check_order(program, [o for p in program.phases for b in p.blocks for o in walk(walker, p.body(b))])
+    check_order(
+        program, [o for p in program.phases for b in p.blocks for o in walk(walker, p.body(b))]
+    )
 
 
 def test_compiling_leaves_the_walkers_cursors_alone() -> None:

@@ -7,10 +7,8 @@ time of an operation is a fill of the queue's own scratch memory, so that every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
@@ -23,6 +21,9 @@ from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, list_endpoints
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from random import Random
+
     from npusim.ir.tile import GlobalTensor
 
 #: Fixed cycles of one ``copy`` of the vector unit, and elements of one repeat of float32.
@@ -60,7 +61,9 @@ class Toy:
             flag=flag, period=period,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def op(self, label: str, queue: str, *slots: RingTile, repeats: int = 0, steps: Iterable[Step] = ()) -> TileOp:
+    def op(
+        self, label: str, queue: str, *slots: RingTile, repeats: int = 0, steps: Iterable[Step] = ()
+    ) -> TileOp:
         """Return an operation that passes on ``slots`` and is busy for 24 + ``repeats`` cycles (or 0)."""
         busy = (self._busy(queue, repeats),) if repeats else ()
         return TileOp(label, queue, queue, (*busy, *steps), slots)
@@ -92,7 +95,10 @@ class Toy:
 
 
 def phase(
-    name: str, blocks: Sequence[Any], body: Callable[[Any], Iterable[Item]], shape: Callable[[Any], Hashable]
+    name: str,
+    blocks: Sequence[Any],
+    body: Callable[[Any], Iterable[Item]],
+    shape: Callable[[Any], Hashable],
 ) -> Phase:
     """Return a phase; what its blocks touch in global tensors is what their operations do."""
 
@@ -137,7 +143,9 @@ def front(ring: Ring, *, first: bool = True, last: bool = True) -> RingTile:
 # ---------------------------------------------------------------- an oracle of its own
 
 
-def order_graph(operations: Sequence[ResolvedOp]) -> tuple[nx.DiGraph[int], dict[tuple[int, int], int]]:
+def order_graph(
+    operations: Sequence[ResolvedOp],
+) -> tuple[nx.DiGraph[int], dict[tuple[int, int], int]]:
     """Return the order that queues and waits keep, and ``{(endpoint, count): operation that sets it}``.
 
     Written from the rules alone (a queue is in order; a wait for count n of an endpoint comes after
@@ -204,7 +212,11 @@ def share_bytes(a: Bytes, b: Bytes) -> bool:
 def conflict(a: ResolvedOp, b: ResolvedOp) -> bool:
     """Whether two operations touch a common byte and one of them writes it."""
     (read_a, written_a), (read_b, written_b) = touched_bytes(a), touched_bytes(b)
-    return share_bytes(written_a, read_b) or share_bytes(written_a, written_b) or share_bytes(read_a, written_b)
+    return (
+        share_bytes(written_a, read_b)
+        or share_bytes(written_a, written_b)
+        or share_bytes(read_a, written_b)
+    )
 
 
 def unordered_conflicts(operations: Sequence[ResolvedOp]) -> set[tuple[int, int]]:
@@ -243,7 +255,9 @@ class _Side:
 
     def may_start(self, sides: Sequence[_Side]) -> bool:
         """Whether its next slot is there in program order, whatever the acknowledgement period."""
-        peers = [s.handed_on for s in sides if s.ring is self.ring and s.is_producer != self.is_producer]
+        peers = [
+            s.handed_on for s in sides if s.ring is self.ring and s.is_producer != self.is_producer
+        ]
         if self.is_producer:
             return self.handed_on - min(peers) <= self.ring.depth - self.ring.period
         return min(peers) > self.handed_on
@@ -264,7 +278,9 @@ class RandomProgram:
         issuers = rng.randint(1, len(names))
         engines = ["VECTOR"] if touching else ["VECTOR", "MTE2"]
         for name in names:
-            self.toy.queue(name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}")
+            self.toy.queue(
+                name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}"
+            )
         self.sides: list[_Side] = []
         for index in range(rng.randint(1, 4)):
             depth = rng.randint(1, 4)
@@ -298,8 +314,12 @@ class RandomProgram:
 
     def _segment(self, rings: Sequence[Ring], levels: int) -> list[Item]:
         if not levels or self.rng.random() < 0.4:
-            return list(self._run({r.name: (n, n) for r in rings for n in [self.rng.randint(0, 3)]}))
-        body = [item for _ in range(self.rng.randint(1, 2)) for item in self._segment(rings, levels - 1)]
+            return list(
+                self._run({r.name: (n, n) for r in rings for n in [self.rng.randint(0, 3)]})
+            )
+        body = [
+            item for _ in range(self.rng.randint(1, 2)) for item in self._segment(rings, levels - 1)
+        ]
         indices = range(self.rng.randint(0, 4))
         return [Loop(f"loop{self.labels}", indices, lambda _i: body)]
 

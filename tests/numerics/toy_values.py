@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ir.toy import UB, Toy
@@ -13,13 +12,18 @@ from npusim.ir.program import Item, Loop, TileProgram
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.numerics.executor import Execution, execute
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 Array = Any
 
 
 class Straight:
     """A program on one queue: ``load`` a tile, ``step`` on tiles, ``store`` the result."""
 
-    def __init__(self, rows: int, cols: int, fmt: str, *, heads: int = 1, out_fmt: str = "") -> None:
+    def __init__(
+        self, rows: int, cols: int, fmt: str, *, heads: int = 1, out_fmt: str = ""
+    ) -> None:
         self.toy, self.rows, self.cols, self.fmt = Toy(), rows, cols, fmt
         self.q = self.toy.queue("q")
         self.x = GlobalTensor("x", 1, heads, rows, cols, fmt, "input")
@@ -27,7 +31,9 @@ class Straight:
         self.steps: list[tuple[str, Callable[[int], Step]]] = []
 
     def tile(self, name: str, fmt: str = "", rows: int = 0, cols: int = 0) -> Tile:
-        return self.toy.allocator.tile(UB, name, rows or self.rows, cols or self.cols, fmt or self.fmt)
+        return self.toy.allocator.tile(
+            UB, name, rows or self.rows, cols or self.cols, fmt or self.fmt
+        )
 
     def step(self, label: str, opcode: Opcode, dst: Tile, *srcs: Any, **how: Any) -> None:
         from npusim.ir.op import Attributes
@@ -35,10 +41,14 @@ class Straight:
         self.steps.append((label, lambda _head: Step(opcode, dst, srcs, Attributes(**how))))
 
     def load(self, dst: Tile) -> None:
-        self.steps.append(("load", lambda head: Step(Opcode.COPY, dst, (self._whole(self.x, head),))))
+        self.steps.append(
+            ("load", lambda head: Step(Opcode.COPY, dst, (self._whole(self.x, head),)))
+        )
 
     def store(self, src: Tile) -> None:
-        self.steps.append(("store", lambda head: Step(Opcode.COPY, self._whole(self.y, head), (src,))))
+        self.steps.append(
+            ("store", lambda head: Step(Opcode.COPY, self._whole(self.y, head), (src,)))
+        )
 
     @staticmethod
     def _whole(tensor: GlobalTensor, head: int) -> Any:

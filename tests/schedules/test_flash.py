@@ -47,7 +47,12 @@ TILINGS: dict[str, dict[str, Any]] = {
 
 
 #: Every problem with the default tiling, every tiling with those of few block shapes.
-CHECKED = [(p, t) for p in PROBLEMS for t in TILINGS if t == "default" or p not in ("pangu_38b", "llama2_70b, shared keys")]
+CHECKED = [
+    (p, t)
+    for p in PROBLEMS
+    for t in TILINGS
+    if t == "default" or p not in ("pangu_38b", "llama2_70b, shared keys")
+]
 
 
 @pytest.mark.parametrize(("problem", "tiling"), CHECKED)
@@ -83,9 +88,17 @@ def test_blocks_of_one_shape_run_the_same_operations(
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_products_multiply_each_visible_tile_once(causal: bool, build_flash: Callable[..., TileProgram]) -> None:
+def test_products_multiply_each_visible_tile_once(
+    causal: bool, build_flash: Callable[..., TileProgram]
+) -> None:
     """Multiply-adds of all MATMUL steps: those the mask leaves, and what masked tiles add."""
-    fields: dict[str, Any] = {"heads": 1, "seq_q": 256, "seq_kv": 256, "head_dim": 64, "causal": causal}
+    fields: dict[str, Any] = {
+        "heads": 1,
+        "seq_q": 256,
+        "seq_kv": 256,
+        "head_dim": 64,
+        "causal": causal,
+    }
     program = build_flash({"block_q": 64, "block_kv": 64}, **fields)
     done = 0
     for block in program.phases[0].blocks:
@@ -110,7 +123,9 @@ def test_every_output_row_is_written_once(build_flash: Callable[..., TileProgram
             for s in op.steps:
                 if isinstance(s.dst, GlobalTile):
                     assert (s.dst.tensor.name, s.dst.col, s.dst.cols) == ("o", 0, 32)
-                    written.update((s.dst.batch, s.dst.head, s.dst.row + r) for r in range(s.dst.rows))
+                    written.update(
+                        (s.dst.batch, s.dst.head, s.dst.row + r) for r in range(s.dst.rows)
+                    )
     assert written == Counter((b, h, r) for b in range(2) for h in range(2) for r in range(197))
 
 
@@ -162,8 +177,12 @@ def test_the_largest_block_named_fits_and_one_step_more_does_not(
             build_flash({**tiling, name: int(value) + 16}, **fields)
 
 
-def test_a_causal_block_too_large_for_the_tiling_mask_is_refused(build_flash: Callable[..., TileProgram]) -> None:
-    with pytest.raises(TilingError, match=r"tiling-mask: a block of 128x1024 needs .* = 1151 <= 2M = 1024"):
+def test_a_causal_block_too_large_for_the_tiling_mask_is_refused(
+    build_flash: Callable[..., TileProgram],
+) -> None:
+    with pytest.raises(
+        TilingError, match=r"tiling-mask: a block of 128x1024 needs .* = 1151 <= 2M = 1024"
+    ):
         build_flash({"block_kv": 1024, "vector_rows": 1}, **PANGU, causal=True)
 
 
@@ -182,10 +201,14 @@ def test_tiling_fields_outside_their_limits_are_refused(
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"):
+    with pytest.raises(
+        SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"
+    ):
         find_schedule("flsh", "ascend")
 
 
 def test_a_schedule_without_a_mapping_for_a_family_is_refused_with_those_that_have_it() -> None:
-    with pytest.raises(SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"):
+    with pytest.raises(
+        SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"
+    ):
         find_schedule("flash", "tpu")

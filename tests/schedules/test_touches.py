@@ -21,16 +21,34 @@ if TYPE_CHECKING:
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "flash": ("flash", {"block_kv": 64}, {"heads": 2, "seq_q": 197, "seq_kv": 197, "head_dim": 64}),
     "flash, causal": (
-        "flash", {"block_q": 64, "block_kv": 64}, {"heads": 2, "kv_heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64, "causal": True},
+        "flash",
+        {"block_q": 64, "block_kv": 64},
+        {"heads": 2, "kv_heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64, "causal": True},
     ),
-    "flash, two bands": ("flash", {"block_q": 256, "block_kv": 64}, {"heads": 1, "seq_q": 256, "seq_kv": 200, "head_dim": 64}),
-    "flash, wide values": ("flash", {"block_kv": 64}, {"heads": 1, "seq_q": 64, "seq_kv": 200, "head_dim": 64, "value_head_dim": 192}),
+    "flash, two bands": (
+        "flash",
+        {"block_q": 256, "block_kv": 64},
+        {"heads": 1, "seq_q": 256, "seq_kv": 200, "head_dim": 64},
+    ),
+    "flash, wide values": (
+        "flash",
+        {"block_kv": 64},
+        {"heads": 1, "seq_q": 64, "seq_kv": 200, "head_dim": 64, "value_head_dim": 192},
+    ),
     "pasa": ("pasa", {}, {"heads": 2, "kv_heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64}),
     "standard": ("standard", {}, {"heads": 2, "seq_q": 197, "seq_kv": 300, "head_dim": 64}),
-    "pasa, two bands": ("pasa", {"block_q": 256, "block_kv": 64}, {"heads": 1, "seq_q": 256, "seq_kv": 128, "head_dim": 64}),
-    "standard, causal": ("standard", {}, {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True}),
+    "pasa, two bands": (
+        "pasa",
+        {"block_q": 256, "block_kv": 64},
+        {"heads": 1, "seq_q": 256, "seq_kv": 128, "head_dim": 64},
+    ),
+    "standard, causal": (
+        "standard",
+        {},
+        {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True},
+    ),
     "two_level": ("two_level", {}, {"heads": 2, "seq_q": 197, "seq_kv": 300, "head_dim": 64}),
-}  # fmt: skip
+}
 
 
 def build(case: str, device: DeviceSpec) -> TileProgram:
@@ -49,7 +67,9 @@ def cells(region: GlobalTile) -> set[tuple[int, int, int, int]]:
     }
 
 
-def actual(phase: Phase, block: Any) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
+def actual(
+    phase: Phase, block: Any
+) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
     """Return bytes read by tensor, and the elements read and written."""
     size: Counter[str] = Counter()
     read: dict[str, set[Any]] = defaultdict(set)
@@ -73,14 +93,18 @@ def test_a_block_reads_and_writes_the_regions_it_says(case: str, device: DeviceS
             written: dict[str, set[Any]] = defaultdict(set)
             for touch in phase.touches(block):
                 if touch.region.tensor.name != "mask":
-                    (written if touch.is_write else read)[touch.region.tensor.name] |= cells(touch.region)
+                    (written if touch.is_write else read)[touch.region.tensor.name] |= cells(
+                        touch.region
+                    )
             _, really_read, really_written = actual(phase, block)
             assert written == really_written, phase.name
             assert read == really_read, phase.name
 
 
 BANDS = pytest.mark.xfail(
-    strict=True, reason="AttentionTensors.touches says V is read once; every band of 128 query rows reads it"
+    strict=True,
+    raises=AssertionError,
+    reason="AttentionTensors.touches says V is read once; every band of 128 query rows reads it",
 )
 
 

@@ -131,7 +131,7 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
         ),
         (
             "data: {kind: hybrid, x0: 20, amplitude: 10, probability: 1.5}",
-            "10  data.probability: 1.5 must be at most 1",
+            "10  data.probability: 1.5 must be at most 1.0",
         ),
         ("sliding_layers: 3", "1  sliding_window: missing; some layers are said to slide"),
     ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from random import Random
 from typing import TYPE_CHECKING
 
 from npusim.spec.load import load_device
 
 if TYPE_CHECKING:
+    from random import Random
+
     from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import FILL_CYCLES, RandomProgram, Toy, fill, front, phase
-from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
 from npusim.errors import DeadlockError
 from npusim.ir.op import Opcode, Step, TileOp
@@ -17,6 +16,7 @@ from npusim.ir.program import Loop, Queue
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import Walker, walk
 from npusim.timing import METHODS, des, replay
+from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 #: One core group, nothing to issue or to dispatch: only what a test is about takes time.
-BARE = {"group_count": "1", "launch__block_dispatch_cycles": "0", "cores__aiv__engines__SCALAR__issue_cycles": "0"}
+BARE = {
+    "group_count": "1",
+    "launch__block_dispatch_cycles": "0",
+    "cores__aiv__engines__SCALAR__issue_cycles": "0",
+}
 BOTH = pytest.mark.parametrize("method", ["des", "replay"])
 
 
@@ -55,7 +59,10 @@ def test_two_stages_with_two_slots_overlap_as_drawn_on_paper(method: str) -> Non
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c], depth=2)
-    body: list[Item] = [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring), repeats=10)]
+    body: list[Item] = [
+        toy.op("w", p, fill(ring), repeats=1),
+        toy.op("r", c, front(ring), repeats=10),
+    ]
     result = simulate(method, toy.program([Loop("tile", range(4), lambda _i: body)]))
     # w0 0-25, w1 25-50; r0 from 26 to 60; w2 waits for r0's release: 61-86; r1 60-94; w3 95-120;
     # r2 94-128 (w2 is visible at 87); r3 128-162.
@@ -75,7 +82,10 @@ def test_one_slot_takes_turns(method: str) -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c], depth=1)
-    body: list[Item] = [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring), repeats=1)]
+    body: list[Item] = [
+        toy.op("w", p, fill(ring), repeats=1),
+        toy.op("r", c, front(ring), repeats=1),
+    ]
     result = simulate(method, toy.program([Loop("tile", range(3), lambda _i: body)]))
     # 25 + 1 + 25 + 1 a turn: w at 0, 52, 104.
     assert spans(result)["p"] == [("w", 0, 25), ("w", 52, 77), ("w", 104, 129)]
@@ -88,8 +98,13 @@ def test_results_are_there_a_latency_after_the_engine_is_free(method: str) -> No
     toy = Toy()
     load, use = toy.queue("load", engine="MTE2"), toy.queue("use")
     ring = toy.ring("A", [load], [use], depth=2)
-    body: list[Item] = [toy.op("w", load, fill(ring), repeats=1), toy.op("r", use, front(ring), repeats=1)]
-    result = simulate(method, toy.program([Loop("tile", range(2), lambda _i: body)]), **ENDLESS_LINKS)
+    body: list[Item] = [
+        toy.op("w", load, fill(ring), repeats=1),
+        toy.op("r", use, front(ring), repeats=1),
+    ]
+    result = simulate(
+        method, toy.program([Loop("tile", range(2), lambda _i: body)]), **ENDLESS_LINKS
+    )
     assert spans(result)["load"] == [("w", 0, 20), ("w", 20, 40)]
     assert spans(result)["use"] == [("r", 321, 346), ("r", 346, 371)]
     assert result.queues[0][0].end_cycles == 40 + 300
@@ -100,15 +115,22 @@ def test_an_acknowledgement_period_delays_the_producer_to_the_second_release(met
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c], depth=2, period=2)
-    body: list[Item] = [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring), repeats=1)]
+    body: list[Item] = [
+        toy.op("w", p, fill(ring), repeats=1),
+        toy.op("r", c, front(ring), repeats=1),
+    ]
     items = [*body, *body]
-    result = simulate(method, toy.program([*items, toy.op("third", p, fill(ring), repeats=1), body[1]]))
+    result = simulate(
+        method, toy.program([*items, toy.op("third", p, fill(ring), repeats=1), body[1]])
+    )
     # r0 26-51, r1 51-76: only then are both slots acknowledged.
     assert spans(result)["p"][2] == ("third", 77, 102)
 
 
 @BOTH
-def test_a_flag_between_the_cores_takes_its_issue_on_both_sides_and_its_latency(method: str) -> None:
+def test_a_flag_between_the_cores_takes_its_issue_on_both_sides_and_its_latency(
+    method: str,
+) -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S slots", [p], [c], depth=2, flag="counter")
@@ -128,7 +150,9 @@ def test_a_scalar_unit_issues_in_program_order_into_full_queues(method: str) -> 
     toy = Toy()
     a, b = (toy.queue(n, issuer="one") for n in "ab")
     items = [toy.op(f"a{i}", a, repeats=1) for i in range(3)] + [toy.op("b", b, repeats=1)]
-    shallow = simulate(method, toy.program(items), cores__aiv__engines__VECTOR__queue_depth_count="1")
+    shallow = simulate(
+        method, toy.program(items), cores__aiv__engines__VECTOR__queue_depth_count="1"
+    )
     assert spans(shallow)["b"] == [("b", 25, 50)]
     deep = simulate(method, toy.program(items), cores__aiv__engines__VECTOR__queue_depth_count="2")
     assert spans(deep)["b"] == [("b", 0, 25)]
@@ -148,7 +172,9 @@ def test_blocks_go_round_the_core_groups_and_the_slowest_decides(method: str) ->
     toy = Toy()
     q = toy.queue("q")
     program = toy.program(
-        lambda block: [toy.op("x", q, repeats=int(str(block)))], blocks=[1, 2, 3, 4, 5], shape=lambda b: b
+        lambda block: [toy.op("x", q, repeats=int(str(block)))],
+        blocks=[1, 2, 3, 4, 5],
+        shape=lambda b: b,
     )
     result = simulate(method, program, group_count="2")
     assert [group[0].busy_cycles for group in result.queues] == [
@@ -163,7 +189,12 @@ def test_a_phase_begins_when_the_one_before_has_ended_on_every_core(method: str)
     q = toy.queue("q")
     one = phase("one", [0, 1], lambda b: [toy.op("x", q, repeats=10 + 20 * b)], lambda b: b)
     two = phase("two", [0], lambda _b: [toy.op("y", q, repeats=1)], lambda b: b)
-    result = simulate(method, toy.program((), phases=[one, two]), group_count="2", launch__block_dispatch_cycles="100")
+    result = simulate(
+        method,
+        toy.program((), phases=[one, two]),
+        group_count="2",
+        launch__block_dispatch_cycles="100",
+    )
     # Group 1 ends phase one at 100 + 54; phase two dispatches for another 100.
     assert spans(result)["q"] == [("x", 100, 134), ("y", 254, 279)]
     assert result.cycles == 279
@@ -189,7 +220,9 @@ def test_cores_that_load_together_share_the_link() -> None:
     tile = Tile("aic.L1", 0, 64, 64, 64, "float16")
 
     def body(block: Any) -> list[TileOp]:
-        return [TileOp("K.load", queue, queue, (Step(Opcode.COPY, tile, (k.tile(0, block, 0, 64),)),))]
+        return [
+            TileOp("K.load", queue, queue, (Step(Opcode.COPY, tile, (k.tile(0, block, 0, 64),)),))
+        ]
 
     program = toy.program(body, blocks=[0, 1], tensors=[k])  # type: ignore[arg-type]
     slow = str(32 * 1.8e9)
@@ -225,7 +258,9 @@ def test_busy_and_stalls_add_up_to_the_end_of_a_queues_last_operation(rng: Any) 
 
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
-def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits_for(rng: Any) -> None:
+def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits_for(
+    rng: Any,
+) -> None:
     """Checked on the concrete walk: end + latency (300 of MTE2, if it moves anything) + the flag's."""
     program, device = RandomProgram(rng).program(), random_device(rng)
     groups = device.group_count.value
@@ -251,7 +286,11 @@ def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits
                     moves = program.queues[op.queue].engine == "MTE2" and op.op.steps
                     for end in op.sets:
                         crossing = walker.endpoints[end].is_cross_core
-                        latency = flags.cross_core_latency_cycles if crossing else flags.intra_core_latency_cycles
+                        latency = (
+                            flags.cross_core_latency_cycles
+                            if crossing
+                            else flags.intra_core_latency_cycles
+                        )
                         counts[end] += 1
                         visible[end, counts[end]] = span.end + (300 if moves else 0) + latency.value
         assert not any(unseen.values())
@@ -261,7 +300,9 @@ def test_busy_and_stalls_of_flash_add_up_under_contention(
     build_flash: Callable[..., TileProgram], device: DeviceSpec
 ) -> None:
     result = des.simulate(
-        build_flash(heads=5, seq_q=1024, seq_kv=1024, head_dim=128, causal=True), device, trace_groups=range(24)
+        build_flash(heads=5, seq_q=1024, seq_kv=1024, head_dim=128, causal=True),
+        device,
+        trace_groups=range(24),
     )
     for group in result.queues:
         for use in group:
@@ -269,15 +310,27 @@ def test_busy_and_stalls_of_flash_add_up_under_contention(
             assert use.busy_cycles + sum(use.stalls.values()) == max(ends)
 
 
-def test_two_runs_are_identical(build_flash: Callable[..., TileProgram], device: DeviceSpec) -> None:
+def test_two_runs_are_identical(
+    build_flash: Callable[..., TileProgram], device: DeviceSpec
+) -> None:
     program = build_flash(heads=7, seq_q=400, seq_kv=700, head_dim=64)
     a, b = (des.simulate(program, device, trace_groups=range(24)) for _ in range(2))
-    assert (a.cycles, booked(a), timeline(a), a.link_bytes) == (b.cycles, booked(b), timeline(b), b.link_bytes)
+    assert (a.cycles, booked(a), timeline(a), a.link_bytes) == (
+        b.cycles,
+        booked(b),
+        timeline(b),
+        b.link_bytes,
+    )
 
 
-def test_keeping_a_trace_changes_no_time(build_flash: Callable[..., TileProgram], device: DeviceSpec) -> None:
+def test_keeping_a_trace_changes_no_time(
+    build_flash: Callable[..., TileProgram], device: DeviceSpec
+) -> None:
     program = build_flash(heads=3, seq_q=256, seq_kv=256, head_dim=64)
-    traced, plain = des.simulate(program, device, trace_groups=(0, 1)), des.simulate(program, device)
+    traced, plain = (
+        des.simulate(program, device, trace_groups=(0, 1)),
+        des.simulate(program, device),
+    )
     assert booked(traced) == booked(plain)
     assert {s.group for s in traced.spans} == {0, 1}
     assert not plain.spans
@@ -318,7 +371,12 @@ def crossed() -> TileProgram:
     toy = Toy()
     a, b = toy.queue("a"), toy.queue("b")
     there, back = toy.ring("there", [a], [b]), toy.ring("back", [b], [a])
-    return toy.program([toy.op("first", a, front(back), fill(there)), toy.op("second", b, front(there), fill(back))])
+    return toy.program(
+        [
+            toy.op("first", a, front(back), fill(there)),
+            toy.op("second", b, front(there), fill(back)),
+        ]
+    )
 
 
 def test_a_deadlock_names_each_engine_its_operation_and_its_flag() -> None:
@@ -331,7 +389,9 @@ def test_a_deadlock_names_each_engine_its_operation_and_its_flag() -> None:
 
 
 def test_replay_names_the_operation_whose_flag_nothing_before_it_sets() -> None:
-    with pytest.raises(DeadlockError, match=r"first on a waits for back ready number 1, which no earlier operation"):
+    with pytest.raises(
+        DeadlockError, match=r"first on a waits for back ready number 1, which no earlier operation"
+    ):
         simulate("replay", crossed())
 
 
@@ -339,7 +399,10 @@ def test_a_slot_that_is_never_given_back_is_a_deadlock() -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c], depth=2)
-    items = [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring, last=False), repeats=1)]
+    items = [
+        toy.op("w", p, fill(ring), repeats=1),
+        toy.op("r", c, front(ring, last=False), repeats=1),
+    ]
     items += [toy.op("w", p, fill(ring), repeats=1), toy.op("late", p, fill(ring), repeats=1)]
     with pytest.raises(DeadlockError, match=r"stuck at cycle 51: group 0 p: late waits for S free"):
         simulate("des", toy.program(items))
@@ -350,7 +413,12 @@ def test_a_full_queue_behind_a_stuck_engine_is_reported_with_it() -> None:
     toy = Toy()
     a, b = (toy.queue(n, issuer="one") for n in "ab")
     ring = toy.ring("S", [b], [a])
-    items = [toy.op("r", a, front(ring)), toy.op("a1", a), toy.op("a2", a), toy.op("w", b, fill(ring))]
+    items = [
+        toy.op("r", a, front(ring)),
+        toy.op("a1", a),
+        toy.op("a2", a),
+        toy.op("w", b, fill(ring)),
+    ]
     with pytest.raises(DeadlockError, match=r"group 0 a: r waits for S ready"):
         simulate("des", toy.program(items), cores__aiv__engines__VECTOR__queue_depth_count="1")
 
@@ -360,9 +428,15 @@ def test_a_full_queue_behind_a_stuck_engine_is_reported_with_it() -> None:
 def test_a_program_in_legal_order_never_deadlocks_however_shallow_its_queues(rng: Any) -> None:
     program = RandomProgram(rng).program()
     result = des.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
+        program,
+        device_with(
+            cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS
+        ),
     )
     expected = replay.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
+        program,
+        device_with(
+            cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS
+        ),
     )
     assert result.operations == expected.operations

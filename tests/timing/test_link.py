@@ -24,7 +24,7 @@ def ends(flows: list[Flow], bytes_per_tick: float) -> tuple[list[int], SharedLin
     link = SharedLink(env, "hbm", bytes_per_tick)
     found: dict[int, int] = {}
 
-    def joining(index: int, flow: Flow):  # noqa: ANN202 - a SimPy process
+    def joining(index: int, flow: Flow):
         yield env.timeout(flow.start)
         link.join(flow.size_bytes, lambda: found.setdefault(index, int(env.now)), flow.weight)
 
@@ -76,16 +76,22 @@ def test_who_ends_may_join_again_at_once() -> None:
 
 
 FLOWS = st.lists(
-    st.builds(Flow, st.integers(0, 60), st.integers(1, 500), st.integers(1, 4)), min_size=1, max_size=8
+    st.builds(Flow, st.integers(0, 60), st.integers(1, 500), st.integers(1, 4)),
+    min_size=1,
+    max_size=8,
 )
 RATES = st.sampled_from([0.3, 1.0, 7.0, 10.0, 64.5, 805.55, 3888.9])
 
 
 @given(FLOWS, RATES)
-def test_a_weighted_flow_ends_with_as_many_equal_flows_to_the_tick(flows: list[Flow], rate: float) -> None:
+def test_a_weighted_flow_ends_with_as_many_equal_flows_to_the_tick(
+    flows: list[Flow], rate: float
+) -> None:
     weighted, _ = ends(flows, rate)
     split = [f._replace(weight=1) for f in flows for _ in range(f.weight)]
-    assert ends(split, rate)[0] == [end for f, end in zip(flows, weighted, strict=True) for _ in range(f.weight)]
+    assert ends(split, rate)[0] == [
+        end for f, end in zip(flows, weighted, strict=True) for _ in range(f.weight)
+    ]
 
 
 @given(FLOWS, RATES)
@@ -129,7 +135,9 @@ def test_a_transfer_more_never_makes_another_end_earlier(flows: list[Flow], rate
 
 
 @given(st.integers(1, 500), st.integers(1, 64), RATES)
-def test_equal_transfers_that_start_together_end_together(size: int, count: int, rate: float) -> None:
+def test_equal_transfers_that_start_together_end_together(
+    size: int, count: int, rate: float
+) -> None:
     finished, _ = ends([Flow(0, size)] * count, rate)
     assert len(set(finished)) == 1
     exact = size * count / rate

@@ -120,6 +120,7 @@ def masked_score(needs_finite: bool) -> float:
     """Return what a masked score becomes: -Inf, or where a tile may mask a row before any other
     tile has given it a maximum, the lowest power of two of float32 (it vanishes against any score).
     """
+    # float32's largest exponent is 127 (IEEE 754).
     return -(2.0**127) if needs_finite else -math.inf
 
 

@@ -1,0 +1,113 @@
+"""Who moves a collective's bytes: the mode it chooses, and the alpha-beta form of its time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.node.collective import Collective, collective, shard_sizes
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.node.kernel import CollectiveCall
+    from npusim.node.topology import Topology
+    from npusim.spec.node import DriverMode, DriverSpec, NodeSpec
+
+__all__ = ["AlphaBeta", "Plan", "alpha_beta", "plan_collective"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """``alpha_s + size / bytes_per_s``: a collective's time when nothing else runs, in closed form."""
+
+    alpha_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return the time of a message of ``size_bytes`` a rank."""
+        return self.alpha_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A collective with its driver's mode and its closed form."""
+
+    collective: Collective
+    driver: DriverSpec
+    mode_name: str
+    mode: DriverMode
+    closed_form: AlphaBeta
+
+    @property
+    def engines_per_transfer(self) -> int:
+        """Return how many engines serve one transfer."""
+        per = self.driver.engines_per_transfer_count
+        return self.driver.engine_count.value if per is None else per.value
+
+    def sending_bytes_per_s(self) -> float:
+        """Return what a rank sends on average while the collective runs, for its claim on memory."""
+        sent = _sent_share(self.collective)
+        return sent * self.closed_form.bytes_per_s
+
+
+def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> Plan:
+    """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
+    chosen = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
+    driver = node.driver(call.driver)
+    plans = [
+        Plan(chosen, driver, name, mode, alpha_beta(chosen, topology, driver, mode))
+        for name, mode in driver.modes.items()
+    ]
+    return min(plans, key=lambda p: p.closed_form.seconds(call.size_bytes))
+
+
+def alpha_beta(
+    chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode
+) -> AlphaBeta:
+    """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
+
+    Rounds follow one another; in each the slowest of its links, engines and drivers decides.
+    """
+    alpha, seconds_per_byte = float(mode.start_s.value), 0.0
+    engine = float(mode.engine_bytes_per_s.value)
+    per = driver.engines_per_transfer_count
+    own = engine * (driver.engine_count.value if per is None else per.value)
+    for transfers in chosen.rounds:
+        loads: dict[str, float] = defaultdict(float)
+        rates: dict[str, float] = {}
+        sending: dict[int, float] = defaultdict(float)
+        latency = slowest = 0.0
+        for t in transfers:
+            share = len(t.shards) / chosen.shard_count
+            route = topology.route(t.source, t.target)
+            latency = max(latency, sum(e.latency_s for e in route))
+            sending[t.source] += share
+            slowest = max(slowest, share / own)
+            for edge in route:
+                loads[edge.name] += share
+                rates[edge.name] = edge.bytes_per_s
+        alpha += latency + float(mode.transfer_start_s.value)
+        of_links = [load / rates[name] for name, load in loads.items()]
+        of_drivers = [share / (engine * driver.engine_count.value) for share in sending.values()]
+        seconds_per_byte += max([slowest, *of_links, *of_drivers])
+    return AlphaBeta(alpha, 1.0 / seconds_per_byte)
+
+
+def _sent_share(chosen: Collective) -> float:
+    """Return the bytes that rank 0 sends, in messages."""
+    sent = sum(len(t.shards) for r in chosen.rounds for t in r if t.source == 0)
+    return sent / chosen.shard_count
+
+
+def transfer_bytes(chosen: Collective, size_bytes: int) -> list[list[int]]:
+    """Return the bytes of every transfer of every round for a message of ``size_bytes``."""
+    sizes = shard_sizes(size_bytes, chosen.shard_count)
+    return [[sum(sizes[s] for s in t.shards) for t in r] for r in chosen.rounds]
+
+
+def chunk_sizes(mode: DriverMode, size_bytes: int) -> list[int]:
+    """Return the pieces in which a message moves through all rounds, about equal."""
+    if mode.chunk_bytes is None:
+        return [size_bytes]
+    return [s for s in shard_sizes(size_bytes, ceil_div(size_bytes, mode.chunk_bytes.value)) if s]

@@ -1,0 +1,115 @@
+"""What a node's operations carry: kernels with work, collectives with bytes.
+
+A node program is a tile program whose core groups are devices.  Its operations have no steps: a
+:class:`KernelOp` stands for a whole program of one device, a :class:`CollectiveOp` for one rank's
+part in a collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from npusim.ir.op import TileOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.node.collective import Algorithm, Kind
+    from npusim.spec.kernels import GemmProblem
+    from npusim.spec.problem import Problem
+
+KernelRole = Literal["attention", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One program of one device inside a kernel: a schedule and its problem."""
+
+    schedule: str
+    problem: Problem | GemmProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch: its children run one after the other."""
+
+    role: KernelRole
+    children: tuple[Child, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """A kernel as equal blocks on cores: ``resident`` share a core, a block alone takes ``block_fs``.
+
+    Blocks are not pre-empted: a core given away is given away until its blocks are done.
+    """
+
+    block_count: int
+    block_fs: int
+    resident: int
+    core_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """A kernel's time alone and what it uses of each shared resource, 0 to 1 of the device.
+
+    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
+    resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
+    """
+
+    alone_fs: int
+    launch_fs: int
+    issue_fs: int
+    demand: tuple[tuple[str, float], ...] = ()
+    waves: Waves | None = None
+
+    @property
+    def whole_fs(self) -> int:
+        """Return the time of a call by itself."""
+        return self.issue_fs + self.launch_fs + self.alone_fs
+
+
+#: Gives a kernel's work; ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
+KernelTimer = "Callable[[Kernel], KernelWork]"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds."""
+
+    kind: Kind
+    algorithm: Algorithm
+    driver: str
+    size_bytes: int
+    #: The host joins two streams by events before it.
+    is_overlapped: bool = False
+
+
+@dataclass(slots=True)
+class KernelOp(TileOp):
+    """A launch in a queue of a device."""
+
+    kernel: Kernel = field(default=Kernel("linear", ()))
+
+
+@dataclass(slots=True)
+class CollectiveOp(TileOp):
+    """A rank's part in a collective."""
+
+    call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
+
+
+def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
+    """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
+
+    What is left of a resource serves the work at ``left / demand`` of its own speed, and the
+    scarcest decides.  Something is always left: 1 % of a resource claimed whole.
+    """
+    # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
+    least = 0.01  # source: ours, so that work claimed to a stop still ends
+    rates = [
+        max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0
+    ]
+    return min([1.0, *rates])

@@ -1,0 +1,106 @@
+"""The bits of a collective: its transfers executed on arrays, every addition rounded as it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim import formats
+from npusim.errors import TensorError
+from npusim.node.collective import shard_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.node.collective import Collective, Transfer
+
+__all__ = ["ReductionError", "execute", "reduction_error"]
+
+
+def execute(collective: Collective, inputs: Sequence[NDArray[Any]], fmt: str) -> list[NDArray[Any]]:
+    """Return what every rank holds afterwards, given what each held: equal shapes, format ``fmt``.
+
+    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then
+    what arrives, in the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a
+    sum; an all-gather takes each shard from its owner.  Rows of tiled calls fall into other shards
+    than those of an untiled one, so that bits are equal where the order of ranks is the same for
+    all shards.
+
+    Raises
+    ------
+    TensorError
+        The inputs are not one array of one shape for each rank.
+    """
+    shapes = {a.shape for a in inputs}
+    if len(inputs) != collective.ranks or len(shapes) != 1:
+        raise TensorError(
+            f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} of one shape"
+        )
+    held = [np.array(a).reshape(-1) for a in inputs]
+    cuts = np.cumsum([0, *shard_sizes(held[0].size, collective.shard_count)])
+    for transfers in collective.rounds:
+        sent = [
+            [held[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers
+        ]
+        if collective.is_ordered and all(t.adds for t in transfers):
+            _add_by_rank(held, cuts, transfers, sent, fmt)
+            continue
+        for transfer, parts in zip(transfers, sent, strict=True):
+            for shard, part in zip(transfer.shards, parts, strict=True):
+                place = held[transfer.target][cuts[shard] : cuts[shard + 1]]
+                place[...] = formats.add(place, part, fmt) if transfer.adds else part
+    return [a.reshape(inputs[0].shape) for a in held]
+
+
+def _add_by_rank(
+    held: list[NDArray[Any]],
+    cuts: NDArray[Any],
+    transfers: Sequence[Transfer],
+    sent: Sequence[Sequence[NDArray[Any]]],
+    fmt: str,
+) -> None:
+    """Add what arrives at each target in one round in the order of ranks, its own among them."""
+    terms: dict[tuple[int, int], dict[int, NDArray[Any]]] = {}
+    for transfer, parts in zip(transfers, sent, strict=True):
+        for shard, part in zip(transfer.shards, parts, strict=True):
+            terms.setdefault((transfer.target, shard), {})[transfer.source] = part
+    for (target, shard), arrived in terms.items():
+        place = held[target][cuts[shard] : cuts[shard + 1]]
+        by_rank = [part for _, part in sorted({**arrived, target: place.copy()}.items())]
+        total = by_rank[0]
+        for part in by_rank[1:]:
+            total = formats.add(total, part, fmt)
+        place[...] = total
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionError:
+    """Distance of a reduced result from the float64 sum of the same inputs."""
+
+    rmse: float  #: relative Frobenius error
+    max_abs_error: float
+    is_same_on_all_ranks: bool
+
+
+def reduction_error(
+    collective: Collective, inputs: Sequence[NDArray[Any]], fmt: str
+) -> ReductionError:
+    """Return how far an AllReduce's result is from the float64 sum.
+
+    A NaN or an infinity in the result makes the figures infinite or NaN, as it should.
+    """
+    results = execute(collective, inputs, fmt)
+    exact = np.zeros(results[0].shape, np.float64)
+    for part in inputs:
+        exact = exact + np.asarray(part, np.float64)
+    difference = np.asarray(results[0], np.float64) - exact
+    scale = float(np.linalg.norm(exact)) or 1.0
+    return ReductionError(
+        float(np.linalg.norm(difference)) / scale,
+        float(np.max(np.abs(difference), initial=0.0)),
+        all(r.tobytes() == results[0].tobytes() for r in results[1:]),
+    )

@@ -1,0 +1,84 @@
+"""Values of a schedule for a page: the program as a run builds it, executed without its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
+from npusim.schedules import find_schedule
+from npusim.spec.load import load_device
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import Choice
+    from npusim.numerics.executor import Observer
+    from npusim.numerics.result import NumericResult
+    from npusim.numerics.store import HeadSource
+    from npusim.spec.problem import Problem
+
+__all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
+
+#: Devices whose mappings the pages use.
+ASCEND = "ascend_910b2"
+GPU = "h200"
+
+
+def program_of(
+    schedule: str,
+    problem: Problem,
+    precision: str,
+    *,
+    hw: str = ASCEND,
+    tiling: Mapping[str, object] | None = None,
+) -> TileProgram:
+    """Return the tile program of a schedule on a packaged device."""
+    device = load_device(hw)
+    chosen = find_schedule(schedule, device.family)
+    fields = build_tiling(chosen.tiling, tiling or {})
+    return chosen.program(problem, fields, device, chosen.precision(precision))
+
+
+def values(
+    schedule: str,
+    problem: Problem,
+    precision: str,
+    *,
+    hw: str = ASCEND,
+    tiling: Mapping[str, object] | None = None,
+    source: HeadSource | None = None,
+    rows: Choice = "all",
+    heads: Choice = "all",
+    diagnose: bool = False,
+) -> NumericResult:
+    """Return bits, errors and events; inputs come from the problem's recipe unless given."""
+    program = program_of(schedule, problem, precision, hw=hw, tiling=tiling)
+    inputs = source if source is not None else recipe_source(problem)
+    return evaluate(program, problem, inputs, rows=rows, heads=heads, diagnose=diagnose)
+
+
+def observe(
+    schedule: str,
+    problem: Problem,
+    precision: str,
+    observer: Observer,
+    *,
+    hw: str = GPU,
+    tiling: Mapping[str, object] | None = None,
+    source: HeadSource | None = None,
+) -> Any:
+    """Execute every block with an observer; return the output tensor (batch, heads, rows, dv)."""
+    import numpy as np
+
+    program = program_of(schedule, problem, precision, hw=hw, tiling=tiling)
+    inputs = source if source is not None else recipe_source(problem)
+    done = execute(program, inputs, observers=(observer,))
+    heads = [
+        [done.tensors.head(program.tensors["o"], b, h) for h in range(problem.heads)]
+        for b in range(problem.batch)
+    ]
+    return np.array(heads)

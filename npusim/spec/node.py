@@ -1,0 +1,230 @@
+"""A node as its file describes it: devices, the links between them, who drives a collective.
+
+Also the problems that only a node has: a layer's attention with its output projection and AllReduce.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from npusim.errors import SpecError
+from npusim.spec.device import _facts
+from npusim.spec.inherit import read_inherited
+from npusim.spec.load import validated
+from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
+from npusim.spec.packaged import list_packaged, resolve
+from npusim.spec.problem import Problem
+from npusim.spec.quantity import Positive, PositiveWhole, Quantity, Sourced
+
+__all__ = [
+    "DriverMode",
+    "DriverSpec",
+    "HostSpec",
+    "KernelTimes",
+    "LayerProblem",
+    "NodeLink",
+    "NodeSpec",
+    "is_node",
+    "list_nodes",
+    "load_node",
+]
+
+NODE_FAMILY = "node"
+LinkModel = Literal["full_mesh", "switch", "edges"]
+_NODE_NAME = re.compile(r"_x[0-9]+$")
+
+
+class NodeLink(SpecModel):
+    """Links between devices of one kind, equal in both directions.
+
+    ``full_mesh`` is one link for each ordered pair, ``switch`` a port into and one out of a switch
+    for each device, ``edges`` the pairs listed (a pair listed twice has twice the bandwidth).
+    """
+
+    model: LinkModel
+    bytes_per_s: Positive = Field(description="of one link and direction")
+    nominal_bytes_per_s: Positive | None = Field(default=None, description="on the data sheet")
+    latency_s: Quantity = Field(description="from the first byte's departure to its arrival")
+    edges: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
+
+    @model_validator(mode="after")
+    def _edges_belong_to_their_model(self) -> Self:
+        if (self.model == "edges") != bool(self.edges):
+            raise fault_at("edges", "pairs of devices are listed for model `edges`, and only there")
+        return self
+
+
+class DriverMode(SpecModel):
+    """One way (protocol) in which a driver moves data.
+
+    A transfer costs ``transfer_start_s`` and is cut into ``chunk_bytes`` (missing: one piece) of
+    which ``chunks_in_flight_count`` are on their way at once.
+    """
+
+    start_s: Quantity = Field(description="of a whole collective, before its first byte")
+    transfer_start_s: Quantity = Field(description="of each transfer")
+    engine_bytes_per_s: Positive = Field(description="moved by one engine or core")
+    chunk_bytes: PositiveWhole | None = Field(default=None, description="of a rank's message")
+    chunks_in_flight_count: PositiveWhole | None = None
+
+
+class DriverSpec(SpecModel):
+    """Who moves a collective's bytes: copy engines, or cores taken away from compute."""
+
+    engine_count: PositiveWhole = Field(description="engines or cores that take part")
+    engines_per_transfer_count: PositiveWhole | None = Field(
+        default=None, description="that serve one transfer; missing: all"
+    )
+    core: Text | None = Field(default=None, description="kind of core taken away; missing: none")
+    memory_touches_factor: Quantity = Field(
+        description="bytes read and written in device memory for each byte sent"
+    )
+    modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
+
+
+class HostSpec(SpecModel):
+    """Time the host needs to issue an operation; it runs ahead of the device."""
+
+    attention_issue_s: Quantity
+    linear_issue_s: Quantity
+    collective_issue_s: Quantity
+    overlap_issue_s: Quantity = Field(description="events between two streams, a block of rows")
+
+
+class AttentionTimes(SpecModel):
+    """Attention kernels of a device without a timing model: equal blocks on the cores."""
+
+    block_rows_count: PositiveWhole
+    resident_count: PositiveWhole = Field(description="blocks that a core holds at once")
+    flops_per_s: Positive = Field(description="of one core, the products' operations")
+
+
+class LinearTimes(SpecModel):
+    """Matrix products of a device without a timing model: equal tiles on the cores."""
+
+    block_m_count: PositiveWhole
+    block_n_count: PositiveWhole
+    flops_per_s: Positive = Field(description="of one core")
+
+
+class KernelTimes(SpecModel):
+    """Times of kernels, for a device whose own file cannot be simulated yet."""
+
+    core: Text
+    attention: AttentionTimes
+    linear: LinearTimes
+
+
+class NodeSpec(SpecModel):
+    """Several equal devices and what joins them; every number is a `Quantity`.
+
+    ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to
+    its counterpart, where more than one server is asked for.
+    """
+
+    schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="of this file")
+    name: Text
+    description: Text
+    device: Text = Field(description="a hardware file by name")
+    device_count: PositiveWhole
+    links: Annotated[dict[str, NodeLink], Field(min_length=1)]
+    drivers: Annotated[dict[str, DriverSpec], Field(min_length=1)]
+    between: NodeLink | None = Field(default=None, description="one device to its counterpart")
+    host: HostSpec | None = Field(default=None, description="missing: launches are the device's")
+    kernels: KernelTimes | None = Field(default=None, description="missing: simulated")
+
+    @property
+    def family(self) -> str:
+        """Return what schedules of nodes are registered under."""
+        return NODE_FAMILY
+
+    @property
+    def default_driver(self) -> str:
+        """Return the first driver of the file."""
+        return next(iter(self.drivers))
+
+    def driver(self, name: str) -> DriverSpec:
+        """Return a driver; raise `SpecError` naming those the node has."""
+        if name not in self.drivers:
+            raise SpecError(
+                f"{self.name}: no collective is driven by {name!r} here; there are {', '.join(self.drivers)}"
+            )
+        return self.drivers[name]
+
+    def facts(self) -> Iterator[tuple[str, Sourced]]:
+        """Yield every sourced number with its dotted key."""
+        yield from _facts("", self)
+
+    @model_validator(mode="after")
+    def _edges_join_what_exists(self) -> Self:
+        count = self.device_count.value
+        for name, link in self.links.items():
+            for a, b in link.edges:
+                if max(a, b) >= count or a == b:
+                    text = f"{a}-{b} joins no two of the {count} devices 0..{count - 1}"
+                    raise fault_at(f"links.{name}.edges", text)
+        return self
+
+
+class LayerProblem(SpecModel):
+    """Attention, output projection and AllReduce of one layer on ``ranks`` devices.
+
+    ``attention`` is one device's share of the heads; every device computes all ``hidden`` columns
+    of its partial product, which the AllReduce adds up.
+    """
+
+    attention: Problem
+    hidden: PositiveInt
+    ranks: PositiveInt
+
+    @property
+    def rows(self) -> int:
+        """Return the rows over batch and sequence."""
+        return self.attention.batch * self.attention.seq_q
+
+    @property
+    def width(self) -> int:
+        """Return the columns of the attention's output on one device."""
+        return self.attention.heads * self.attention.value_head_dim
+
+    def flops(self) -> int:
+        """Return the operations of one device: attention and projection."""
+        return self.attention.flops() + 2 * self.rows * self.width * self.hidden
+
+
+def is_node(name_or_path: object) -> bool:
+    """Return whether ``name_or_path`` names a node file (``<device>_x<count>``)."""
+    return isinstance(name_or_path, str | Path) and bool(
+        _NODE_NAME.search(Path(name_or_path).stem.replace("-", "_"))
+    )
+
+
+def list_nodes() -> list[str]:
+    """Return the names of the packaged node files."""
+    return [name for name in list_packaged("hwconfigs") if is_node(name)]
+
+
+def load_node(name_or_path: str | Path) -> NodeSpec:
+    """Return a node by packaged name (``ascend_910b2_x8``) or path.
+
+    Raises
+    ------
+    SpecError
+        Unknown name or faulty file: ``file:line  key: ...``.
+    """
+
+    def find(name: str, extending: Path) -> Path:
+        is_path = name.endswith((".yaml", ".yml"))
+        return resolve("hwconfigs", name, what="node", beside=extending.parent if is_path else None)
+
+    path = resolve("hwconfigs", name_or_path, what="node")
+    node = validated(NodeSpec, read_inherited(path, find))
+    if node.device_count.value > 1:
+        return node
+    raise SpecError(f"{path}: device_count: {node.device_count.value}, but a node has at least 2")
+

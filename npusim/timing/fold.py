@@ -1,0 +1,82 @@
+"""One representative for each class of core groups that run the same blocks: exact.
+
+Groups of one class do the same at the same tick, so that one of them tells all: its transfers weigh
+as much on the links as those of the whole class (``npusim.timing.link``).  160 equal blocks on 24
+groups are two classes: sixteen groups with seven blocks, eight with six.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npusim.timing.block_code import Code
+from npusim.timing.block_run import Run
+from npusim.timing.stream import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.spec.device import DeviceSpec
+    from npusim.timing.result import TimingResult
+
+
+def simulate(
+    program: TileProgram,
+    device: DeviceSpec,
+    *,
+    trace_groups: Collection[int] = (),
+    streams: Streams | None = None,
+) -> TimingResult:
+    """Return the time of ``program``, simulating one core group of each class.
+
+    Groups of one class share their :class:`~npusim.timing.result.QueueUse`, which carry the number
+    of the class's first group.
+    """
+    from npusim.timing.block_kernel import run
+
+    code = Code(streams or Streams(program, device))
+    return Run(code, equal_groups(code), trace_groups).result("fold", run)
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Core groups by class, and each phase's blocks of each class, as bodies of :class:`Code`.
+
+    The class with the most blocks comes first.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    bodies: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def every_group(code: Code) -> Classes:
+    """Return each core group as a class of its own."""
+    phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
+    groups = range(code.streams.device.group_count.value)
+    return Classes(tuple((g,) for g in groups), tuple(tuple(p) for p in phases))
+
+
+def equal_groups(code: Code) -> Classes:
+    """Return the core groups that run the same bodies in every phase, together."""
+    phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
+    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for group, runs in enumerate(zip(*phases, strict=True)):
+        found.setdefault(runs, []).append(group)
+    ordered = sorted(found, key=lambda runs: -sum(len(r) for r in runs))
+    return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
+
+
+def blocks_by_group(code: Code, phase: Phase) -> list[tuple[int, ...]]:
+    """Return each core group's blocks of a phase, as bodies."""
+    streams, known = code.streams, dict[Any, int]()
+    count = streams.device.group_count.value
+
+    def body(block: Any) -> int:
+        shape = phase.shape(block)
+        if shape not in known:
+            known[shape] = code.body(streams.timed(streams.templates.of(phase, block), None))
+        return known[shape]
+
+    return [tuple(map(body, phase.blocks_of_group(group, count))) for group in range(count)]

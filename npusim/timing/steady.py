@@ -1,0 +1,83 @@
+"""Exact skips: once the joint state of all classes repeats, whole periods are added at once.
+
+Folded first; states are compared at iterations of every loop, of key tiles and of blocks alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npusim.timing.block_code import Code
+from npusim.timing.block_machine import totals
+from npusim.timing.block_run import Run
+from npusim.timing.fold import equal_groups
+from npusim.timing.stream import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+    from npusim.timing.block_machine import Machine, Program
+    from npusim.timing.result import TimingResult
+    from npusim.timing.steady_kernel import Snapshots
+
+#: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.
+KEPT = 16
+
+
+def simulate(
+    program: TileProgram,
+    device: DeviceSpec,
+    *,
+    trace_groups: Collection[int] = (),
+    streams: Streams | None = None,
+) -> TimingResult:
+    """Return the time of ``program``; where ``trace_groups`` asks for spans nothing is skipped."""
+    from npusim.timing.block_kernel import run
+
+    code = Code(streams or Streams(program, device))
+    simulation = Run(code, equal_groups(code), trace_groups)
+    if trace_groups:
+        return simulation.result("steady", run)
+    return simulation.result("steady", Skipping(simulation))
+
+
+class Skipping:
+    """Runs a phase with skips; remembers how many there were."""
+
+    def __init__(self, run: Run) -> None:
+        self.snapshots = build_snapshots(run.program, run.machine)
+        self._totals = totals(run.machine)
+
+    def __call__(self, program: Program, machine: Machine, start: int) -> None:
+        from npusim.timing.steady_kernel import run_steady
+
+        run_steady(program, machine, self.snapshots, self._totals, start)
+
+
+def build_snapshots(program: Program, machine: Machine) -> Snapshots:
+    """Return room for the snapshots of one simulation."""
+    from npusim.timing.steady_kernel import Snapshots
+
+    levels, history = machine.stack_pc.shape[1] + 1, machine.visible.shape[1]
+    slots, engines = levels * KEPT, len(machine.now_op)
+    # The most that ``note_all`` writes: 6 words and 2 an entry for an engine, 4 and the stack for
+    # a scalar unit, 3 and every count kept for a pair, 2 and 2 a transfer for a link.
+    words = (
+        engines * (6 + 2 * machine.entry_op.shape[1])
+        + len(machine.clock) * (4 + levels)
+        + len(program.weight) * len(program.pair) * (3 + history)
+        + len(program.link) * (2 + 2 * engines)
+    )
+
+    def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        return np.zeros(shape, np.int64)
+
+    return Snapshots(
+        words=np.empty((slots, words), np.int64), length=zeros(slots), digest=zeros(slots),
+        moment=zeros(slots), totals=np.empty((slots, len(totals(machine))), np.int64),
+        taken=zeros(levels), scratch=zeros(history), is_stale=zeros(engines), counts=zeros(2),
+    )  # fmt: skip

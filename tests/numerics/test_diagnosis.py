@@ -1,0 +1,271 @@
+"""Diagnosis: each figure against a direct computation on the same inputs, on both mappings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import array_source, recipe_source
+from npusim.numerics.resonance import measure
+from npusim.run import run
+from npusim.schedules import find_schedule
+from npusim.spec.data import ResonanceData, SinkData, UniformData
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.numerics.diagnosis import Diagnosis
+    from npusim.numerics.store import HeadSource
+
+#: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (papers.md 1.1).
+E4M3_ZERO = -10 * np.log(2)
+#: The same for float16's smallest subnormal 2^-24: P <= 2^-25.
+HALF_ZERO = -25 * np.log(2)
+
+
+def diagnose(
+    schedule: str, problem: Problem, source: HeadSource, precision: str, hw: str = "h200", **tiling: int
+) -> Diagnosis:  # fmt: skip
+    device = load_device(hw)
+    chosen = find_schedule(schedule, device.family)
+    fields = build_tiling(chosen.tiling, tiling)
+    program = chosen.program(problem, fields, device, chosen.precision(precision))
+    found = evaluate(program, problem, source, rows="all", diagnose=True).diagnosis
+    assert found is not None
+    return found
+
+
+def scores_of(problem: Problem, source: HeadSource, head: int) -> np.ndarray[Any, Any]:
+    """Return scaled, masked float64 scores of one head."""
+    q = source("q", 0, head).astype(np.float64)
+    k = source("k", 0, head // problem.group_size).astype(np.float64)
+    scores = q @ k.T * problem.scale
+    if problem.causal:
+        scores[np.arange(len(k))[None, :] > np.arange(len(q))[:, None]] = -np.inf
+    return scores
+
+
+def expected_underflow(
+    problem: Problem, source: HeadSource, block: int, threshold: float, *, is_reverse: bool
+) -> tuple[float, float]:
+    """Return percent of visible pairs below ``threshold`` when their tile is cast, and their mass."""
+    zeroed = visible = mass = 0.0
+    for head in range(problem.heads):
+        scores = scores_of(problem, source, head)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        top = np.full((problem.seq_q, 1), -np.inf)
+        starts = range(0, problem.seq_kv, block)
+        for start in reversed(starts) if is_reverse else starts:
+            tile = slice(start, start + block)
+            top = np.maximum(top, scores[:, tile].max(axis=1, keepdims=True))
+            seen = np.isfinite(scores[:, tile])
+            gone = seen & (scores[:, tile] <= np.where(np.isfinite(top), top, 0.0) + threshold)
+            zeroed, visible = zeroed + gone.sum(), visible + seen.sum()
+            mass += weights[:, tile][gone].sum()
+    return 100 * zeroed / visible, 100 * mass / (problem.heads * problem.seq_q)
+
+
+def sink_problem(**fields: object) -> Problem:
+    given: dict[str, object] = {
+        "heads": 2,
+        "seq_q": 128,
+        "seq_kv": 320,
+        "head_dim": 32,
+        "dtype": "float32",
+    }
+    return Problem(**{**given, **fields}, data=SinkData(kind="sink", gap=7.0))
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("scale", [1, 16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_underflow_and_lost_mass_equal_a_direct_count(order: str, scale: int, causal: bool) -> None:
+    problem = sink_problem(causal=causal, seq_q=320 if causal else 128)
+    source = recipe_source(problem)
+    precision = f"hpc_ops_s1,scale={scale},is_reverse={str(order == 'reverse').lower()}"
+    found = diagnose("fp8_attention", problem, source, precision)
+    zeroed, mass = expected_underflow(
+        problem, source, 64, E4M3_ZERO - np.log(scale), is_reverse=order == "reverse"
+    )
+    assert found.underflow_percent == pytest.approx(zeroed, abs=0.01)
+    assert found.zeroed_mass_percent == pytest.approx(mass, rel=1e-3)
+
+
+def test_a_scale_in_the_exponent_counts_as_one_outside() -> None:
+    problem = sink_problem()
+    source = recipe_source(problem)
+    inside, outside = (
+        diagnose("fp8_attention", problem, source, f"hpc_ops_s1,scale=16,fold={fold}")
+        for fold in ("true", "false")
+    )
+    assert inside.underflow_percent == pytest.approx(outside.underflow_percent, abs=0.01)
+    assert inside.zeroed_mass_percent == pytest.approx(outside.zeroed_mass_percent, rel=1e-3)
+
+
+def test_slices_of_two_vector_cores_are_put_together() -> None:
+    problem = sink_problem(dtype="float16", seq_q=77)
+    source = recipe_source(problem)
+    found = diagnose(
+        "fp8_attention", problem, source, "hpc_ops_s1", "ascend_910b2",
+        block_q=64, block_kv=64, vector_rows=5,
+    )  # fmt: skip
+    zeroed, mass = expected_underflow(problem, source, 64, E4M3_ZERO, is_reverse=False)
+    assert found.underflow_percent == pytest.approx(zeroed, abs=0.01)
+    assert found.zeroed_mass_percent == pytest.approx(mass, rel=1e-3)
+
+
+def test_pasas_half_precision_probabilities_underflow_at_their_own_tile() -> None:
+    data = UniformData(kind="uniform", x0=0.0, amplitude=6.0)
+    problem = Problem(heads=1, seq_q=128, seq_kv=256, head_dim=64, data=data)
+    source = recipe_source(problem)
+    found = diagnose("pasa", problem, source, "fp32_mean", block_kv=128)
+    # PASA takes each tile's own maximum: no tile sees another's.
+    scores = scores_of(problem, source, 0)
+    gone = np.concatenate(
+        [t <= t.max(axis=1, keepdims=True) + HALF_ZERO for t in np.split(scores, 2, axis=1)], axis=1
+    )
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mass = (weights * gone).sum(axis=1) / weights.sum(axis=1)
+    # The shifted scores are rounded to float16: a pair near the threshold may fall on either side.
+    assert found.underflow_percent == pytest.approx(100 * gone.mean(), abs=0.2)
+    assert found.zeroed_mass_percent == pytest.approx(100 * mass.mean(), rel=0.1)
+
+
+def test_the_papers_product_of_fraction_and_mass_leaves_sinks_out() -> None:
+    problem = sink_problem()
+    source = recipe_source(problem)
+    found = diagnose("fp8_attention", problem, source, "hpc_ops_s1")
+    mass = []
+    for head in range(problem.heads):
+        weights = np.exp(scores_of(problem, source, head))
+        mass.append(weights[:, :4].sum(axis=1) / weights.sum(axis=1))
+    sink = float(np.mean(mass))
+    assert found.sink_mass_percent == pytest.approx(100 * sink)
+    assert found.underflow_percent is not None
+    fraction = found.underflow_percent / 100 * 320 / (320 - 4)
+    assert found.product_mass_percent == pytest.approx(100 * fraction * (1 - sink))
+
+
+def test_saturation_counts_what_lies_above_the_largest_value() -> None:
+    problem = sink_problem()
+    source = recipe_source(problem)
+    counts = {
+        scale: diagnose(
+            "fp8_attention", problem, source, f"hpc_ops_s1,scale={scale}"
+        ).saturated_count
+        for scale in (448, 512)
+    }
+    # P = 1 at every new maximum: 448 is the largest value itself, 512 P lies above it for P > 7/8.
+    expected = 0
+    for head in range(problem.heads):
+        scores, top = scores_of(problem, source, head), np.full((problem.seq_q, 1), -np.inf)
+        for tile in np.split(scores, 5, axis=1):
+            top = np.maximum(top, tile.max(axis=1, keepdims=True))
+            expected += int((np.exp(tile - top) > 7 / 8).sum())
+    assert counts == {448: 0, 512: expected}
+
+
+def test_ranges_before_and_after_shifting() -> None:
+    data = UniformData(kind="uniform", x0=20.0, amplitude=0.5)
+    problem = Problem(heads=2, seq_q=128, seq_kv=256, head_dim=128, data=data)
+    source = recipe_source(problem)
+    found = diagnose("pasa", problem, source, "fp32_mean", "ascend_910b2", block_kv=128)
+    keys = np.concatenate([source("k", 0, h) for h in range(2)]).astype(np.float64)
+    raw = np.stack([scores_of(problem, source, h) for h in range(2)]) / problem.scale
+    assert (found.key_min, found.key_max) == (keys.min(), keys.max())
+    assert (found.raw_score_min, found.raw_score_max) == pytest.approx((raw.min(), raw.max()))
+    # K' = (K - beta mean) / alpha; rounding M's entries to float16 moves it by 20 / alpha * 2^-12 at most,
+    # and K' itself is rounded.
+    shifted = (
+        keys.reshape(2, 2, 128, 128)
+        - 0.984497 * keys.reshape(2, 2, 128, 128).mean(2, keepdims=True)
+    ) / np.sqrt(128)
+    assert (found.shifted_key_min, found.shifted_key_max) == pytest.approx(
+        (shifted.min(), shifted.max()), abs=7e-4
+    )
+    assert found.score_max is not None
+    assert found.score_max < raw.max() / 50
+
+
+def test_ranges_of_flash_are_those_of_unscaled_scores() -> None:
+    problem = Problem(heads=1, seq_q=64, head_dim=64)
+    found = diagnose("flash", problem, recipe_source(problem), "fa2_fp32")
+    assert (found.score_min, found.score_max) == pytest.approx(
+        (found.raw_score_min, found.raw_score_max)
+    )
+    assert found.shifted_key_min is None
+    assert "shifted_key_min" not in found.figures()
+
+
+def test_a_row_with_an_infinite_score_counts_as_nan_and_its_mass_as_nothing() -> None:
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal((1, 1, 64, 64)).astype(np.float16) for n in ("q", "k", "v")}
+    tensors["q"][0, 0, 3] = 2000.0
+    tensors["k"][0, 0, 5] = 2000.0
+    problem = Problem(heads=1, seq_q=64, head_dim=64)
+    found = diagnose(
+        "flash", problem, array_source(tensors), "fa16_32", "ascend_910b2", block_kv=64
+    )
+    assert found.nan_row_percent == pytest.approx(100 / 64)
+    assert found.zeroed_mass_percent is not None
+    assert np.isfinite(found.zeroed_mass_percent)
+
+
+@pytest.mark.parametrize(
+    ("lag", "frequency"), [(0.0, 3), (90.0, 7), (180.0, 4), (150.0, 32), (180.0, 0)]
+)
+def test_resonance_finds_frequency_and_phase_of_a_shared_wave(lag: float, frequency: int) -> None:
+    at = 2 * np.pi * frequency * np.arange(64) / 64
+    q = np.cos(at)[None, :] * np.array([[1.0], [2.0], [5.0]])
+    k = 3 * np.cos(at - np.deg2rad(lag))[None, :]
+    found = measure(q, k)
+    assert found.frequency == frequency
+    # At the ends of the spectrum a wave is cos only: 90 and 150 degrees look like 90 +- 90.
+    expected = lag if 0 < frequency < 32 else 180.0 * (np.cos(np.deg2rad(lag)) < 0)
+    assert found.phase_degrees == pytest.approx(expected, abs=1e-6)
+    assert found.mean_score == pytest.approx(float((q @ k.T).mean()), abs=1e-9)
+    assert found.share == pytest.approx(1.0)
+
+
+def test_resonance_of_the_recipe_and_of_independent_rows() -> None:
+    data = ResonanceData(
+        kind="resonance", query_amplitude=8.0, key_amplitude=4.0, frequency=5, phase_degrees=170.0
+    )
+    problem = Problem(heads=1, seq_q=512, head_dim=64, data=data)
+    found = measure(recipe_source(problem)("q", 0, 0), recipe_source(problem)("k", 0, 0))
+    assert found.frequency == 5
+    assert found.phase_degrees == pytest.approx(170.0, abs=1.0)
+    assert found.cosine < -0.9
+    rng = np.random.default_rng(1)
+    noise = measure(rng.standard_normal((512, 64)), rng.standard_normal((512, 64)))
+    assert abs(noise.cosine) < 0.02
+    assert measure(np.zeros((2, 16)), np.ones((2, 16))).cosine == 0.0
+
+
+def test_a_run_carries_a_diagnosis_only_on_request() -> None:
+    plain = run("flash", hw="h200", seq=64, heads=[0])
+    assert plain.numerics is not None
+    assert plain.numerics.diagnosis is None
+    asked = run("flash", hw="h200", seq=64, heads=[0], diagnose=True)
+    assert asked.numerics is not None
+    assert asked.numerics.diagnosis is not None
+    assert (asked.output[:, 0] == plain.output[:, 0]).all()
+
+
+def test_a_workload_of_amplified_tensors_brings_them_along() -> None:
+    result = run(
+        "flash", hw="h200", workload="smollm2_amplified", precision="fa2_fp32,scores=float16",
+        rows="all", diagnose=True,
+    )  # fmt: skip
+    assert result.numerics is not None
+    found = result.numerics.diagnosis
+    assert found is not None
+    # Gain 800 is beyond the 724 at which the largest |Q K^T| reaches 65504 (shared/qkv/README.md).
+    assert 65504 < max(-found.raw_score_min, found.raw_score_max) < 65504 * 800 / 724 * 1.01
+    assert found.nan_row_percent > 0
+    assert result.numerics.overflow_counts
