@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npusim.units import chunks, round_up
 
@@ -111,6 +111,29 @@ def attention_blocks(
         for head in range(problem.heads)
         for row, rows, runs in per_row
     )
+
+
+Deal = Literal["round_robin", "balanced"]
+
+
+def dealt(
+    blocks: tuple[AttentionBlock, ...], group_count: int, deal: Deal
+) -> tuple[AttentionBlock, ...]:
+    """Return the blocks in the order in which they are dealt to ``group_count`` core groups.
+
+    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
+    deals the longest first, every other round backwards, so that a causal mask leaves all groups
+    nearly the same work.
+    """
+    if deal == "round_robin":
+        return blocks
+    longest_first = sorted(blocks, key=lambda b: b.first_key - b.last_key)
+    rounds = chunks(len(longest_first), group_count)
+    found: list[AttentionBlock] = []
+    for index, (start, count) in enumerate(rounds):
+        one = longest_first[start : start + count]
+        found += one[::-1] if index % 2 else one
+    return tuple(found)
 
 
 def kv_runs(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.program import Item, Phase, TileProgram
 from npusim.schedules.ascend_attention import AscendAttention
-from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks
+from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks, dealt
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.on_gpu import GpuAttention, GpuGroup
@@ -41,6 +41,7 @@ def ascend_program(
     blocks = attention_blocks(
         problem, tiling.block_q, tiling.block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed
     )
+    blocks = dealt(blocks, device.group_count.value, tiling.deal)
     return _assemble(name, group, problem, chosen, mask, phases, attention.block, blocks)
 
 

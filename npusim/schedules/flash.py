@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.schedules.attention_blocks import Deal
 from npusim.schedules.attention_program import ascend_program, gpu_program
 from npusim.schedules.registry import Schedule
 from npusim.schedules.steps.attention import for_inputs
@@ -39,6 +40,9 @@ class FlashTiling(Tiling):
         default=None,
         ge=1,
         description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
+    )
+    deal: Deal = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
     )
     depth: int = Field(
         default=2, ge=0, le=14,
@@ -79,7 +83,9 @@ def build_on_ascend(
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
     steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
     rows = slice_rows(tiling.vector_rows, tiling.block_kv)
-    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
+    mapping = AscendAttentionTiling(
+        tiling.block_q, tiling.block_kv, rows, tiling.depth, deal=tiling.deal
+    )
     return ascend_program("flash", device, problem, steps, mapping)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import TilingError
 from npusim.ir.tile import GlobalTensor
+from npusim.schedules.attention_blocks import Deal
 from npusim.schedules.attention_program import Group, ascend_program, gpu_program
 from npusim.schedules.attention_tensors import attention_tensors
 from npusim.schedules.registry import Schedule
@@ -53,6 +54,9 @@ class PasaTiling(Tiling):
     depth: int = Field(
         default=2, ge=0, le=14, description="tiles that Q K'^T and softmax run ahead of P V"
     )
+    deal: Deal = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
     beta: float = Field(
         default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1"
@@ -89,8 +93,15 @@ PRECISIONS = MappingProxyType(
         "fixed_reference": PasaPrecision("fixed_reference", is_fixed_reference=True),
         # For checking the algorithm only: nothing is rounded but by float64.
         "float64": PasaPrecision(
-            "float64", shifted="float64", scores="float64", vector="float64", mean="float64", operand="float64",
-            product="float64", output="float64", arithmetic="ieee.f64",
+            "float64",
+            shifted="float64",
+            scores="float64",
+            vector="float64",
+            mean="float64",
+            operand="float64",
+            product="float64",
+            output="float64",
+            arithmetic="ieee.f64",
         ),
     }
 )
@@ -143,7 +154,9 @@ def build_on_ascend(
     """Return PASA of ``problem`` as a tile program for one Ascend device."""
     pasa = Pasa(problem, tiling, precision)
     rows = slice_rows(tiling.vector_rows, tiling.block_kv)
-    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
+    mapping = AscendAttentionTiling(
+        tiling.block_q, tiling.block_kv, rows, tiling.depth, deal=tiling.deal
+    )
     build = partial(ascend_program, "pasa", device, problem, pasa.steps, mapping)
     return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
 

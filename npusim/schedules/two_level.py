@@ -12,6 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.schedules.attention_blocks import Deal
 from npusim.schedules.attention_program import ascend_program
 from npusim.schedules.flash import FA2_FP32, PRECISIONS
 from npusim.schedules.registry import Schedule
@@ -43,6 +44,9 @@ class TwoLevelTiling(Tiling):
         ge=1,
         description="B_b, rows of a second-level slice; default: 8192 elements a slice",
     )
+    deal: Deal = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
 
 
 class UnifiedTiling(Tiling):
@@ -59,7 +63,9 @@ def build_two_level(
     """Return two-level tiling of ``problem`` as a tile program for one Ascend device."""
     steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
     rows = slice_rows(tiling.vector_rows, tiling.block_kv)
-    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, DOUBLE_BUFFER)
+    mapping = AscendAttentionTiling(
+        tiling.block_q, tiling.block_kv, rows, DOUBLE_BUFFER, deal=tiling.deal
+    )
     return ascend_program("two_level", device, problem, steps, mapping)
 
 

@@ -20,6 +20,7 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
+    from npusim.schedules.attention_blocks import Deal
     from npusim.schedules.steps.attention import AttentionSteps
     from npusim.schedules.tiling_mask import TilingMask
 
@@ -32,6 +33,7 @@ class AscendAttentionTiling:
     block_kv: int
     vector_rows: int
     lead: int  #: tiles that C1 and V1 run ahead; slots between the cores number one more
+    deal: Deal = "round_robin"
     ack_period: int = 1
 
 

@@ -374,6 +374,7 @@ def happen(p: Program, m: Machine, now: int) -> None:
 @kernel
 def run(p: Program, m: Machine, start: int) -> None:
     """Run until nothing can go on any more."""
+    m.size[MASTER] = NOTHING
     now = start
     run_ahead(p, m, now)
     while True:

@@ -291,7 +291,8 @@ def look_back(p: Program, m: Machine, s: Snapshots, now: Ints) -> int:
     for at in range(length):
         digest = (digest ^ words[at]) * PRIME
     s.length[slot], s.digest[slot], s.moment[slot] = length, digest, moment
-    s.totals[slot, :] = now
+    for at in range(len(now)):
+        s.totals[slot, at] = now[at]
     for other in range(len(s.length)):
         if other == slot or s.digest[other] != digest or s.length[other] != length:
             continue

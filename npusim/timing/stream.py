@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.errors import SpecError
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.cost import Cost, CostModel
 
@@ -66,6 +67,11 @@ class Streams:
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.program, self.device = program, device
+        if device.timed_flags().cross_core_wait_blocks.value != "pipe":
+            raise SpecError(
+                f"{device.name}: flags.cross_core_wait_blocks: only `pipe` is modelled, a wait that holds up "
+                "one pipe and not the scalar unit that feeds them all"
+            )
         self.templates = Templates(program)
         self.endpoints = self.templates.walker.endpoints
         self.costs = CostModel(self.templates, device)
