@@ -114,7 +114,7 @@ def run(
     plan = _Plan(chosen, what, fields, device, preset)
     program = plan.program()
     check(program, flag_budget(device), thorough=False)
-    timing = _simulate(method, program, device, trace_groups) if device.is_timed else None
+    timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
     bits, spread = (
         _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, ())
     )
@@ -241,9 +241,13 @@ def _problem(
     )  # fmt: skip
 
 
-def _simulate(
-    method: str, program: TileProgram, device: DeviceSpec, trace_groups: Sequence[int]
+def simulate_program(
+    program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = ()
 ) -> TimingResult:
+    """Return the time of a program by a named method, checked for sanity.
+
+    Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
+    """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     result = METHODS[method](program, device, trace_groups=trace_groups)

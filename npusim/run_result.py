@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.sensitivity import Sensitivity
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
     from npusim.spec.tiling import Tiling
@@ -63,6 +64,12 @@ class RunResult:
     def output(self) -> Any:
         """Output tensor (batch, heads, seq_q, value_head_dim), or None without numerics."""
         return None if self.numerics is None else self.numerics.output
+
+    def sensitivity(self) -> tuple[Sensitivity, ...]:
+        """Return how the latency moves with each assumed or fitted constant, the strongest first."""
+        from npusim.sensitivity import sensitivity
+
+        return sensitivity(self)
 
     def pipes(self) -> Mapping[str, Sequence[object]]:
         """Return busy cycles and ratios of every core, as columns with the vendor profiler's names."""

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 FlashBuilder = Callable[..., "TileProgram"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Shared machines stall now and then, and session fixtures are the same for every example.
-settings.register_profile(
-    "npusim", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+# Every run draws the same examples; `--hypothesis-profile=explore` draws others.  Shared machines
+# stall now and then, so that no example has a deadline.
+SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("npusim", derandomize=True, **SLOW)
+settings.register_profile("explore", print_blob=True, **SLOW)
 settings.load_profile("npusim")
 
 

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("schedules", "numerics", "timing"),
     ("run", "run_result", "tensors", "spread"),
-    ("report", "explore", "validate", "baseline", "compare", "pytest_plugin"),
+    ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
@@ -33,7 +33,8 @@ WITHIN = frozenset(
         *(("run", part) for part in ("run_result", "tensors", "spread")),
         ("report", "validate"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         # A result shows itself: its methods load the report when they are called.
-        ("run_result", "report"),
+        ("run_result", "report"), ("run_result", "sensitivity"),
+        ("report", "sensitivity"),
     }
 )  # fmt: skip
 

@@ -99,6 +99,13 @@ SaveOutput = Annotated[
         help="Write the output tensor too; always done with --tensors.",
     ),
 ]  # fmt: skip
+Sensitive = Annotated[
+    bool,
+    typer.Option(
+        "--sensitivity", rich_help_panel="How", show_default=False,
+        help="Time anew with each assumed or fitted constant a fifth lower and higher.",
+    ),
+]  # fmt: skip
 Fields = Annotated[
     bool,
     typer.Option(
@@ -163,6 +170,7 @@ def run(
     out: Out = None,
     no_save: NoSave = False,
     save_output: SaveOutput = False,
+    sensitivity: Sensitive = False,
     fields: Fields = False,
     json: o.Json = False,
 ) -> None:
@@ -192,7 +200,7 @@ def run(
             numerics=not no_numerics, trace_groups=groups,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
-    _print(result, folder, as_json=json)
+    _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
 def _check_place(out: Path | None) -> None:
@@ -213,16 +221,19 @@ def _save(
     return save_run(result, out, trace=trace, save_output=tensor)
 
 
-def _print(result: "RunResult", folder: Path | None, *, as_json: bool) -> None:
+def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
     from npusim.report.record import record_of
     from npusim.report.result_json import result_document
+    from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
 
     record = record_of(result)
+    moved = result.sensitivity() if sensitive else ()
     if as_json:
-        show_json(result_document(record))
+        extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
+        show_json({**result_document(record), **extra})
     else:
-        show(run_table(record))
+        show((*run_table(record), *(sensitivity_table(moved) if sensitive else ())))
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
         say(f"wrote {folder}/  ({files})")

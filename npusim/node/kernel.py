@@ -7,14 +7,13 @@ part in a collective.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npusim.node.collective import Algorithm, Kind
     from npusim.spec.kernels import GemmProblem
     from npusim.spec.problem import Problem
@@ -32,10 +31,11 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch: its children run one after the other."""
+    """Children that run one after the other; with ``is_fused`` in the launch of the kernel before."""
 
     role: KernelRole
     children: tuple[Child, ...]
+    is_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class KernelWork:
         return self.issue_fs + self.launch_fs + self.alone_fs
 
 
-#: Gives a kernel's work; ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
-KernelTimer = "Callable[[Kernel], KernelWork]"
+#: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
+KernelTimer = Callable[[Kernel], KernelWork]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.schedules import copy, flash, fp8_attention, gemm, pasa, standard, two_level
+from npusim.schedules import (
+    allreduce,
+    copy,
+    flash,
+    fp8_attention,
+    gemm,
+    gemm_allreduce,
+    pasa,
+    standard,
+    tiling_allreduce,
+    two_level,
+)
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:

@@ -310,6 +310,8 @@ class RandomProgram:
         for _ in range(self.rng.randint(0, 3)):
             items += self._segment(rings, 2)
         items += self._run({r: (0, n) for r, n in ahead.items()})
+        if not any(True for _ in flatten(items)):
+            items.append(self._op(self.rng.choice(self.toy.queues).name, ()))
         return items
 
     def _segment(self, rings: Sequence[Ring], levels: int) -> list[Item]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from npusim.ir.op import Opcode
+from npusim.numerics.executor import execute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.ir.program import TileProgram
 from numerics.toy_values import Straight
 
 Array = Any
@@ -138,6 +144,32 @@ def test_a_row_sum_that_overflows_is_counted_once_a_row() -> None:
     _, done = s.run(values)
     assert dict(done.events.overflow) == {"sum.row_sum": 1}
     assert (done.events.first["overflow"].row, done.events.first["overflow"].col) == (3, 0)
+
+
+def test_scores_that_overflow_their_float16_store_are_counted_where_they_do(
+    build_flash: Callable[..., TileProgram],
+) -> None:
+    """PASA's FA16-32: S leaves the matrix unit unscaled in float16.
+
+    Query 70 meets keys 33 and 50 at 16 * 64 * 65 = 66560 > 65519, key 40 at 16 * 64 * 63 = 64512,
+    and -66560 at key 7.  Tiles of 32 keys: the first overflow is in tile 0.
+    """
+    fields: dict[str, Any] = {"heads": 1, "seq_q": 80, "seq_kv": 96, "head_dim": 16}
+    tiling = {"block_q": 80, "block_kv": 32, "depth": 0}
+    program = build_flash(tiling, "fa16_32", **fields)
+    q, k = np.zeros((80, 16), np.float16), np.zeros((96, 16), np.float16)
+    q[70], k[33], k[50], k[40], k[7] = 64, 65, 65, 63, -65
+    tensors = {"q": q, "k": k, "v": np.ones((96, 16), np.float16)}
+    done = execute(program, lambda name, _batch, _head: tensors[name])
+    counts = {label: n for label, n in done.events.overflow.items() if label.endswith(".cast")}
+    assert counts == {"S.drain.cast": 3}
+    first = done.events.first["overflow"]
+    assert (first.operation, first.queue) == ("S.drain.cast", "aic.FIXP")
+    assert (first.row, first.col, first.path) == (70, 7, (("kv", 0),))
+    # Inf - Inf follows in the softmax of that row alone, and its output is NaN.
+    output = np.isnan(done.tensors.head(program.tensors["o"], 0, 0)).any(axis=1)
+    assert list(np.nonzero(output)[0]) == [70]
+    assert done.events.nan
 
 
 @pytest.mark.xfail(

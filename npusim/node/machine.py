@@ -1,0 +1,216 @@
+"""The moving parts of a node in SimPy: one device's cores, and one collective among all of them.
+
+Times are integer femtoseconds, since devices and links have no common clock.  Bytes on links and
+work of kernels are integrated by the same code, ``timing.link``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from simpy.events import AllOf, Event
+
+from npusim.node.driver import chunk_sizes, transfer_bytes
+from npusim.node.kernel import progress_rate
+from npusim.timing.link import SharedLink
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from simpy import Environment
+
+    from npusim.node.collective import Transfer
+    from npusim.node.driver import Plan
+    from npusim.node.kernel import KernelWork
+    from npusim.node.topology import Edge, Topology
+    from npusim.spec.device import DeviceSpec
+
+    Steps = Generator[Event, object, None]
+
+FEMTOSECONDS = 10**15
+#: Sub-units of a byte on a link: a femtosecond carries about 2**-15 byte, so that 2**-40 rounds by 1e-7.
+LINK_BITS = 40
+
+
+def femtoseconds(seconds: float) -> int:
+    """Return whole femtoseconds, rounded once."""
+    return round(seconds * FEMTOSECONDS)
+
+
+class Fabric:
+    """All links of a node, each shared by the transfers on it."""
+
+    def __init__(self, env: Environment, topology: Topology) -> None:
+        self.env, self.topology = env, topology
+        self.links = {e.name: self._link(e) for e in topology.edges()}
+
+    def _link(self, edge: Edge) -> SharedLink:
+        return SharedLink(self.env, edge.name, edge.bytes_per_s / FEMTOSECONDS, LINK_BITS)
+
+
+class Device:
+    """One device: its cores, what others claim of them, and the engines that drive collectives."""
+
+    def __init__(self, env: Environment, index: int, spec: DeviceSpec) -> None:
+        self.env, self.index, self.spec = env, index, spec
+        self.claims: dict[str, float] = defaultdict(float)
+        self.held_cores = 0
+        self._work = SharedLink(env, "work", 1.0, LINK_BITS)
+        self._demand: tuple[tuple[str, float], ...] = ()
+        self._wave_ends: Event | None = None
+        self._drivers: dict[tuple[str, str], SharedLink] = {}
+
+    def run_kernel(self, work: KernelWork) -> Steps:
+        """Run one kernel to its end."""
+        if work.launch_fs:
+            yield self.env.timeout(work.launch_fs)
+        if work.waves is None:
+            yield from self._progress(work.alone_fs, work.demand)
+            return
+        waves, left = work.waves, work.waves.block_count
+        while left:
+            # Who came in the same instant takes its cores before the next blocks start.
+            yield self.env.timeout(0)
+            cores = max(1, waves.core_count - self.held_cores)
+            started = min(left, cores * waves.resident)
+            self._wave_ends = self.env.event()
+            yield from self._progress(ceil_div(started, cores) * waves.block_fs, work.demand)
+            ended, self._wave_ends = self._wave_ends, None
+            ended.succeed()
+            left -= started
+
+    def _progress(self, work_fs: int, demand: tuple[tuple[str, float], ...]) -> Steps:
+        if not work_fs:
+            return
+        self._demand = demand
+        self._update()
+        done = self.env.event()
+        self._work.join(work_fs, lambda: done.succeed() and None)
+        yield done
+        self._demand = ()
+
+    def _update(self) -> None:
+        self._work.change_rate(progress_rate(self._demand, self.claims))
+
+    def claim(self, plan: Plan) -> Steps:
+        """Take what a collective needs; cores only once the blocks that run on them are done."""
+        self._claim(plan, 1)
+        if plan.driver.core is not None:
+            if self._wave_ends is not None:
+                yield self._wave_ends
+            self.held_cores += plan.driver.engine_count.value
+
+    def release(self, plan: Plan) -> None:
+        """Give back what `claim` took."""
+        self._claim(plan, -1)
+        if plan.driver.core is not None:
+            self.held_cores -= plan.driver.engine_count.value
+
+    def _claim(self, plan: Plan, sign: int) -> None:
+        touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
+        self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
+        core = plan.driver.core
+        if core is not None:
+            share = plan.driver.engine_count.value / self.spec.core_count(core)
+            self.claims[core] += sign * share
+        self._update()
+
+    def driver(self, plan: Plan) -> SharedLink:
+        """Return the engines of a collective's driver, shared by the transfers this device sends."""
+        key = (plan.driver.core or "", plan.mode_name)
+        if key not in self._drivers:
+            engines = plan.driver.engine_count.value * plan.mode.engine_bytes_per_s.value
+            self._drivers[key] = SharedLink(self.env, "driver", engines / FEMTOSECONDS, LINK_BITS)
+        return self._drivers[key]
+
+
+class RunningCollective:
+    """One collective under way among all devices: every chunk goes through every round."""
+
+    def __init__(
+        self, fabric: Fabric, devices: Sequence[Device], plan: Plan, size_bytes: int
+    ) -> None:
+        self.env, self.fabric, self.devices, self.plan = fabric.env, fabric, devices, plan
+        env, count = self.env, len(devices)
+        self.arrived = [env.event() for _ in devices]
+        self.left = [env.event() for _ in devices]
+        self.chunks = chunk_sizes(plan.mode, size_bytes)
+        self._done = [[env.event() for _ in devices] for _ in self.chunks]
+        self._parts = _by_rank(plan.collective.rounds, count)
+        for chunk in range(len(self.chunks)):
+            ready = [[env.event() for _ in devices] for _ in plan.collective.rounds]
+            sent = [[env.event() for _ in r] for r in plan.collective.rounds]
+            sizes = transfer_bytes(plan.collective, self.chunks[chunk])
+            for rank in range(count):
+                env.process(self._rank(chunk, rank, ready, sent, sizes))
+
+    def join(self, rank: int) -> Steps:
+        """Take part as ``rank``, from the start to this rank's end."""
+        yield self.env.timeout(femtoseconds(self.plan.mode.start_s.value))
+        self.arrived[rank].succeed()
+        yield self.left[rank]
+
+    def _rank(
+        self,
+        chunk: int,
+        rank: int,
+        ready: list[list[Event]],
+        sent: list[list[Event]],
+        sizes: list[list[int]],
+    ) -> Steps:
+        """Take one chunk of one rank through all rounds."""
+        yield self.arrived[rank]
+        flying = self.plan.mode.chunks_in_flight_count
+        before = chunk - (flying.value if flying else 1)
+        if before >= 0:
+            yield self._done[before][rank]
+        for number, transfers in enumerate(self.plan.collective.rounds):
+            ready[number][rank].succeed()
+            own = self._parts[number][rank]
+            for index in own:
+                if transfers[index].source == rank:
+                    self.env.process(
+                        self._transfer(
+                            transfers[index], ready[number], sent[number][index], sizes[number][index]
+                        )
+                    )
+            if own:
+                yield AllOf(self.env, [sent[number][index] for index in own])
+        self._done[chunk][rank].succeed()
+        if chunk == len(self.chunks) - 1:
+            self.left[rank].succeed()
+
+    def _transfer(self, transfer: Transfer, ready: list[Event], done: Event, size: int) -> Steps:
+        plan, env = self.plan, self.env
+        yield ready[transfer.target]
+        yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
+        route = self.fabric.topology.route(transfer.source, transfer.target)
+        if size:
+            own = plan.engines_per_transfer * plan.mode.engine_bytes_per_s.value
+            flows: list[Event] = [env.timeout(femtoseconds(size / own))]
+            shared = [self.fabric.links[e.name] for e in route]
+            for link in (self.devices[transfer.source].driver(plan), *shared):
+                flows.append(_flow(env, link, size))
+            yield AllOf(env, flows)
+        yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
+        done.succeed()
+
+
+def _flow(env: Environment, link: SharedLink, size: int) -> Event:
+    through = env.event()
+    link.join(size, lambda: through.succeed() and None)
+    return through
+
+
+def _by_rank(rounds: Sequence[Sequence[Transfer]], ranks: int) -> list[list[list[int]]]:
+    """Return, for each round and rank, the transfers it sends or receives."""
+    found: list[list[list[int]]] = []
+    for transfers in rounds:
+        parts: list[list[int]] = [[] for _ in range(ranks)]
+        for index, transfer in enumerate(transfers):
+            parts[transfer.source].append(index)
+            parts[transfer.target].append(index)
+        found.append(parts)
+    return found

@@ -1,0 +1,36 @@
+"""What a simulation of a node returns beside cycles: parts, exposed communication, closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from npusim.timing.result import TimingResult
+
+
+@dataclass(frozen=True)
+class NodeTiming(TimingResult):
+    """Predicted time of a node program; ``queues[rank]`` are those of one device.
+
+    ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and
+    issue included; ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the
+    alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs.
+    """
+
+    attention_s: float = 0.0
+    linear_s: float = 0.0
+    allreduce_s: float = 0.0
+    exposed_s: float = 0.0
+    closed_form_s: float = 0.0
+    modes: tuple[str, ...] = field(default=())  #: each collective's, as ``mesh by sdma (stream)``
+
+    @property
+    def compute_s(self) -> float:
+        """Time of all kernels alone."""
+        return self.attention_s + self.linear_s
+
+    @property
+    def overlap_efficiency(self) -> float:
+        """Share of the shorter of compute and communication that the other one hides."""
+        shorter = min(self.compute_s, self.allreduce_s)
+        hidden = self.compute_s + self.allreduce_s - self.latency_s
+        return max(0.0, hidden / shorter) if shorter else 0.0

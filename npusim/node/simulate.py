@@ -1,0 +1,241 @@
+"""Time of a node program: every device's queues, kernels and collectives, in integer femtoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from simpy.core import Environment
+
+from npusim.errors import DeadlockError, ProgramError
+from npusim.ir.walk import Walker, walk
+from npusim.node.driver import Plan, plan_collective
+from npusim.node.kernel import CollectiveOp, KernelOp
+from npusim.node.machine import FEMTOSECONDS, Device, Fabric, RunningCollective, femtoseconds
+from npusim.node.result import NodeTiming
+from npusim.node.topology import Topology
+from npusim.timing.result import QueueUse, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator
+
+    from simpy.events import Event
+
+    from npusim.ir.program import TileProgram
+    from npusim.ir.walk import ResolvedOp
+    from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.node import NodeSpec
+
+    Steps = Generator[Event, object, None]
+
+
+def simulate(
+    program: TileProgram,
+    node: NodeSpec,
+    device: DeviceSpec,
+    timer: KernelTimer,
+    *,
+    ranks: int | None = None,
+    trace_groups: Collection[int] = (),
+) -> NodeTiming:
+    """Return the time of a node program on ``ranks`` devices of ``node`` (all by default).
+
+    Raises
+    ------
+    SpecError
+        The devices are not all joined, or a link has no bandwidth.
+    DeadlockError
+        A queue waits for what nobody ever hands on.
+    """
+    return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups)).result()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One operation in a queue: when the host has issued it, and which collective it joins."""
+
+    resolved: ResolvedOp
+    issued_fs: int
+    ordinal: int
+
+
+class _Counters:
+    """Counters of one device's rings, and who waits for them."""
+
+    def __init__(self, env: Environment, count: int) -> None:
+        self.env = env
+        self.counts = [0] * count
+        self._waiters: list[list[tuple[int, Event]]] = [[] for _ in range(count)]
+
+    def reached(self, peer: int, count: int) -> Event | None:
+        """Return an event for the moment a counter reaches ``count``; None if it has."""
+        if self.counts[peer] >= count:
+            return None
+        event = self.env.event()
+        self._waiters[peer].append((count, event))
+        return event
+
+    def add(self, endpoint: int) -> None:
+        """Hand one generation on."""
+        self.counts[endpoint] += 1
+        for count, event in list(self._waiters[endpoint]):
+            if count <= self.counts[endpoint]:
+                self._waiters[endpoint].remove((count, event))
+                event.succeed()
+
+
+class _Simulation:
+    def __init__(
+        self, program: TileProgram, node: NodeSpec, device: DeviceSpec, timer: KernelTimer, ranks: int | None,
+        trace_groups: frozenset[int],
+    ) -> None:  # fmt: skip
+        self.program, self.node, self.spec, self.trace_groups = program, node, device, trace_groups
+        self.timer = timer
+        self.env = Environment()
+        self.topology = Topology(node, ranks)
+        self.fabric = Fabric(self.env, self.topology)
+        count = self.topology.ranks
+        self.devices = [Device(self.env, i, device) for i in range(count)]
+        self.running: dict[int, RunningCollective] = {}
+        self.plans: dict[CollectiveCall, Plan] = {}
+        self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
+        self.spans: list[Span] = []
+        self.calls: list[CollectiveCall] = []
+        self.kernels: list[tuple[str, KernelWork]] = []
+        self.issue_fs = 0
+        self.end_fs = 0
+        self.stuck: dict[tuple[int, str], str] = {}
+        walker = Walker(program)
+        self.causes = [str(e) for e in walker.endpoints]
+        self.counters = [_Counters(self.env, len(walker.endpoints)) for _ in range(count)]
+        for rank in range(count):
+            self._deal(rank)
+
+    def _deal(self, rank: int) -> None:
+        """Deal one device's operations to its queues, in program order, as the host issues them."""
+        queues: list[list[_Entry]] = [[] for _ in self.program.queues]
+        issued = ordinal = 0
+        walker = Walker(self.program)
+        for phase in self.program.phases:
+            for block in phase.blocks_of_group(rank, self.topology.ranks):
+                for resolved in walk(walker, phase.body(block)):
+                    op = resolved.op
+                    if isinstance(op, KernelOp):
+                        work = self.timer(op.kernel)
+                        issued += work.issue_fs
+                        if rank == 0:
+                            self.kernels.append((op.kernel.role, work))
+                    elif isinstance(op, CollectiveOp):
+                        issued += self._issue_fs(op.call)
+                        if rank == 0:
+                            self.calls.append(op.call)
+                    else:
+                        raise ProgramError(f"{op.label}: a node runs kernels and collectives only")
+                    queues[resolved.queue].append(_Entry(resolved, issued, ordinal))
+                    ordinal += 1
+        for index, entries in enumerate(queues):
+            self.env.process(self._queue(rank, index, entries))
+
+    def _issue_fs(self, call: CollectiveCall) -> int:
+        host = self.node.host
+        if host is None:
+            return 0
+        events = host.overlap_issue_s.value if call.is_overlapped else 0.0
+        return femtoseconds(host.collective_issue_s.value + events)
+
+    def _queue(self, rank: int, index: int, entries: list[_Entry]) -> Steps:
+        use, counters, env = self.uses[rank][index], self.counters[rank], self.env
+        for entry in entries:
+            op = entry.resolved.op
+            began = int(env.now)
+            if env.now < entry.issued_fs:
+                yield env.timeout(entry.issued_fs - int(env.now))
+                self._stall(use, "host", began)
+            for wait in entry.resolved.waits:
+                event = counters.reached(wait.peer, wait.count)
+                if event is not None:
+                    began = int(env.now)
+                    self.stuck[rank, use.name] = f"{op.label} waits for {self.causes[wait.endpoint]}"
+                    yield event
+                    del self.stuck[rank, use.name]
+                    self._stall(use, self.causes[wait.endpoint], began)
+            start = int(env.now)
+            if isinstance(op, KernelOp):
+                yield from self.devices[rank].run_kernel(self.timer(op.kernel))
+            elif isinstance(op, CollectiveOp):
+                yield from self._collective(rank, entry.ordinal, op.call)
+            self._book(use, op.label, start)
+            for endpoint in entry.resolved.sets:
+                counters.add(endpoint)
+
+    def _collective(self, rank: int, ordinal: int, call: CollectiveCall) -> Steps:
+        plan = self._plan(call)
+        yield from self.devices[rank].claim(plan)
+        if ordinal not in self.running:
+            self.running[ordinal] = RunningCollective(
+                self.fabric, self.devices, plan, call.size_bytes
+            )
+        yield from self.running[ordinal].join(rank)
+        self.devices[rank].release(plan)
+
+    def _plan(self, call: CollectiveCall) -> Plan:
+        if call not in self.plans:
+            self.plans[call] = plan_collective(self.node, self.topology, call)
+        return self.plans[call]
+
+    def _stall(self, use: QueueUse, cause: str, began: int) -> None:
+        waited = self._cycles(int(self.env.now)) - self._cycles(began)
+        use.stalls[cause] = use.stalls.get(cause, 0) + waited
+
+    def _book(self, use: QueueUse, label: str, start: int) -> None:
+        now = int(self.env.now)
+        first, last = self._cycles(start), self._cycles(now)
+        use.busy_cycles += last - first
+        use.operations += 1
+        use.end_cycles = last
+        self.end_fs = max(self.end_fs, now)
+        if use.group in self.trace_groups:
+            self.spans.append(Span(use.group, use.name, label, first, last))
+
+    def _cycles(self, fs: int) -> int:
+        """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
+        return fs * round(self.spec.clock_hz.value) // FEMTOSECONDS
+
+    def result(self) -> NodeTiming:
+        self.env.run()
+        if self.stuck:
+            named = "; ".join(f"device {r} {q}: {w}" for (r, q), w in list(self.stuck.items())[:8])
+            raise DeadlockError(f"{self.program.name} is stuck at {self.env.now} fs: {named}")
+        clock = float(self.spec.clock_hz.value)
+        compute, comm = self.uses[0][0], self.uses[0][-1]
+        roles = {"attention": 0, "linear": 0}
+        for role, work in self.kernels:
+            roles[role] += work.whole_fs
+        issue = sum(self._issue_fs(c) for c in self.calls)
+        seconds = self.end_fs / FEMTOSECONDS
+        plans = [self._plan(call) for call in self.calls]
+        closed = [p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)]
+        is_alone = not self.kernels
+        return NodeTiming(
+            method="node-des",
+            cycles=ceil(seconds * clock),
+            latency_s=seconds,
+            launch_s=0.0,
+            clock_hz=clock,
+            queues=tuple(tuple(uses) for uses in self.uses),
+            link_bytes={n: link.total_bytes for n, link in self.fabric.links.items() if link.total_bytes},
+            term_cycles={},
+            operations=sum(u.operations for uses in self.uses for u in uses),
+            spans=tuple(self.spans),
+            attention_s=roles["attention"] / FEMTOSECONDS,
+            linear_s=roles["linear"] / FEMTOSECONDS,
+            allreduce_s=comm.busy_cycles / clock + issue / FEMTOSECONDS,
+            exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
+            closed_form_s=sum(closed),
+            modes=tuple(
+                f"{c.algorithm} by {c.driver} ({p.mode_name})"
+                for c, p in zip(self.calls, plans, strict=True)
+            ),
+        )

@@ -1,0 +1,119 @@
+"""Collectives of a node by themselves, and the fields that every node schedule has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import TilingError
+from npusim.formats import get_format
+from npusim.node.program import Communication, RowBlock, node_program
+from npusim.node.topology import Topology
+from npusim.schedules.registry import Schedule
+from npusim.spec.node import NODE_FAMILY
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.node.collective import Algorithm
+    from npusim.spec.kernels import CopyProblem
+    from npusim.spec.node import NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """Format of the partial products that a collective adds up."""
+
+    name: str
+    partial: str
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}``."""
+        return {"partial": self.partial}
+
+
+PRECISIONS = MappingProxyType(
+    {
+        "float16": PartialSums("float16", "float16"),
+        "bfloat16": PartialSums("bfloat16", "bfloat16"),
+        "float32": PartialSums("float32", "float32"),
+    }
+)
+
+
+class CollectiveTiling(Tiling):
+    """Who drives the collective, and how."""
+
+    collective: Literal["auto", "sdma", "aiv", "sm"] = Field(
+        default="auto", description="who moves the bytes; auto: the first driver of the node's file"
+    )
+    algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
+        default="auto", description="order of the transfers; auto: mesh where every pair has a link, else ring"
+    )
+
+
+class AllReduceTiling(CollectiveTiling):
+    """Fields of a collective by itself."""
+
+    kind: Literal["allreduce", "reduce_scatter", "all_gather"] = Field(
+        default="allreduce", description="which collective"
+    )
+
+
+class OverlapTiling(CollectiveTiling):
+    """Row blocks whose collective runs beside the next block's kernels."""
+
+    # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
+    blocks: int = Field(default=2, ge=1, description="blocks of rows; 1: nothing overlaps")
+    first_share: float | None = Field(
+        default=None, gt=0, lt=1, description="rows in the first block, of all; default: as in the others"
+    )
+
+
+def communication(
+    node: NodeSpec, ranks: int, tiling: CollectiveTiling, row_bytes: int
+) -> Communication:
+    """Return the collective that a tiling asks for.
+
+    Raises
+    ------
+    TilingError
+        More ranks than devices.
+    SpecError
+        The node has no such driver, or its devices are not all joined.
+    """
+    if ranks > node.device_count.value:
+        raise TilingError(
+            f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices"
+        )
+    topology = Topology(node, ranks)
+    driver = node.default_driver if tiling.collective == "auto" else tiling.collective
+    node.driver(driver)
+    algorithm: Algorithm = "mesh" if topology.is_full_mesh else "ring"
+    if tiling.algorithm != "auto":
+        algorithm = tiling.algorithm
+    return Communication(driver, algorithm, row_bytes)
+
+
+def build(
+    problem: CopyProblem, tiling: AllReduceTiling, node: NodeSpec, _precision: PartialSums
+) -> TileProgram:
+    """Return a collective over all devices of ``node``, ``problem.bytes`` on each."""
+    ranks = node.device_count.value
+    way = communication(node, ranks, tiling, problem.bytes)
+    comm = Communication(way.driver, way.algorithm, way.row_bytes, tiling.kind)
+    return node_program("allreduce", ranks, [RowBlock(0, 1, ())], comm, 0)
+
+
+def element_bytes(precision: PartialSums) -> int:
+    """Return the bytes of one partial sum."""
+    return get_format(precision.partial).size_bytes
+
+
+SCHEDULES = (
+    Schedule(
+        name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
+        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False, build=build,
+    ),
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""FastAttention's tiling-AllReduce: attention, output projection and AllReduce, block by block of rows.
+
+The B x S rows are cut into blocks; while the collective of one block is on the links, the cores
+work on the next one.  The first block's compute and the last block's collective stay exposed.
+Tiled blocks run attention and projection in one launch, as the paper's fused kernel; the baseline
+(``blocks: 1``) is three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.node.kernel import Child, Kernel
+from npusim.node.program import RowBlock, cut_rows, node_program
+from npusim.schedules.allreduce import (
+    PRECISIONS,
+    OverlapTiling,
+    PartialSums,
+    communication,
+    element_bytes,
+)
+from npusim.schedules.gemm_allreduce import linear
+from npusim.schedules.registry import Schedule
+from npusim.spec.kernels import GemmProblem
+from npusim.spec.load import load_device
+from npusim.spec.node import NODE_FAMILY
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.ir.program import TileProgram
+    from npusim.spec.node import LayerProblem, NodeSpec
+
+
+class TilingAllReduceTiling(OverlapTiling):
+    """Row blocks, who drives the collective, and which attention runs on a device."""
+
+    attention: str = Field(
+        default="auto", description="attention of one device; auto: two_level on ascend, flash on nvidia"
+    )
+
+
+def build(
+    problem: LayerProblem, tiling: TilingAllReduceTiling, node: NodeSpec, precision: PartialSums
+) -> TileProgram:
+    """Return attention, projection and AllReduce of one layer on ``problem.ranks`` devices.
+
+    Raises
+    ------
+    TilingError
+        More blocks than rows, or more ranks than devices.
+    """
+    comm = communication(node, problem.ranks, tiling, problem.hidden * element_bytes(precision))
+    name = tiling.attention
+    if name == "auto":
+        name = {"ascend": "two_level"}.get(load_device(node.device).family, "flash")
+    product = GemmProblem(
+        m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.attention.dtype
+    )
+    blocks = []
+    for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):
+        pieces = tuple(Child(name, p) for p in row_pieces(problem.attention, row, rows))
+        kernels = (
+            Kernel("attention", pieces),
+            Kernel("linear", (linear(rows, product),), is_fused=tiling.blocks > 1),
+        )
+        blocks.append(RowBlock(row, rows, kernels))
+    return node_program("tiling_allreduce", problem.ranks, blocks, comm, problem.flops())
+
+
+def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
+    """Yield the attention problems of rows ``row .. row + rows`` over batch x sequence.
+
+    At most three: the end of a sequence, whole sequences, the beginning of one.  With a causal mask
+    a piece needs only the keys up to its last row.
+    """
+    at, end, length = row, row + rows, problem.seq_q
+    while at < end:
+        first = at % length
+        if first == 0 and end - at >= length:
+            whole = (end - at) // length
+            yield problem.model_copy(update={"batch": whole})
+            at += whole * length
+            continue
+        count = min(end, at - first + length) - at
+        keys, offset = problem.seq_kv, problem.causal_offset + first
+        if problem.causal:
+            keys = min(keys, offset + count)
+        yield problem.model_copy(
+            update={"batch": 1, "seq_q": count, "seq_kv": keys, "causal_offset": offset}
+        )
+        at += count
+
+
+SCHEDULES = (
+    Schedule(
+        name="tiling_allreduce", family=NODE_FAMILY,
+        summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
+        tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=True,
+        build=build,
+    ),
+)  # fmt: skip

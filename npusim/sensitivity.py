@@ -1,0 +1,65 @@
+"""How much a predicted latency moves with each constant that is assumed or fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.run import simulate_program
+from npusim.spec.overrides import apply_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.run_result import RunResult
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.quantity import Quantity
+
+#: The step of issue-grade sensitivity tables: a fifth up and down.
+STEP = 0.2
+#: Constants that act on every run besides those in the costs of operations.
+GLOBAL_PREFIXES = ("flags.", "launch.", "links.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Relative change of the latency with one constant a fifth lower and a fifth higher."""
+
+    key: str
+    value: float
+    basis: str
+    lower: float
+    higher: float
+
+
+def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
+    """Return the constants that matter, the strongest first.
+
+    Considered are all numbers of the device file whose basis is ``assumed`` or ``fitted`` and that
+    this run used: each is changed by a fifth either way and the program timed anew.  Whole numbers
+    are rounded.
+    """
+    found = [
+        Sensitivity(
+            key, float(fact.value), fact.basis,
+            _change(result, key, fact, 1 - STEP), _change(result, key, fact, 1 + STEP),
+        )
+        for key, fact in _doubtful(result)
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda s: -max(abs(s.lower), abs(s.higher))))
+
+
+def _doubtful(result: RunResult) -> Iterator[tuple[str, Quantity]]:
+    used = result.timing.term_cycles if result.timing else {}
+    for key, fact in result.device.quantities():
+        matters = key in used or key.startswith(GLOBAL_PREFIXES)
+        if matters and fact.basis in ("assumed", "fitted") and fact.value:
+            yield key, fact
+
+
+def _change(result: RunResult, key: str, fact: Quantity, factor: float) -> float:
+    value = fact.value * factor
+    text = str(round(value)) if isinstance(fact.value, int) else repr(value)
+    device: DeviceSpec = apply_overrides(result.device, {key: text})
+    timing = simulate_program(result.program, device, "auto")
+    return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

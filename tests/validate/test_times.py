@@ -1,0 +1,121 @@
+"""Timing files: residuals, bands, groups, and errors in what they ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from npusim.errors import SpecError
+from npusim.validate import TimesReport, validate
+from npusim.validate.times import _kendall_tau, _regret
+
+HEAD = 'schema: npusim.measurements/1\nsource: "a test"\n'
+CASE = (
+    "  - {{name: {name}, device: {device}, schedule: {schedule}, tiling: {{block_kv: {kv}}}, {extra}"
+    "workload: {{heads: 1, kv_heads: 1, seq_q: 256, seq_kv: 1024, head_dim: 64}}, measured: {{{measured}}}}}\n"
+)
+
+
+def write(tmp_path: Path, *cases: str, band: str = "") -> Path:
+    file = tmp_path / "measured.yaml"
+    file.write_text(HEAD + band + "cases:\n" + "".join(cases))
+    return file
+
+
+def case(name: str = "one", measured: str = "latency_us: 20", **fields: object) -> str:
+    values = {"device": "ascend_910b2", "schedule": "flash", "kv": 256, "extra": ""} | fields
+    return CASE.format(name=name, measured=measured, **values)
+
+
+def times(file: Path, **options: object) -> TimesReport:
+    report = validate(file, **options)  # type: ignore[arg-type]
+    assert isinstance(report, TimesReport)
+    return report
+
+
+def test_a_range_that_holds_the_prediction_has_no_error(tmp_path: Path) -> None:
+    report = times(write(tmp_path, case(measured="latency_us: [1, 1000]")), band=0.0)
+    (residual,) = report.residuals
+    assert residual.relative_error == 0
+    assert residual.is_inside
+    assert report.is_passed
+
+
+def test_outside_its_band_a_file_does_not_pass(tmp_path: Path) -> None:
+    report = times(write(tmp_path, case(measured="latency_us: 1"), band="band: 0.1\n"))
+    assert report.residuals[0].relative_error > 1
+    assert not report.is_passed
+    assert report.within_band == 0
+
+
+def test_without_a_band_nothing_fails(tmp_path: Path) -> None:
+    report = times(write(tmp_path, case(measured="latency_us: 1")))
+    assert report.within_band is None
+    assert report.is_passed
+
+
+def test_a_speedup_is_the_baselines_time_over_this_ones(tmp_path: Path) -> None:
+    extra = "baseline: {tiling: {block_kv: 64}}, "
+    file = write(tmp_path, case(measured="speedup: 1", extra=extra), case("old", kv=64), case("new"))
+    speedup, old, new = (r.predicted for r in times(file).residuals)
+    assert speedup == pytest.approx(old / new)
+
+
+def test_groups_rank_tilings(tmp_path: Path) -> None:
+    # 64 keys a tile is measured and predicted slower than 512: concordant, and no regret.
+    cases = (
+        case("small", "latency_us: 30", kv=64, extra="group: tiles, "),
+        case("large", "latency_us: 10", kv=512, extra="group: tiles, "),
+    )
+    group = times(write(tmp_path, *cases)).groups["tiles"]
+    assert (group.kendall_tau, group.regret) == (1.0, 0.0)
+
+
+def test_tau_and_regret_by_hand() -> None:
+    # Measured 1 < 2 < 4, predicted 2, 1, 3: of three pairs one is turned round, (2 - 1) / 3.
+    pairs = [(1.0, 2.0), (2.0, 1.0), (4.0, 3.0)]
+    assert _kendall_tau(pairs) == pytest.approx(1 / 3)
+    # The predicted best was measured at 2, the best at 1.
+    assert _regret(pairs) == pytest.approx(1.0)
+
+
+def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    report = times(write(tmp_path, case("a"), case("b")), only="a")
+    assert [r.name for r in report.residuals] == ["a"]
+    assert report.left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": "flahs"}, "case one: unknown schedule 'flahs'"),
+        ({"device": "ascend_910z"}, "case one: no device named 'ascend_910z'"),
+    ],
+)
+def test_a_case_that_cannot_be_predicted_is_an_error(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        times(write(tmp_path, case(**change)))
+
+
+def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="case one: allreduce_us is not predicted for schedule flash"):
+        times(write(tmp_path, case(measured="allreduce_us: 3")))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("")
+    with pytest.raises(SpecError, match="neither .yaml"):
+        validate(tmp_path / "x.csv")
+
+
+def test_published_flash_kernels_are_predicted_within_their_goal(shared_folder: Path) -> None:
+    # Issue 5: median 12 %, worst 30 %; nothing of the model is fitted on these kernels.
+    file = shared_folder / "measurements" / "ascend_910b2.yaml"
+    errors = [abs(r.relative_error) for r in times(file, only="fa_910b2_?k").residuals]
+    assert len(errors) == 4
+    assert median(errors) <= 0.12
+    assert max(errors) <= 0.30
