@@ -92,7 +92,6 @@ class _Engine:
         "_op",
         "_port_end",
         "_ready",
-        "_resume",
         "_sim",
         "_stalled",
         "_start",
@@ -114,8 +113,7 @@ class _Engine:
         self.blocked: _Dispatcher | None = None
         self.use = QueueUse(name, group)
         self.spans = sim.spans if group in sim.trace_groups else None
-        self._resume = _Alarm(sim.env, self._seen)
-        self._start = _Alarm(sim.env, self._work)
+        self._start = _Alarm(sim.env, self._begin)
         self._finish = _Alarm(sim.env, self._finished)
         self._op: TimedOp | None = None
         self._base: Sequence[int] = ()
@@ -140,28 +138,23 @@ class _Engine:
         self._begun = now
 
     def take(self) -> None:
-        """Take operations from the queue until one needs time."""
+        """Take the next operation from the queue, if there is one."""
         entries = self.entries
-        while entries:
-            self._op, self._base = entries.popleft()
-            if self.blocked is not None:
-                dispatcher, self.blocked = self.blocked, None
-                dispatcher.go()
-            now = int(self._sim.env._now)
-            if now > self._begun:
-                stalls = self.use.stalls
-                stalls[NO_INSTRUCTION] = stalls.get(NO_INSTRUCTION, 0) + now - self._begun
-            self._ready = now
-            self._index = 0
-            if not self._flags():
-                return
-            if self._ready > now:
-                self._start.set(self._ready - now)
-                return
-            if not self._begin():
-                return
-            self._complete(now)
-        self._op = None
+        if not entries:
+            self._op = None
+            return
+        self._op, self._base = entries.popleft()
+        if self.blocked is not None:
+            dispatcher, self.blocked = self.blocked, None
+            dispatcher.go()
+        now = int(self._sim.env._now)
+        if now > self._begun:
+            stalls = self.use.stalls
+            stalls[NO_INSTRUCTION] = stalls.get(NO_INSTRUCTION, 0) + now - self._begun
+        self._ready = now
+        self._index = 0
+        if self._flags():
+            self._launch(now)
 
     def _flags(self) -> bool:
         """Go through the waits; return False if a flag has yet to be set."""
@@ -189,45 +182,41 @@ class _Engine:
         stalls[cause] = stalls.get(cause, 0) + until - self._ready
         self._ready = until
 
-    def wake(self, delay: int) -> None:
-        """The flag waited for has been set and is visible ``delay`` from now."""
-        self._resume.set(delay)
-
-    def _seen(self, _event: Event) -> None:
+    def wake(self, visible: int, now: int) -> None:
+        """The flag waited for was set just now; waits see it from ``visible`` on."""
         assert self._op is not None
         self._stalled = False
-        now = int(self._sim.env._now)
-        if now > self._ready:
-            self._stall(self._op.waits[self._index][0], now)
+        if visible > self._ready:
+            self._stall(self._op.waits[self._index][0], visible)
         self._index += 1
-        if not self._flags():
-            return
-        if self._ready > now:
-            self._start.set(self._ready - now)
-        elif self._begin():
-            self._complete(now)
-            self.take()
+        if self._flags():
+            self._launch(now)
 
-    def _work(self, _event: Event) -> None:
-        if self._begin():
-            self._complete(int(self._sim.env._now))
-            self.take()
+    def _launch(self, now: int) -> None:
+        """Schedule the operation, which starts when the last of its flags is seen.
 
-    def _begin(self) -> bool:
-        """Start the operation; return True if it takes no time at all."""
+        Its end is known at once unless it shares links: those it joins when it starts.
+        """
         op = self._op
         assert op is not None
-        self._started = now = int(self._sim.env._now)
-        if op.flows:
-            self._flows = len(op.flows)
-            self._port_end = now + op.occupancy
-            for name, size in op.flows:
-                self._links[name].join(size, self._flow_ended)
-            return False
-        if op.occupancy:
-            self._finish.set(op.occupancy)
-            return False
-        return True
+        self._started = self._ready
+        if not op.flows:
+            self._finish.set(self._ready + op.occupancy - now)
+        elif self._ready > now:
+            self._start.set(self._ready - now)
+        else:
+            self._join()
+
+    def _begin(self, _event: Event) -> None:
+        self._join()
+
+    def _join(self) -> None:
+        op = self._op
+        assert op is not None
+        self._flows = len(op.flows)
+        self._port_end = self._started + op.occupancy
+        for name, size in op.flows:
+            self._links[name].join(size, self._flow_ended)
 
     def _flow_ended(self) -> None:
         self._flows -= 1
@@ -260,7 +249,7 @@ class _Engine:
                 left = []
                 for waiter in counter.waiters:
                     if waiter[0] <= count:
-                        waiter[1].wake(visible - now)
+                        waiter[1].wake(visible, now)
                     else:
                         left.append(waiter)
                 counter.waiters = left
