@@ -88,10 +88,10 @@ def _check(name: str, values: NDArray[Any], where: str) -> None:
     fmt = format_of_dtype(values.dtype)
     if fmt is None or fmt.name not in DTYPES:
         raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")
-    bad = np.isnan(values)
-    if bad.any():
-        first = tuple(int(i[0]) for i in np.nonzero(bad))
-        raise TensorError(f"{where}: {name} has {int(bad.sum())} NaN, the first at {first}")
+    for what, bad in (("NaN", np.isnan(values)), ("Inf", np.isinf(values))):
+        if bad.any():
+            first = tuple(int(i[0]) for i in np.nonzero(bad))
+            raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}")
 
 
 def _check_together(found: Tensors, where: str) -> None:

@@ -129,7 +129,8 @@ class Allocator:
     peak_bytes: dict[str, int] = field(default_factory=dict)
 
     def start_phase(self) -> None:
-        """Let what follows reuse the memory of the phase before; rings stay listed."""
+        """Check the phase before and let what follows reuse its memory; rings stay listed."""
+        self.check()
         self.used_bytes = defaultdict(int)
         self.tenants = defaultdict(list)
 

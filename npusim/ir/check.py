@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import FlagError, ProgramError
 from npusim.ir.program import Item, Loop
 from npusim.ir.races import check_races
-from npusim.ir.walk import ResolvedOp, Walker, compile_items, walk
+from npusim.ir.tile import GlobalTile
+from npusim.ir.walk import LoopTemplate, ResolvedOp, Template, Walker, compile_items, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.buffers import Ring
+    from npusim.ir.op import TileOp
     from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.tile import Operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: b
 
     Every shape of block is checked once, its loops for as many iterations as the deepest ring has
     slots and two more: after that their flags and slots repeat.  Not ``thorough``: of each phase
-    only the shapes of the first and the last block.
+    only the shapes of the first and the last block, and of each loop its ends.
     """
     for phase in program.phases:
         ends = [phase.blocks[0], phase.blocks[-1]]
@@ -48,7 +51,7 @@ def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: b
             used = first_operations(program, phase, blocks.values())
             check_flags({t.ring for resolved in used for t in resolved.op.ring_tiles()}, budget)
         for block in blocks.values():
-            _check_loops(program, phase.body(block))
+            _check_loops(program, phase.body(block), thorough=thorough)
             # Two blocks in a row: what one leaves in a ring meets what the next puts there.
             check_order(program, first_operations(program, phase, [block, block]))
             check_races(program, first_operations(program, phase, [block, block]))
@@ -136,41 +139,65 @@ def check_order(program: TileProgram, operations: Iterable[ResolvedOp]) -> None:
             counts[endpoint] += 1
 
 
-def _check_loops(program: TileProgram, items: Iterable[Item]) -> None:
-    """Raise :class:`ProgramError` unless every loop body is pure and uniform."""
+def _check_loops(program: TileProgram, items: Iterable[Item], *, thorough: bool) -> None:
+    """Raise :class:`ProgramError` unless every loop body is pure and uniform.
+
+    The last iteration is compared with the first; ``thorough``: every iteration.
+    """
     walker = Walker(program)
     for item in items:
         if not isinstance(item, Loop) or not item.indices:
             continue
-        first, last = item.indices[0], item.indices[-1]
-        if list(item.body(first)) != list(item.body(first)):
+        first = item.indices[0]
+        expected = _structure(compile_items(walker, item.body(first)))
+        if _structure(compile_items(walker, item.body(first))) != expected:
             raise ProgramError(
                 f"{program.name}: loop {item.name}: body({first}) differs when called twice"
             )
-        templates = [compile_items(walker, item.body(i)) for i in (first, last)]
-        if templates[0].advance != templates[1].advance:
-            raise ProgramError(
-                f"{program.name}: loop {item.name}: iterations {first} and {last} move the rings by different amounts"
+        for index in item.indices[1:] if thorough else item.indices[-1:]:
+            _compare(
+                program, item, index, expected, _structure(compile_items(walker, item.body(index)))
             )
-        shapes = [
-            [_structure(op) for op in walk(Walker(program), item.body(i))] for i in (first, last)
-        ]
-        for a, b in zip(*shapes, strict=False):
-            if a != b:
-                raise ProgramError(
-                    f"{program.name}: loop {item.name}: iterations {first} and {last} differ: {a} against {b}"
-                )
-        if len(shapes[0]) != len(shapes[1]):
-            raise ProgramError(
-                f"{program.name}: loop {item.name}: iterations {first} and {last} differ in length"
-            )
-        _check_loops(program, item.body(first))
+        _check_loops(program, item.body(first), thorough=thorough)
 
 
-def _structure(resolved: ResolvedOp) -> object:
-    op = resolved.op
-    steps = [
-        (s.opcode, s.attributes, [(type(o).__name__, o.rows, o.cols, o.fmt) for o in s.operands()])
-        for s in op.steps
+def _compare(
+    program: TileProgram, loop: Loop, index: int, expected: Structure, found: Structure
+) -> None:
+    """Raise :class:`ProgramError` naming the first thing in which an iteration is not the first one."""
+    if found == expected:
+        return
+    where = f"{program.name}: loop {loop.name}: iterations {loop.indices[0]} and {index}"
+    if expected[-1] != found[-1]:
+        raise ProgramError(f"{where} move the rings by different amounts")
+    if len(expected) != len(found):
+        counts = f"{len(expected) - 1} and {len(found) - 1} parts"
+        raise ProgramError(f"{where} differ in length: {counts}")
+    different = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
+    raise ProgramError(f"{where} differ: {different[0]} against {different[1]}")
+
+
+Structure = list[object]
+
+
+def _structure(template: Template) -> Structure:
+    """Return everything of a body that all iterations must share: operations, flags, advance."""
+    found: Structure = []
+    for part in template.parts:
+        if isinstance(part, LoopTemplate):
+            found.append((part.name, part.count, part.start, _structure(part.body)))
+        else:
+            found += [(o.op.label, o.op.queue, _shapes(o.op), o.waits, o.sets) for o in part]
+    return [*found, template.advance]
+
+
+def _shapes(op: TileOp) -> list[object]:
+    """Return an operation's steps without coordinates, constants and addresses."""
+    return [
+        (s.opcode, s.attributes, [_shape(o) for o in s.operands()], len(s.srcs)) for s in op.steps
     ]
-    return (op.label, op.queue, steps, resolved.sets)
+
+
+def _shape(operand: Operand) -> object:
+    stride = None if isinstance(operand, GlobalTile) else operand.stride
+    return (type(operand).__name__, operand.rows, operand.cols, stride, operand.fmt)

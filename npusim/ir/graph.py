@@ -46,9 +46,12 @@ def critical_path(
     ``duration`` gives each operation's cycles, latency included.
     """
     weighted: nx.DiGraph[int] = nx.DiGraph()
-    weighted.add_nodes_from(graph.nodes)
     for a, b in graph.edges:
         weighted.add_edge(a, b, weight=duration(graph.nodes[a]["op"]))
-    path = nx.dag_longest_path(weighted)
+    # Every operation leads to the end, so that the last one's own duration counts.
+    end = -1
+    for node in graph.nodes:
+        weighted.add_edge(node, end, weight=duration(graph.nodes[node]["op"]))
+    path = nx.dag_longest_path(weighted)[:-1]
     chain = [graph.nodes[n]["op"] for n in path]
     return sum(duration(op) for op in chain), chain

@@ -14,6 +14,7 @@ Two views of the same rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class Endpoint:
     lag: int  #: a consumer waits for generation + 1, a producer for generation + 1 - depth
     period: int  #: a producer sees releases only in multiples of this
     is_cross_core: bool
+    depth: int
 
     def __str__(self) -> str:
         return f"{self.ring} {'free' if self.is_producer else 'ready'}"
@@ -60,7 +62,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
                 Endpoint(
                     first + offset, ring.name, queue, is_producer, peers,
                     1 - ring.depth if is_producer else 1,
-                    ring.period if is_producer else 1, ring.flag == "counter",
+                    ring.period if is_producer else 1, ring.flag == "counter", ring.depth,
                 )
             )  # fmt: skip
     return tuple(found)
@@ -101,6 +103,12 @@ class Walker:
     def __init__(self, program: TileProgram) -> None:
         self.endpoints = list_endpoints(program)
         self._by_side = {(e.ring, e.queue, e.is_producer): e.index for e in self.endpoints}
+        if len(self._by_side) < len(self.endpoints):
+            sides = Counter((e.ring, e.queue, e.is_producer) for e in self.endpoints)
+            ring, queue, _ = next(side for side, count in sides.items() if count > 1)
+            raise ProgramError(
+                f"{program.name}: queue {queue} has two rings called {ring}; rename one"
+            )
         self._queues = {q.name: i for i, q in enumerate(program.queues)}
         self.cursors = [0] * len(self.endpoints)
 

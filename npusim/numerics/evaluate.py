@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
@@ -53,13 +54,13 @@ def evaluate(
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation.
     """
+    if not isinstance(rows, str):
+        _check_indices("rows", rows, problem.seq_q)
     last = program.phases[-1]
     wanted = chosen_heads(problem, heads)
     blocks = [b for b in _blocks(last, rows) if b.head in wanted]
     probe = Probe(problem) if diagnose else None
-    needed: dict[str, Sequence[Any]] = {
-        p.name: _needed(p, blocks, problem) for p in program.phases
-    }
+    needed: dict[str, Sequence[Any]] = {p.name: _needed(p, blocks, problem) for p in program.phases}
     done = execute(program, inputs, needed, observers=(probe,) if probe else ())
     output = program.tensors["o"]
     written, references = {}, []
@@ -88,6 +89,14 @@ def evaluate(
     )
 
 
+def _check_indices(what: str, chosen: Sequence[int], count: int) -> None:
+    """Raise `SpecError` for indices that do not exist, or for none."""
+    wrong = [i for i in chosen if not 0 <= i < count]
+    if wrong or not chosen:
+        named = f"there is no {wrong[0]}" if wrong else "none is chosen"
+        raise SpecError(f"{what}: {named}; choose from 0 to {count - 1}")
+
+
 def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
     """Return the heads to compute."""
     if isinstance(heads, str):
@@ -95,6 +104,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
             return set(range(problem.heads))
         each = problem.batch * problem.seq_kv * problem.head_dim
         return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
+    _check_indices("heads", heads, problem.heads)
     return set(heads)
 
 

@@ -126,7 +126,8 @@ class _Lockstep:
         before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
         result = apply(step.opcode, sources, before, fmt, step.attributes)
         if fmt != "int8":
-            self.events.look(resolved, step, np.broadcast_to(result, before.shape), sources)
+            read = [*sources, before] if step.attributes.accumulate else sources
+            self.events.look(resolved, step, np.broadcast_to(result, before.shape), read)
         for observer in self.observers:
             observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result))
         if is_global:

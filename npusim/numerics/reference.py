@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def summarise_errors(
     norm = float(np.sqrt((kept**2).sum()))
     ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)[finite]
     return ErrorSummary(
-        rmse=float(np.sqrt((error**2).sum())) / norm if norm else 0.0,
+        rmse=_relative(float(np.sqrt((error**2).sum())), norm, bool(finite.any())),
         max_abs_error=float(np.abs(error).max(initial=0.0)),
         max_ulp=int(ulps.max(initial=0)),
         ulp_histogram=_histogram(ulps),
@@ -57,6 +58,15 @@ def summarise_errors(
         nan_row_fraction=float(is_nan.any(axis=1).mean()),
         count=output.size,
     )
+
+
+def _relative(distance: float, norm: float, has_finite: bool) -> float:
+    """Return distance / norm; NaN if nothing is finite, Inf for an error where the reference is 0."""
+    if not has_finite:
+        return math.nan
+    if norm:
+        return distance / norm
+    return math.inf if distance else 0.0
 
 
 def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:

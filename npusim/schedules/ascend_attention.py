@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop
+from npusim.ir.program import Item, Loop, Touch
 from npusim.schedules.attention_blocks import AttentionBlock, KvRun, KvTile, tile_at
 from npusim.schedules.on_ascend import (
     FIXP,
@@ -31,7 +31,7 @@ from npusim.schedules.on_ascend import (
 )  # fmt: skip
 from npusim.schedules.steps.table import bind
 from npusim.schedules.vector_share import AscendAttentionTiling, VectorShare
-from npusim.units import chunks
+from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from npusim.ir.op import Source
@@ -98,6 +98,12 @@ class AscendAttention:
             consumers=loads,
             period=period,
         )
+
+    def touches(self, block: AttentionBlock) -> Iterator[Touch]:
+        """Yield what a block reads and writes; V is read once for each band of 128 rows."""
+        for touch in self.tensors.touches(block):
+            is_value = touch.region.tensor is self.tensors.v
+            yield Touch(touch.region, ceil_div(block.rows, L0_EDGE)) if is_value else touch
 
     # ---------------------------------------------------------------- blocks
 

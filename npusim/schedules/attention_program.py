@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from npusim.ir.program import Item, Phase, TileProgram
+from npusim.ir.program import Phase, TileProgram
 from npusim.schedules.ascend_attention import AscendAttention
 from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks, dealt
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
@@ -42,7 +42,7 @@ def ascend_program(
         problem, tiling.block_q, tiling.block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed
     )
     blocks = dealt(blocks, device.group_count.value, tiling.deal)
-    return _assemble(name, group, problem, chosen, mask, phases, attention.block, blocks)
+    return _assemble(name, group, problem, chosen, mask, phases, attention, blocks)
 
 
 def gpu_program(
@@ -61,9 +61,7 @@ def gpu_program(
     blocks = attention_blocks(
         problem, block_q, block_kv, is_reverse=is_reverse, is_trimmed=is_trimmed
     )
-    return _assemble(
-        name, group, problem, chosen, mask, phases, attention.block, blocks, (UNTIMED,)
-    )
+    return _assemble(name, group, problem, chosen, mask, phases, attention, blocks, (UNTIMED,))
 
 
 Group = AscendGroup | GpuGroup
@@ -81,13 +79,13 @@ def causal_mask(problem: Problem, block_q: int, block_kv: int) -> TilingMask | N
 
 def _assemble(
     name: str, group: Group, problem: Problem, tensors: AttentionTensors, mask: TilingMask | None,
-    before: tuple[Phase, ...], body: Callable[[AttentionBlock], Iterator[Item]],
+    before: tuple[Phase, ...], attention: AscendAttention | GpuAttention,
     blocks: tuple[AttentionBlock, ...], notes: tuple[str, ...] = (),
 ) -> TileProgram:  # fmt: skip
     inputs = attention_tensors(problem, tensors.o.fmt)
     listed = [inputs.q, inputs.k, inputs.v, tensors.q, tensors.k, tensors.v, tensors.o]
     listed += [mask.tensor()] if mask else []
-    attention = Phase("attention", blocks, body, _shape, tensors.touches)
+    phase = Phase("attention", blocks, attention.block, _shape, attention.touches)
     return TileProgram(
         name=name,
         queues=group.queues(),
@@ -95,7 +93,7 @@ def _assemble(
         spaces=dict(group.allocator.spaces),
         used_bytes=dict(group.allocator.peak_bytes),
         tensors={t.name: t for t in listed},
-        phases=(*before, attention),
+        phases=(*before, phase),
         flops=problem.flops(),
         constants={"mask": mask.values} if mask else {},
         notes=notes,

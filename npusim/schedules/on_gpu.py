@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Queue
+from npusim.ir.program import Item, Loop, Queue, Touch
 from npusim.schedules.attention_blocks import AttentionBlock, KvTile, tile_at
 from npusim.schedules.steps.table import bind
 
@@ -86,6 +86,10 @@ class GpuAttention:
         if name in self.steps.row_vectors():
             return 1
         return block_kv if name in self.steps.score_tiles else value_dim
+
+    def touches(self, block: AttentionBlock) -> Iterator[Touch]:
+        """Yield what a block reads and writes."""
+        return self.tensors.touches(block)
 
     def block(self, block: AttentionBlock) -> Iterator[Item]:
         """Yield one Q block of one head in program order."""

@@ -51,4 +51,8 @@ class TilingMask:
         """
         diagonal = row + (offset or 0) - col
         diagonal = max(min(diagonal, cols - 1), -rows)
+        if max(-diagonal, 0) + cols > 2 * self.m:
+            raise TilingError(
+                f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}"
+            )
         return self.tensor().tile(0, 0, max(diagonal, 0), rows, max(-diagonal, 0), cols)

@@ -310,10 +310,9 @@ class _Simulation:
         self.cycles = 0
 
     def _group(self, group: int) -> list[_Engine]:
-        depths = {r.name: r.depth for r in self.program.rings}
         # A waiter never looks further back than the slots both sides can be apart.
         counters = [
-            _Counter(self.streams.flag_latency(e.index), 2 * depths[e.ring] + e.period + 1)
+            _Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1)
             for e in self.streams.endpoints
         ]
         return [

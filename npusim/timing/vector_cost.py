@@ -111,7 +111,9 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         chosen = "scalar" if name == "binary" and len(tiles) < len(step.srcs) else name
         if chosen in ("exp", "div"):
             chosen = f"{name}_{step.dst.fmt}"
-        found = [(chosen, repeats(step.dst, spec))]
+        # An operand with gaps between its rows needs repeats of its own for each row.
+        whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
+        found = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
         for tile in tiles:
             if tile.cols == 1 and step.dst.cols > 1:

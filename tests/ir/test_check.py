@@ -182,12 +182,6 @@ def test_inner_loops_are_checked_too() -> None:
         check(toy.program([Loop("outer", range(2), lambda _i: [inner])]))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ProgramError,
-    reason="check._check_loops compares Loop values, whose body functions are new on every call: "
-    "any loop in a loop counts as impure",
-)
 def test_a_pure_loop_in_a_loop_is_accepted() -> None:
     toy = Toy()
     q = toy.queue("q")
@@ -225,11 +219,6 @@ UNLIKE = {
 }  # fmt: skip
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="check._structure compares neither waits nor pitch, and only the first and the last iteration",
-)
 @pytest.mark.parametrize("what", UNLIKE)
 def test_iterations_that_differ_in_what_time_depends_on_are_refused(what: str) -> None:
     # 8 rows of 8 float32 cost 1 repeat without gaps and 8 with: costs of iteration 0 stand for all.

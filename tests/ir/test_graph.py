@@ -82,11 +82,6 @@ def test_the_critical_path_of_a_diamond_goes_through_its_longer_side(case: str) 
     assert [o.op.label for o in chain] == labels
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="critical_path weighs edges only: a path's last operation has no weight",
-)
 def test_the_critical_path_counts_its_last_operation() -> None:
     # a -> b on one pair of queues takes 1 + 100, c -> d on another 5 + 1.
     toy = Toy()
@@ -101,11 +96,6 @@ def test_the_critical_path_counts_its_last_operation() -> None:
     assert (total, [o.op.label for o in chain]) == (101, ["a", "b"])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="critical_path weighs edges only: a path's last operation has no weight",
-)
 def test_a_single_long_operation_is_a_critical_path() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")

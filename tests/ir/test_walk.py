@@ -148,11 +148,6 @@ def test_an_operation_on_a_queue_that_is_no_party_of_the_ring_is_refused() -> No
         resolve(toy.program([toy.op("sneak", stranger, front(ring))]))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Walker keys endpoints by ring name: two rings of one name on one queue become one, in silence",
-)
 def test_two_rings_of_one_name_on_one_queue_are_kept_apart_or_refused() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")

@@ -49,15 +49,12 @@ def test_the_largest_block_allowed_is_exact_wherever_the_diagonal_crosses_it(m: 
             assert (cut_values(mask, row, rows, col, cols, 0) == expected).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a wholly masked block with rows + cols - 1 = 2M passes check, but its cut ends past the matrix",
-)
-def test_the_largest_block_allowed_is_exact_where_it_is_wholly_masked_too() -> None:
+def test_the_largest_block_allowed_has_no_cut_that_masks_all_of_it_and_says_so() -> None:
+    # rows + cols - 1 = 2M: every cut that starts right of the diagonal ends past the matrix.
     mask = TilingMask(2)
     mask.check(3, 2)
-    assert cut_values(mask, 0, 3, 8, 2, 0).shape == (3, 2)
+    with pytest.raises(TilingError, match="a wholly masked block of 3x2 has no cut with M = 2"):
+        mask.cut(0, 3, 8, 2, 0)
 
 
 def test_a_block_too_large_for_the_mask_is_refused_with_the_values() -> None:

@@ -101,16 +101,7 @@ def test_a_block_reads_and_writes_the_regions_it_says(case: str, device: DeviceS
             assert read == really_read, phase.name
 
 
-BANDS = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="AttentionTensors.touches says V is read once; every band of 128 query rows reads it",
-)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=BANDS) if "two bands" in c else c for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_block_reads_its_regions_as_often_as_it_says(case: str, device: DeviceSpec) -> None:
     for phase in build(case, device).phases:
         for block in (phase.blocks[0], phase.blocks[-1]):

@@ -198,11 +198,6 @@ def test_rows_with_gaps_start_a_repeat_each(device: DeviceSpec) -> None:
     assert vector(device, Opcode.FILL, ub(8, 8, stride=64), 0.0) == 24 + 8
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="cost.repeats looks at the destination only: a source with gaps is read as if it had none",
-)
 def test_a_source_with_gaps_starts_a_repeat_a_row_too(device: DeviceSpec) -> None:
     gapless, gaps = ub(8, 8), ub(8, 8, stride=64)
     assert vector(device, Opcode.ADD, gapless, gaps, gapless) == 22 + 8

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npusim.errors import SpecError
 from npusim.validate import TimesReport, validate
 from npusim.validate.times import _kendall_tau, _regret
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HEAD = 'schema: npusim.measurements/1\nsource: "a test"\n'
 CASE = (
@@ -108,7 +110,7 @@ def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("")
-    with pytest.raises(SpecError, match="neither .yaml"):
+    with pytest.raises(SpecError, match=r"neither \.yaml"):
         validate(tmp_path / "x.csv")
 
 
