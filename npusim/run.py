@@ -41,9 +41,11 @@ from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
+from npusim.run_node import run_on_node
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
 from npusim.spec.load import load_device, load_workload
+from npusim.spec.node import is_node
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
@@ -102,13 +104,21 @@ def run(
 
     Raises a subclass of `NpusimError` that says what is wrong: `SpecError`, `TilingError`, ...
     """
-    device = _device(hw, overrides)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
+    if is_node(hw):
+        sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
+        sizes |= {"tensor_parallel": tensor_parallel, "causal": causal}
+        return run_on_node(
+            schedule, hw=cast("str | Path", hw), load=load, problem=problem, sizes=sizes, tiling=tiling,
+            precision=precision, numerics=numerics, method=method, trace_groups=trace_groups, overrides=overrides,
+        )  # fmt: skip
+    device = _device(hw, overrides)
     chosen = find_schedule(schedule, device.family)
     given = _tensors(load, tensors, prefix)
     sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
-    what = _seeded(problem or _problem(load, given, sizes, causal), seed)
+    mask = causal if chosen.causal or causal is not None else False
+    what = _seeded(problem or _problem(load, given, sizes, mask), seed)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, fields, device, preset)

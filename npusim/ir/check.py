@@ -50,8 +50,9 @@ def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: b
         if budget:
             used = first_operations(program, phase, blocks.values())
             check_flags({t.ring for resolved in used for t in resolved.op.ring_tiles()}, budget)
+        keyed: dict[Hashable, Structure] = {}
         for block in blocks.values():
-            _check_loops(program, phase.body(block), thorough=thorough)
+            _check_loops(program, phase.body(block), keyed, thorough=thorough)
             # Two blocks in a row: what one leaves in a ring meets what the next puts there.
             check_order(program, first_operations(program, phase, [block, block]))
             check_races(program, first_operations(program, phase, [block, block]))
@@ -139,10 +140,13 @@ def check_order(program: TileProgram, operations: Iterable[ResolvedOp]) -> None:
             counts[endpoint] += 1
 
 
-def _check_loops(program: TileProgram, items: Iterable[Item], *, thorough: bool) -> None:
+def _check_loops(
+    program: TileProgram, items: Iterable[Item], keyed: dict[Hashable, Structure], *, thorough: bool
+) -> None:
     """Raise :class:`ProgramError` unless every loop body is pure and uniform.
 
-    The last iteration is compared with the first; ``thorough``: every iteration.
+    The last iteration is compared with the first; ``thorough``: every iteration.  ``keyed`` holds
+    the bodies of loops with a key, which all loops of that key must have.
     """
     walker = Walker(program)
     for item in items:
@@ -158,7 +162,13 @@ def _check_loops(program: TileProgram, items: Iterable[Item], *, thorough: bool)
             _compare(
                 program, item, index, expected, _structure(compile_items(walker, item.body(index)))
             )
-        _check_loops(program, item.body(first), thorough=thorough)
+        if item.key is not None:
+            known = keyed.setdefault((item.name, item.key), expected)
+            if known != expected:
+                raise ProgramError(
+                    f"{program.name}: loop {item.name}: two bodies for one key {item.key}"
+                )
+        _check_loops(program, item.body(first), keyed, thorough=thorough)
 
 
 def _compare(

@@ -27,12 +27,15 @@ class Loop:
 
     ``body`` is a pure function of its index; all iterations have the same operations, handshakes
     and costs (``ir.check`` compares them), so a timing backend may run any of them for any other.
-    An iteration of another shape (a ragged or masked tile) is an item of its own.
+    An iteration of another shape (a ragged or masked tile) is an item of its own.  Loops of one
+    ``key`` in one phase have one body, apart from those coordinates and constants: blocks of
+    different shapes share it.
     """
 
     name: str
     indices: Sequence[int]
     body: Callable[[int], Iterable[Item]]
+    key: Hashable = None
 
 
 Item = TileOp | Loop

@@ -15,6 +15,7 @@ Two views of the same rules:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from npusim.errors import ProgramError
 from npusim.ir.program import Item, Loop, Phase, TileProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from npusim.ir.op import TileOp
     from npusim.ir.tile import RingTile, Tile
@@ -198,17 +199,34 @@ class Template:
         )
 
 
-def compile_items(walker: Walker, items: Iterable[Item]) -> Template:
-    """Resolve ``items`` relative to cursors of zero; loops are compiled from their first iteration."""
+Bodies = dict[Hashable, Template]
+
+
+def compile_items(walker: Walker, items: Iterable[Item], bodies: Bodies | None = None) -> Template:
+    """Resolve ``items`` relative to cursors of zero; loops are compiled from their first iteration.
+
+    ``bodies`` keeps the bodies of loops that have a key, and is added to.
+    """
     origin = walker.cursors
     walker.cursors = [0] * len(origin)
     try:
-        return _compile(walker, items)
+        return _compile(walker, items, {} if bodies is None else bodies)
     finally:
         walker.cursors = origin
 
 
-def _compile(walker: Walker, items: Iterable[Item]) -> Template:
+def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
+    key = None if loop.key is None else (loop.name, loop.key)
+    body = bodies.get(key) if key else None
+    if body is None:
+        walker.cursors = [0] * len(walker.cursors)
+        body = _compile(walker, loop.body(loop.indices[0]), bodies)
+        if key:
+            bodies[key] = body
+    return body
+
+
+def _compile(walker: Walker, items: Iterable[Item], bodies: Bodies) -> Template:
     parts: list[tuple[OpTemplate, ...] | LoopTemplate] = []
     run: list[OpTemplate] = []
     for item in items:
@@ -219,8 +237,7 @@ def _compile(walker: Walker, items: Iterable[Item]) -> Template:
                 parts.append(tuple(run))
                 run = []
             start = tuple(walker.cursors)
-            walker.cursors = [0] * len(start)
-            body = _compile(walker, item.body(item.indices[0]))
+            body = _loop_body(walker, item, bodies)
             count = len(item.indices)
             walker.cursors = [s + count * a for s, a in zip(start, body.advance, strict=True)]
             parts.append(LoopTemplate(item.name, count, start, body))
@@ -250,11 +267,14 @@ class Templates:
         self.program = program
         self.walker = Walker(program)
         self._cache: dict[tuple[str, Hashable], Template] = {}
+        self._bodies: dict[str, Bodies] = {p.name: {} for p in program.phases}
 
     def of(self, phase: Phase, block: Hashable) -> Template:
         """Return the template of ``block``, shared by all blocks of its shape."""
         key = (phase.name, phase.shape(block))
         template = self._cache.get(key)
         if template is None:
-            template = self._cache[key] = compile_items(self.walker, phase.body(block))
+            template = self._cache[key] = compile_items(
+                self.walker, phase.body(block), self._bodies[phase.name]
+            )
         return template

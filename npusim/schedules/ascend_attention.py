@@ -110,18 +110,23 @@ class AscendAttention:
     def block(self, block: AttentionBlock) -> Iterator[Item]:
         """Yield one Q block of one head, from its load to its output, in program order."""
         shares = self.group.row_slices(block.rows, self.vectors[0].slice_rows)
-        q = self.q_l1.fill(block.rows, self.tensors.q.cols, self.tensors.q.fmt)
-        yield move(
-            "Q.load", MTE2, q, self.tensors.q.tile(block.batch, block.head, block.row, block.rows)
-        )
-        yield pass_on("Q.take", MTE1, self._q(block, first=True, last=False))
-        for vector, rows in zip(self.vectors, shares, strict=True):
-            yield from self._start(vector, rows)
+        yield Loop("start", (0,), lambda _: self._open(block, shares), key=block.rows)
         yield from prelaunched(
-            block.runs, self.tiling.lead,
+            block.runs, self.tiling.lead, block.rows,
             lambda tile: self._scores(block, tile, shares),
             lambda tile: self._values(block, tile, shares),
         )  # fmt: skip
+        yield Loop("finish", (0,), lambda _: self._close(block, shares), key=block.rows)
+
+    def _open(self, block: AttentionBlock, shares: list[list[RowSlice]]) -> Iterator[TileOp]:
+        tensor = self.tensors.q
+        source = tensor.tile(block.batch, block.head, block.row, block.rows)
+        yield move("Q.load", MTE2, self.q_l1.fill(block.rows, tensor.cols, tensor.fmt), source)
+        yield pass_on("Q.take", MTE1, self._q(block, first=True, last=False))
+        for vector, rows in zip(self.vectors, shares, strict=True):
+            yield from self._start(vector, rows)
+
+    def _close(self, block: AttentionBlock, shares: list[list[RowSlice]]) -> Iterator[TileOp]:
         yield pass_on("Q.release", MTE1, self._q(block, first=False, last=True))
         for vector, rows in zip(self.vectors, shares, strict=True):
             yield from self._finish(vector, block, rows)
@@ -285,11 +290,14 @@ class AscendAttention:
 Stage = Callable[[KvTile], Iterable[TileOp]]
 
 
-def prelaunched(runs: tuple[KvRun, ...], lead: int, first: Stage, second: Stage) -> Iterator[Item]:
+def prelaunched(
+    runs: tuple[KvRun, ...], lead: int, rows: int, first: Stage, second: Stage
+) -> Iterator[Loop]:
     """Yield two stages over the tiles of ``runs``, ``first`` running ``lead`` tiles ahead.
 
     Step n does ``first`` of tile n, then ``second`` of tile n - lead.  Consecutive steps whose two
-    tiles have the same shapes are one :class:`Loop`.
+    tiles have the same shapes are one :class:`Loop`; loops over such tiles of blocks of ``rows``
+    share one body.
     """
     total = sum(r.count for r in runs)
     edges = {0, total, total + lead}
@@ -297,16 +305,18 @@ def prelaunched(runs: tuple[KvRun, ...], lead: int, first: Stage, second: Stage)
     for run in runs:
         edges |= {at, at + lead}
         at += run.count
-    cuts = sorted(e for e in edges if e <= total + lead)
+
+    def tiles(n: int) -> tuple[KvTile | None, KvTile | None]:
+        ahead = tile_at(runs, n) if n < total else None
+        return ahead, tile_at(runs, n - lead) if n >= lead else None
 
     def step(n: int) -> Iterator[TileOp]:
-        if n < total:
-            yield from first(tile_at(runs, n))
-        if n >= lead:
-            yield from second(tile_at(runs, n - lead))
+        ahead, behind = tiles(n)
+        if ahead:
+            yield from first(ahead)
+        if behind:
+            yield from second(behind)
 
-    for start, end in pairwise(cuts):
-        if end - start == 1:
-            yield from step(start)
-        else:
-            yield Loop("kv", range(start, end), step)
+    for start, end in pairwise(sorted(edges)):
+        shapes = tuple(tile and tile.shape for tile in tiles(start))
+        yield Loop("kv", range(start, end), step, key=(rows, shapes))

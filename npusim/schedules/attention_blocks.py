@@ -22,6 +22,11 @@ class KvTile:
     cols: int
     is_masked: bool
 
+    @property
+    def shape(self) -> tuple[int, bool]:
+        """What tiles with the same operations share."""
+        return self.cols, self.is_masked
+
 
 @dataclass(frozen=True, slots=True)
 class KvRun:

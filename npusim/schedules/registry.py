@@ -28,7 +28,7 @@ class Schedule:
 
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
-    ``causal`` is what a run without an explicit mask assumes.
+    ``causal``: without an explicit choice a run takes the workload's mask; if False, none.
     """
 
     name: str

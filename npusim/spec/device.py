@@ -126,7 +126,7 @@ class LaunchSpec(SpecModel):
     """What starting a kernel costs before any core works."""
 
     kernel_overhead_s: Quantity
-    block_dispatch_cycles: WholeQuantity = Field(description="handing one more block to a core")
+    block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
 
 
 class CoreSpec(SpecModel):

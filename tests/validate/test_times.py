@@ -10,6 +10,7 @@ import pytest
 from npusim.errors import SpecError
 from npusim.validate import TimesReport, validate
 from npusim.validate.times import _kendall_tau, _regret
+
 if TYPE_CHECKING:
     from pathlib import Path
 
