@@ -6,35 +6,47 @@ Beside ``run`` the only place where schedules, timing and nodes meet.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.errors import SpecError
+import numpy as np
+
+from npusim import formats
+from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
-from npusim.node.kernel import Kernel, KernelTimer, KernelWork, Waves
+from npusim.node.collective import collective
+from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Waves
 from npusim.node.machine import femtoseconds
+from npusim.node.reduction import execute, reduction_error
 from npusim.node.simulate import simulate
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
+from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device
-from npusim.spec.node import LayerProblem, load_node
+from npusim.spec.node import LayerProblem, NodeDevice, NodeSpec, load_node
 from npusim.spec.overrides import apply_overrides
-from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.timing import METHODS
+from npusim.timing.sanity import check_sanity
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from npusim.ir.program import Item, TileProgram
+    from npusim.node.collective import Algorithm
     from npusim.node.kernel import Child
+    from npusim.node.result import NodeTiming
+    from npusim.schedules.allreduce import PartialSums
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem, GemmProblem
-    from npusim.spec.node import KernelTimes, NodeSpec
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.node import KernelTimes
+    from npusim.spec.problem import Problem
     from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
-__all__ = ["layer_problem", "run_on_node"]
+__all__ = ["kernel_timer", "layer_problem", "run_on_node", "search_blocks"]
 
 
 def run_on_node(
@@ -46,6 +58,7 @@ def run_on_node(
     sizes: Mapping[str, Any] | None = None,
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
+    numerics: bool = False,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
@@ -55,14 +68,14 @@ def run_on_node(
     Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices.  Raises a
     subclass of `NpusimError` that says what is wrong.
     """
-    node = load_node(hw) if not hasattr(hw, "drivers") else cast("NodeSpec", hw)
+    node = hw if isinstance(hw, NodeSpec) else load_node(hw)
     if overrides:
         node = cast("NodeSpec", apply_overrides(cast("DeviceSpec", node), overrides))
     device = load_device(node.device)
     chosen = find_schedule(schedule, node.family)
-    what: Any = problem or layer_problem(load, node, sizes or {})
+    what: Any = _problem_of(schedule, problem or layer_problem(load, node, sizes or {}))
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
-    preset = chosen.precision(precision or _stored(what))
+    preset = cast("PartialSums", chosen.precision(precision or _stored(what)))
     program = chosen.build(what, fields, cast("DeviceSpec", node), preset)
     check(program, None, thorough=False)
     if method not in METHODS:
@@ -70,10 +83,12 @@ def run_on_node(
     ranks = what.ranks if isinstance(what, LayerProblem) else node.device_count.value
     timer = kernel_timer(node, device, method)
     timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
+    check_sanity(timing)
     return RunResult(
         name=f"{schedule}-{node.name}-{load.name}", schedule=schedule, precision=preset.name,
-        formats=preset.formats(), device=device, workload=load.name, inputs="none", problem=what, tiling=fields,
-        program=program, timing=timing, numerics=None, notes=_notes(node, timing.modes),
+        formats=preset.formats(), device=NodeDevice.of(node, device), workload=load.name, inputs="none",
+        problem=what, tiling=fields, program=program, timing=timing, numerics=None,
+        notes=_notes(node, timing, program, preset.partial, bits=numerics),
     )  # fmt: skip
 
 
@@ -89,20 +104,117 @@ def layer_problem(load: Workload, node: NodeSpec, sizes: Mapping[str, Any]) -> L
     if load.hidden is None:
         raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
     problem = load.problem(**{**sizes, "tensor_parallel": ranks})
-    return LayerProblem(attention=problem, hidden=load.hidden, ranks=ranks)
+    return LayerProblem.around(problem, hidden=load.hidden, ranks=ranks)
+
+
+def _problem_of(schedule: str, given: object) -> object:
+    """Return the problem of a node schedule: what is given, or the part of a layer that it runs.
+
+    Raises
+    ------
+    SpecError
+        What is given is another kind of problem.
+    """
+    if isinstance(given, LayerProblem):
+        size = formats.get_format(given.dtype).size_bytes
+        match schedule:
+            case "allreduce":
+                return CopyProblem(bytes=given.rows * given.hidden * size)
+            case "gemm_allreduce":
+                return GemmProblem(m=given.rows, n=given.hidden, k=given.width, dtype=given.dtype)
+    kinds = {"allreduce": (CopyProblem, "bytes"), "gemm_allreduce": (GemmProblem, "m, n and k")}
+    kind, words = kinds.get(schedule, (LayerProblem, "a layer of a workload"))
+    if not isinstance(given, kind):
+        raise SpecError(f"problem: {schedule} needs {words}, not a {type(given).__name__}")
+    return given
 
 
 def _stored(problem: object) -> str:
     """Return the format of partial products: that of the inputs."""
-    inner = problem.attention if isinstance(problem, LayerProblem) else problem
-    return getattr(inner, "dtype", "float16")
+    return str(getattr(problem, "dtype", "float16"))
 
 
-def _notes(node: NodeSpec, modes: Sequence[str]) -> tuple[str, ...]:
-    notes = [f"{len(modes)} collectives: {', '.join(dict.fromkeys(modes))}"]
+def _notes(
+    node: NodeSpec, timing: NodeTiming, program: TileProgram, fmt: str, *, bits: bool
+) -> tuple[str, ...]:
+    """Return what a reader should know: the collectives, what they hide behind, and their bits."""
+    us = 1e6  # microseconds a second
+    ways = ", ".join(dict.fromkeys(timing.modes))
+    notes = [
+        f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * us:.1f} us, "
+        f"simulated {timing.allreduce_s * us:.1f} us"
+    ]
+    if timing.compute_s:
+        notes.append(
+            f"exposed communication {timing.exposed_s * us:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
+        )
+    calls = [op.call for op in _operations(program) if isinstance(op, CollectiveOp)]
+    if calls[0].servers > 1:
+        notes.append(
+            f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
+            f"{calls[0].servers} equal ones in step, no traffic of others between them"
+        )
+    if bits and calls[0].kind == "allreduce":
+        notes.append(_bits_note(calls[0].algorithm, len(program.phases[0].blocks), fmt))
     if node.kernels is not None:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
     return tuple(notes)
+
+
+def _operations(program: TileProgram) -> Iterator[Item]:
+    phase = program.phases[0]
+    return iter(phase.body(phase.blocks[0]))
+
+
+def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
+    """Return how the sum of the collective's real order differs from float64, on normal samples."""
+    draw = np.random.default_rng(0)
+    sample = 4096  # elements: enough for two digits of the error
+    inputs = [formats.cast(draw.standard_normal(sample), fmt) for _ in range(ranks)]
+    ring = collective("allreduce", "ring", ranks)
+    other = collective("allreduce", "mesh" if algorithm == "ring" else algorithm, ranks)
+    chosen = ring if algorithm == "ring" else other
+    error = reduction_error(chosen, inputs, fmt)
+    differing = execute(ring, inputs, fmt)[0] != execute(other, inputs, fmt)[0]
+    return (
+        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: RMSE {error.rmse:.2e} against float64; "
+        f"{float(np.mean(differing)):.0%} differ in bits between ring and {other.algorithm}"
+    )
+
+
+def search_blocks(
+    schedule: str,
+    *,
+    hw: str,
+    load: Workload,
+    problem: AnyProblem | None = None,
+    blocks: Sequence[int] = (1, 2, 3, 4, 6, 8),
+    first_shares: Sequence[float | None] = (None,),
+    tiling: Mapping[str, object] | None = None,
+    method: str = "auto",
+) -> list[tuple[float, int, float | None]]:
+    """Return ``(latency_us, blocks, first_share)`` of every choice that fits, the fastest first.
+
+    Raises
+    ------
+    TilingError
+        No choice fits.
+    """
+    found: list[tuple[float, int, float | None]] = []
+    fault: TilingError | None = None
+    for count, share in product(blocks, first_shares):
+        fields = {**(tiling or {}), "blocks": count} | ({"first_share": share} if share else {})
+        try:
+            result = run_on_node(
+                schedule, hw=hw, load=load, problem=problem, tiling=fields, method=method, trace_groups=()
+            )  # fmt: skip
+        except TilingError as error:
+            fault = error
+            continue
+        found.append((result.latency_us, count, share))
+    if not found and fault is not None:
+        raise fault
+    return sorted(found, key=lambda f: (f[0], f[1]))
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
@@ -131,9 +243,7 @@ def _simulated(child: Child, device: DeviceSpec, method: str) -> TimingResult:
     return METHODS[method](program, device, trace_groups=())
 
 
-def _from_timing(
-    kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec
-) -> KernelWork:
+def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
     launch = 0.0 if kernel.is_fused else max(r.launch_s for r in results)
@@ -144,7 +254,16 @@ def _from_timing(
         moved = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
         busy["hbm"] += moved * device.clock_hz.value
     demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
-    return KernelWork(femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand)
+    terms: dict[str, float] = defaultdict(float)
+    for result in results:
+        for key, part in result.term_cycles.items():
+            terms[key] += part
+    total = sum(terms.values()) or 1.0
+    return KernelWork(
+        femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
+        terms=tuple((key, part / total) for key, part in terms.items()),
+        method="+".join(sorted({r.method for r in results})),
+    )  # fmt: skip
 
 
 def _busiest(result: TimingResult) -> dict[str, float]:
@@ -173,11 +292,14 @@ def _from_table(
         seconds = sum(p.flops() for p in problems) / count / table.attention.flops_per_s.value
         resident, issue = table.attention.resident_count.value, node.host.attention_issue_s.value
     else:
-        product = cast("GemmProblem", kernel.children[0].problem)
+        matmul = cast("GemmProblem", kernel.children[0].problem)
         m, n = table.linear.block_m_count.value, table.linear.block_n_count.value
-        count = ceil_div(product.m, m) * ceil_div(product.n, n)
-        seconds = 2 * m * n * product.k / table.linear.flops_per_s.value
+        count = ceil_div(matmul.m, m) * ceil_div(matmul.n, n)
+        seconds = 2 * m * n * matmul.k / table.linear.flops_per_s.value
         resident, issue = 1, node.host.linear_issue_s.value
     waves = Waves(count, femtoseconds(seconds), resident, cores)
     alone = ceil_div(count, cores) * waves.block_fs
-    return KernelWork(alone, 0, femtoseconds(issue), (), waves)
+    constant = (f"node.kernels.{kernel.role}.flops_per_s", 1.0)
+    return KernelWork(
+        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), method="fitted kernels"
+    )

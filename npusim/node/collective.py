@@ -19,7 +19,16 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ALGORITHMS", "KINDS", "Algorithm", "Collective", "Kind", "Transfer", "collective", "shard_sizes"]
+__all__ = [
+    "ALGORITHMS",
+    "KINDS",
+    "Algorithm",
+    "Collective",
+    "Kind",
+    "Transfer",
+    "collective",
+    "shard_sizes",
+]
 
 Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
@@ -62,7 +71,12 @@ class Collective:
 
 
 def collective(
-    kind: Kind, algorithm: Algorithm, ranks: int, order: Sequence[int] | None = None, *, is_ordered: bool = False
+    kind: Kind,
+    algorithm: Algorithm,
+    ranks: int,
+    order: Sequence[int] | None = None,
+    *,
+    is_ordered: bool = False,
 ) -> Collective:
     """Return a collective among ``ranks``; ``order`` lists them around the ring.
 
@@ -96,7 +110,9 @@ Parts = tuple[list[Round], list[Round], tuple[int, ...]]
 
 def _mesh(ranks: int) -> Parts:
     """Return one round in which every rank sends every other its shard, and one back."""
-    pairs = [(target, (target + step) % ranks) for target in range(ranks) for step in range(1, ranks)]
+    # Model: peers are added in ascending order; without HCCL's deterministic mode it is that of arrival.
+    pairs = [(target, source) for target in range(ranks) for source in range(ranks)]
+    pairs = [(target, source) for target, source in pairs if target != source]
     scatter = tuple(Transfer(source, target, (target,), True) for target, source in pairs)
     gather = tuple(Transfer(source, target, (source,), False) for target, source in pairs)
     return [scatter], [gather], tuple(range(ranks))

@@ -34,16 +34,28 @@ class Plan:
     """A collective with its driver's mode and its closed form."""
 
     collective: Collective
+    driver_name: str
     driver: DriverSpec
     mode_name: str
     mode: DriverMode
     closed_form: AlphaBeta
+    servers: int = 1
 
     @property
     def engines_per_transfer(self) -> int:
         """Return how many engines serve one transfer."""
         per = self.driver.engines_per_transfer_count
         return self.driver.engine_count.value if per is None else per.value
+
+    def terms(self, size_bytes: int) -> tuple[tuple[str, float], ...]:
+        """Return the constants behind the closed form and their shares: starts, and bandwidth."""
+        key = f"node.drivers.{self.driver_name}.modes.{self.mode_name}"
+        starts = self.closed_form.alpha_s / self.closed_form.seconds(size_bytes)
+        return ((f"{key}.start_s", starts), (f"{key}.engine_bytes_per_s", 1.0 - starts))
+
+    def between_rounds(self) -> int:
+        """Return the rounds of the ring over servers: each adds up, then passes on."""
+        return 2 * (self.servers - 1)
 
     def sending_bytes_per_s(self) -> float:
         """Return what a rank sends on average while the collective runs, for its claim on memory."""
@@ -56,10 +68,31 @@ def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) ->
     chosen = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
     driver = node.driver(call.driver)
     plans = [
-        Plan(chosen, driver, name, mode, alpha_beta(chosen, topology, driver, mode))
+        Plan(
+            chosen,
+            call.driver,
+            driver,
+            name,
+            mode,
+            _closed(node, topology, call, chosen, mode),
+            call.servers,
+        )
         for name, mode in driver.modes.items()
     ]
     return min(plans, key=lambda p: p.closed_form.seconds(call.size_bytes))
+
+
+def _closed(
+    node: NodeSpec, topology: Topology, call: CollectiveCall, chosen: Collective, mode: DriverMode
+) -> AlphaBeta:
+    """Return the closed form within a server and, with several, of the ring between them."""
+    form = alpha_beta(chosen, topology, node.driver(call.driver), mode)
+    if call.servers == 1 or node.between is None:
+        return form
+    rounds = 2 * (call.servers - 1)
+    start = mode.transfer_start_s.value + node.between.latency_s.value
+    share = rounds / call.servers / topology.ranks / node.between.bytes_per_s.value
+    return AlphaBeta(form.alpha_s + rounds * start, 1.0 / (1.0 / form.bytes_per_s + share))
 
 
 def alpha_beta(

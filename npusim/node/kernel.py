@@ -57,6 +57,7 @@ class KernelWork:
 
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
     resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
+    ``terms`` are the constants behind the time and their shares of it, ``method`` how it was found.
     """
 
     alone_fs: int
@@ -64,6 +65,8 @@ class KernelWork:
     issue_fs: int
     demand: tuple[tuple[str, float], ...] = ()
     waves: Waves | None = None
+    terms: tuple[tuple[str, float], ...] = ()
+    method: str = ""
 
     @property
     def whole_fs(self) -> int:
@@ -77,7 +80,11 @@ KernelTimer = Callable[[Kernel], KernelWork]
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds."""
+    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds.
+
+    With several ``servers`` each rank also meets its counterparts in the others, between the
+    reduce-scatter and the all-gather within a server.
+    """
 
     kind: Kind
     algorithm: Algorithm
@@ -85,6 +92,7 @@ class CollectiveCall:
     size_bytes: int
     #: The host joins two streams by events before it.
     is_overlapped: bool = False
+    servers: int = 1
 
 
 @dataclass(slots=True)
@@ -109,7 +117,5 @@ def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float
     """
     # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
     least = 0.01  # source: ours, so that work claimed to a stop still ends
-    rates = [
-        max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0
-    ]
+    rates = [max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0]
     return min([1.0, *rates])

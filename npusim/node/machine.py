@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from npusim.node.kernel import KernelWork
     from npusim.node.topology import Edge, Topology
     from npusim.spec.device import DeviceSpec
+    from npusim.spec.node import NodeLink
 
     Steps = Generator[Event, object, None]
 
@@ -86,9 +87,7 @@ class Device:
             return
         self._demand = demand
         self._update()
-        done = self.env.event()
-        self._work.join(work_fs, lambda: done.succeed() and None)
-        yield done
+        yield _flow(self.env, self._work, work_fs)
         self._demand = ()
 
     def _update(self) -> None:
@@ -107,6 +106,19 @@ class Device:
         self._claim(plan, -1)
         if plan.driver.core is not None:
             self.held_cores -= plan.driver.engine_count.value
+
+    def between(self, plan: Plan, link: NodeLink, size_bytes: int) -> Steps:
+        """Go around the ring of this device's counterparts in the other servers.
+
+        Model: the servers are equal and in step, so that what arrives from the one before is what
+        this one sends to the next, at the same time: one server stands for all.
+        """
+        port = SharedLink(self.env, "between", link.bytes_per_s.value / FEMTOSECONDS, LINK_BITS)
+        piece = ceil_div(size_bytes, plan.servers)
+        for _ in range(plan.between_rounds()):
+            yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
+            yield _flow(self.env, port, piece)
+            yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def _claim(self, plan: Plan, sign: int) -> None:
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
@@ -130,8 +142,14 @@ class RunningCollective:
     """One collective under way among all devices: every chunk goes through every round."""
 
     def __init__(
-        self, fabric: Fabric, devices: Sequence[Device], plan: Plan, size_bytes: int
+        self,
+        fabric: Fabric,
+        devices: Sequence[Device],
+        plan: Plan,
+        size_bytes: int,
+        between: NodeLink | None = None,
     ) -> None:
+        self.between = between if plan.servers > 1 else None
         self.env, self.fabric, self.devices, self.plan = fabric.env, fabric, devices, plan
         env, count = self.env, len(devices)
         self.arrived = [env.event() for _ in devices]
@@ -167,13 +185,19 @@ class RunningCollective:
         if before >= 0:
             yield self._done[before][rank]
         for number, transfers in enumerate(self.plan.collective.rounds):
+            if self.between is not None and 2 * number == len(ready):
+                share = ceil_div(self.chunks[chunk], len(self.devices))
+                yield from self.devices[rank].between(self.plan, self.between, share)
             ready[number][rank].succeed()
             own = self._parts[number][rank]
             for index in own:
                 if transfers[index].source == rank:
                     self.env.process(
                         self._transfer(
-                            transfers[index], ready[number], sent[number][index], sizes[number][index]
+                            transfers[index],
+                            ready[number],
+                            sent[number][index],
+                            sizes[number][index],
                         )
                     )
             if own:
@@ -189,18 +213,22 @@ class RunningCollective:
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
             own = plan.engines_per_transfer * plan.mode.engine_bytes_per_s.value
-            flows: list[Event] = [env.timeout(femtoseconds(size / own))]
             shared = [self.fabric.links[e.name] for e in route]
-            for link in (self.devices[transfer.source].driver(plan), *shared):
-                flows.append(_flow(env, link, size))
-            yield AllOf(env, flows)
+            shared.append(self.devices[transfer.source].driver(plan))
+            port = env.timeout(femtoseconds(size / own))
+            yield AllOf(env, [port, *(_flow(env, link, size) for link in shared)])
         yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
         done.succeed()
 
 
 def _flow(env: Environment, link: SharedLink, size: int) -> Event:
+    """Return an event for the moment at which ``size`` bytes are through a link."""
     through = env.event()
-    link.join(size, lambda: through.succeed() and None)
+
+    def end() -> None:
+        through.succeed()
+
+    link.join(size, end)
     return through
 
 

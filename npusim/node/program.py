@@ -8,6 +8,7 @@ a node like a core.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
@@ -45,6 +46,7 @@ class Communication:
     algorithm: Algorithm
     row_bytes: int
     kind: Kind = "allreduce"
+    servers: int = 1
 
     @property
     def queue(self) -> str:
@@ -68,7 +70,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
     grain = ROW_GRAIN if total >= 2 * blocks * ROW_GRAIN else 1
     ends = [share + (1.0 - share) * i / max(1, blocks - 1) for i in range(blocks)]
     cuts = [0, *(min(total, round(total * e / grain) * grain) for e in ends[:-1]), total]
-    sizes = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    sizes = [b - a for a, b in pairwise(cuts)]
     if min(sizes) < 1:
         raise TilingError(
             f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}"
@@ -98,9 +100,16 @@ def node_program(
                 )
             # Without kernels the data is there already: nothing to wait for.
             ready = (partial.front(1, size, "int8"),) if block.kernels else ()
-            call = CollectiveCall(comm.kind, comm.algorithm, comm.driver, size, len(blocks) > 1)
+            call = CollectiveCall(
+                comm.kind, comm.algorithm, comm.driver, size, len(blocks) > 1, comm.servers
+            )
             yield CollectiveOp(
-                f"{comm.kind} {index}", comm.queue, comm.queue.partition(".")[2], (), ready, call=call
+                f"{comm.kind} {index}",
+                comm.queue,
+                comm.queue.partition(".")[2],
+                (),
+                ready,
+                call=call,
             )
 
     queues = tuple(Queue(q, "npu", q.partition(".")[2], "host") for q in (COMPUTE, comm.queue))

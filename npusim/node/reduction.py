@@ -25,10 +25,10 @@ def execute(collective: Collective, inputs: Sequence[NDArray[Any]], fmt: str) ->
     """Return what every rank holds afterwards, given what each held: equal shapes, format ``fmt``.
 
     Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then
-    what arrives, in the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a
-    sum; an all-gather takes each shard from its owner.  Rows of tiled calls fall into other shards
-    than those of an untiled one, so that bits are equal where the order of ranks is the same for
-    all shards.
+    what arrives, in the order of its rounds (or all by rank, if ``is_ordered``).  After a
+    reduce-scatter only a rank's own shard is a sum; an all-gather takes each shard from its owner.
+    Rows of tiled calls fall into other shards than those of an untiled one, so that bits are equal
+    where all shards are summed in one order.
 
     Raises
     ------
@@ -43,9 +43,7 @@ def execute(collective: Collective, inputs: Sequence[NDArray[Any]], fmt: str) ->
     held = [np.array(a).reshape(-1) for a in inputs]
     cuts = np.cumsum([0, *shard_sizes(held[0].size, collective.shard_count)])
     for transfers in collective.rounds:
-        sent = [
-            [held[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers
-        ]
+        sent = [[held[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers]
         if collective.is_ordered and all(t.adds for t in transfers):
             _add_by_rank(held, cuts, transfers, sent, fmt)
             continue

@@ -13,13 +13,17 @@ class NodeTiming(TimingResult):
 
     ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and
     issue included; ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the
-    alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs.
+    alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs,
+    ``overlap_s`` that in which kernels and collectives run side by side; ``running_s`` are the times
+    of kernels and of collectives as they ran.
     """
 
     attention_s: float = 0.0
     linear_s: float = 0.0
     allreduce_s: float = 0.0
     exposed_s: float = 0.0
+    overlap_s: float = 0.0
+    running_s: tuple[float, float] = (0.0, 0.0)
     closed_form_s: float = 0.0
     modes: tuple[str, ...] = field(default=())  #: each collective's, as ``mesh by sdma (stream)``
 
@@ -30,7 +34,6 @@ class NodeTiming(TimingResult):
 
     @property
     def overlap_efficiency(self) -> float:
-        """Share of the shorter of compute and communication that the other one hides."""
-        shorter = min(self.compute_s, self.allreduce_s)
-        hidden = self.compute_s + self.allreduce_s - self.latency_s
-        return max(0.0, hidden / shorter) if shorter else 0.0
+        """Share of the shorter of compute and communication that runs beside the other one."""
+        shorter = min(self.running_s)
+        return self.overlap_s / shorter if shorter else 0.0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from simpy.events import Event
 
+    from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import ResolvedOp
     from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
@@ -102,6 +103,9 @@ class _Simulation:
         self.plans: dict[CollectiveCall, Plan] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
+        self.terms: dict[str, float] = {}
+        #: Intervals in which device 0 runs kernels, and collectives.
+        self.ran: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.calls: list[CollectiveCall] = []
         self.kernels: list[tuple[str, KernelWork]] = []
         self.issue_fs = 0
@@ -157,7 +161,9 @@ class _Simulation:
                 event = counters.reached(wait.peer, wait.count)
                 if event is not None:
                     began = int(env.now)
-                    self.stuck[rank, use.name] = f"{op.label} waits for {self.causes[wait.endpoint]}"
+                    self.stuck[rank, use.name] = (
+                        f"{op.label} waits for {self.causes[wait.endpoint]}"
+                    )
                     yield event
                     del self.stuck[rank, use.name]
                     self._stall(use, self.causes[wait.endpoint], began)
@@ -166,7 +172,7 @@ class _Simulation:
                 yield from self.devices[rank].run_kernel(self.timer(op.kernel))
             elif isinstance(op, CollectiveOp):
                 yield from self._collective(rank, entry.ordinal, op.call)
-            self._book(use, op.label, start)
+            self._book(use, op, start)
             for endpoint in entry.resolved.sets:
                 counters.add(endpoint)
 
@@ -175,7 +181,7 @@ class _Simulation:
         yield from self.devices[rank].claim(plan)
         if ordinal not in self.running:
             self.running[ordinal] = RunningCollective(
-                self.fabric, self.devices, plan, call.size_bytes
+                self.fabric, self.devices, plan, call.size_bytes, self.node.between
             )
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
@@ -189,15 +195,24 @@ class _Simulation:
         waited = self._cycles(int(self.env.now)) - self._cycles(began)
         use.stalls[cause] = use.stalls.get(cause, 0) + waited
 
-    def _book(self, use: QueueUse, label: str, start: int) -> None:
+    def _book(self, use: QueueUse, op: TileOp, start: int) -> None:
         now = int(self.env.now)
         first, last = self._cycles(start), self._cycles(now)
         use.busy_cycles += last - first
         use.operations += 1
         use.end_cycles = last
         self.end_fs = max(self.end_fs, now)
+        if use.group == 0:
+            self.ran[isinstance(op, CollectiveOp)].append((start, now))
+        for key, share in self._terms(op):
+            self.terms[key] = self.terms.get(key, 0.0) + share * (last - first)
         if use.group in self.trace_groups:
-            self.spans.append(Span(use.group, use.name, label, first, last))
+            self.spans.append(Span(use.group, use.name, op.label, first, last))
+
+    def _terms(self, op: TileOp) -> tuple[tuple[str, float], ...]:
+        if isinstance(op, KernelOp):
+            return self.timer(op.kernel).terms
+        return self._plan(op.call).terms(op.call.size_bytes) if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
         """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
@@ -216,22 +231,29 @@ class _Simulation:
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
-        closed = [p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)]
+        closed = [
+            p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)
+        ]
         is_alone = not self.kernels
         return NodeTiming(
-            method="node-des",
+            method=" over ".join(
+                ["node-des", *sorted({w.method for _, w in self.kernels if w.method})]
+            ),
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
             clock_hz=clock,
             queues=tuple(tuple(uses) for uses in self.uses),
-            link_bytes={n: link.total_bytes for n, link in self.fabric.links.items() if link.total_bytes},
-            term_cycles={},
+            link_bytes=self._busiest_links(),
+            bound_cycles=self._bounds(clock),
+            term_cycles=self.terms,
             operations=sum(u.operations for uses in self.uses for u in uses),
             spans=tuple(self.spans),
             attention_s=roles["attention"] / FEMTOSECONDS,
             linear_s=roles["linear"] / FEMTOSECONDS,
             allreduce_s=comm.busy_cycles / clock + issue / FEMTOSECONDS,
+            overlap_s=_common(*self.ran) / FEMTOSECONDS,
+            running_s=(_length(self.ran[0]), _length(self.ran[1])),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
             closed_form_s=sum(closed),
             modes=tuple(
@@ -239,3 +261,28 @@ class _Simulation:
                 for c, p in zip(self.calls, plans, strict=True)
             ),
         )
+
+    def _busiest_links(self) -> dict[str, int]:
+        """Return, for each kind of link, the bytes that crossed the busiest one of them."""
+        found: dict[str, int] = {}
+        for name, link in self.fabric.links.items():
+            kind = name.partition(" ")[0]
+            found[kind] = max(found.get(kind, 0), link.total_bytes)
+        return found
+
+    def _bounds(self, clock: float) -> dict[str, int]:
+        """Return the least time that the busiest link of each kind needs for its bytes."""
+        return {
+            name: int(size / self.node.links[name].bytes_per_s.value * clock)
+            for name, size in self._busiest_links().items()
+            if self.node.links[name].model != "edges"
+        }
+
+
+def _length(intervals: list[tuple[int, int]]) -> float:
+    return sum(end - start for start, end in intervals) / FEMTOSECONDS
+
+
+def _common(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
+    """Return how long intervals of both lists run side by side; each list is free of overlaps."""
+    return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -46,7 +47,9 @@ class Topology:
 
     def _add(self, name: str, link: NodeLink) -> None:
         if link.bytes_per_s.value <= 0:
-            raise SpecError(f"{self.name}: links.{name}.bytes_per_s: a link needs a bandwidth above 0")
+            raise SpecError(
+                f"{self.name}: links.{name}.bytes_per_s: a link needs a bandwidth above 0"
+            )
         match link.model:
             case "full_mesh":
                 pairs: list[tuple[Vertex, Vertex]] = [
@@ -71,7 +74,10 @@ class Topology:
 
     def _check(self) -> None:
         parts = sorted(
-            (sorted(v for v in part if isinstance(v, int)) for part in nx.weakly_connected_components(self.graph)),
+            (
+                sorted(v for v in part if isinstance(v, int))
+                for part in nx.weakly_connected_components(self.graph)
+            ),
             key=lambda part: (-len(part), part),
         )
         cut_off = [str(v) for part in parts[1:] for v in part]
@@ -89,9 +95,7 @@ class Topology:
         key = (source, target)
         if key not in self._routes:
             path = nx.shortest_path(self.graph, source, target, weight="weight")
-            self._routes[key] = tuple(
-                self.graph.edges[a, b]["edge"] for a, b in zip(path, path[1:], strict=False)
-            )
+            self._routes[key] = tuple(self.graph.edges[a, b]["edge"] for a, b in pairwise(path))
         return self._routes[key]
 
     @property

@@ -34,7 +34,8 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard, gemm, copy))
+            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard, gemm, copy)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce)),
         )
     }
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -17,6 +17,7 @@ from npusim.spec.tiling import Field, Tiling
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
+    from npusim.schedules.registry import Builder
     from npusim.spec.kernels import CopyProblem
     from npusim.spec.node import NodeSpec
 
@@ -49,7 +50,8 @@ class CollectiveTiling(Tiling):
         default="auto", description="who moves the bytes; auto: the first driver of the node's file"
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
-        default="auto", description="order of the transfers; auto: mesh where every pair has a link, else ring"
+        default="auto",
+        description="order of the transfers; auto: mesh where every pair has a link, else ring",
     )
 
 
@@ -59,6 +61,11 @@ class AllReduceTiling(CollectiveTiling):
     kind: Literal["allreduce", "reduce_scatter", "all_gather"] = Field(
         default="allreduce", description="which collective"
     )
+    servers: int = Field(
+        default=1,
+        ge=1,
+        description="equal servers, joined device by device; one of them is simulated",
+    )
 
 
 class OverlapTiling(CollectiveTiling):
@@ -67,7 +74,10 @@ class OverlapTiling(CollectiveTiling):
     # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
     blocks: int = Field(default=2, ge=1, description="blocks of rows; 1: nothing overlaps")
     first_share: float | None = Field(
-        default=None, gt=0, lt=1, description="rows in the first block, of all; default: as in the others"
+        default=None,
+        gt=0,
+        lt=1,
+        description="rows in the first block, of all; default: as in the others",
     )
 
 
@@ -102,7 +112,12 @@ def build(
     """Return a collective over all devices of ``node``, ``problem.bytes`` on each."""
     ranks = node.device_count.value
     way = communication(node, ranks, tiling, problem.bytes)
-    comm = Communication(way.driver, way.algorithm, way.row_bytes, tiling.kind)
+    comm = replace(way, kind=tiling.kind, servers=tiling.servers)
+    if tiling.servers > 1 and (node.between is None or tiling.kind != "allreduce"):
+        missing = (
+            "links between servers" if node.between is None else f"a {tiling.kind} between servers"
+        )
+        raise TilingError(f"servers: {tiling.servers}, but {node.name} has no {missing}")
     return node_program("allreduce", ranks, [RowBlock(0, 1, ())], comm, 0)
 
 
@@ -114,6 +129,7 @@ def element_bytes(precision: PartialSums) -> int:
 SCHEDULES = (
     Schedule(
         name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
-        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False, build=build,
+        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False,
+        build=cast("Builder", build),
     ),
 )  # fmt: skip

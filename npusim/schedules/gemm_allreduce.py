@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
@@ -16,14 +16,23 @@ from npusim.schedules.allreduce import (
 from npusim.schedules.registry import Schedule
 from npusim.spec.kernels import GemmProblem
 from npusim.spec.node import NODE_FAMILY
+from npusim.spec.tiling import Field
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
+    from npusim.schedules.registry import Builder
     from npusim.spec.node import NodeSpec
 
 
+class GemmAllReduceTiling(OverlapTiling):
+    """Row blocks of a product and who drives the collective."""
+
+    # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
+    blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
+
+
 def build(
-    problem: GemmProblem, tiling: OverlapTiling, node: NodeSpec, precision: PartialSums
+    problem: GemmProblem, tiling: GemmAllReduceTiling, node: NodeSpec, precision: PartialSums
 ) -> TileProgram:
     """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
 
@@ -49,6 +58,7 @@ def linear(rows: int, problem: GemmProblem) -> Child:
 SCHEDULES = (
     Schedule(
         name="gemm_allreduce", family=NODE_FAMILY, summary="a product, its AllReduce beside the next rows",
-        tiling=OverlapTiling, precisions=PRECISIONS, default_precision="float16", causal=False, build=build,
+        tiling=GemmAllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False,
+        build=cast("Builder", build),
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ Tiled blocks run attention and projection in one launch, as the paper's fused ke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.ir.program import TileProgram
+    from npusim.schedules.registry import Builder
     from npusim.spec.node import LayerProblem, NodeSpec
 
 
@@ -38,7 +39,8 @@ class TilingAllReduceTiling(OverlapTiling):
     """Row blocks, who drives the collective, and which attention runs on a device."""
 
     attention: str = Field(
-        default="auto", description="attention of one device; auto: two_level on ascend, flash on nvidia"
+        default="auto",
+        description="attention of one device; auto: two_level on ascend, flash on nvidia",
     )
 
 
@@ -56,12 +58,10 @@ def build(
     name = tiling.attention
     if name == "auto":
         name = {"ascend": "two_level"}.get(load_device(node.device).family, "flash")
-    product = GemmProblem(
-        m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.attention.dtype
-    )
-    blocks = []
+    product = GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)
+    attention, blocks = problem.attention, []
     for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):
-        pieces = tuple(Child(name, p) for p in row_pieces(problem.attention, row, rows))
+        pieces = tuple(Child(name, p) for p in row_pieces(attention, row, rows))
         kernels = (
             Kernel("attention", pieces),
             Kernel("linear", (linear(rows, product),), is_fused=tiling.blocks > 1),
@@ -99,6 +99,6 @@ SCHEDULES = (
         name="tiling_allreduce", family=NODE_FAMILY,
         summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
         tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=True,
-        build=build,
+        build=cast("Builder", build),
     ),
 )  # fmt: skip

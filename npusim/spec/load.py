@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from npusim.errors import SpecError
 from npusim.spec.inherit import read_inherited
 from npusim.spec.messages import explain
-from npusim.spec.packaged import list_packaged, resolve
+from npusim.spec.packaged import is_node_name, list_packaged, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +60,8 @@ def load_workload(name_or_path: str | Path) -> Workload:
 
 
 def list_devices() -> list[str]:
-    """Return the names of the packaged hardware files."""
-    return list_packaged("hwconfigs")
+    """Return the names of the packaged hardware files of single devices."""
+    return [name for name in list_packaged("hwconfigs") if not is_node_name(name)]
 
 
 def list_workloads() -> list[str]:

@@ -5,7 +5,6 @@ Also the problems that only a node has: a layer's attention with its output proj
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,11 +12,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from npusim.errors import SpecError
-from npusim.spec.device import _facts
+from npusim.spec.device import DeviceSpec, LinkSpec, _facts
 from npusim.spec.inherit import read_inherited
 from npusim.spec.load import validated
 from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
-from npusim.spec.packaged import list_packaged, resolve
+from npusim.spec.packaged import is_node_name, list_packaged, resolve
 from npusim.spec.problem import Problem
 from npusim.spec.quantity import Positive, PositiveWhole, Quantity, Sourced
 
@@ -27,6 +26,7 @@ __all__ = [
     "HostSpec",
     "KernelTimes",
     "LayerProblem",
+    "NodeDevice",
     "NodeLink",
     "NodeSpec",
     "is_node",
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 NODE_FAMILY = "node"
+NODE_SCHEMA = "npusim.node/1"
 LinkModel = Literal["full_mesh", "switch", "edges"]
-_NODE_NAME = re.compile(r"_x[0-9]+$")
 
 
 class NodeLink(SpecModel):
@@ -171,37 +171,69 @@ class NodeSpec(SpecModel):
         return self
 
 
-class LayerProblem(SpecModel):
+class NodeDevice(DeviceSpec):
+    """One device of a node as reports see it: the node's name and links, and facts of both files."""
+
+    node: NodeSpec
+
+    @classmethod
+    def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
+        """Return ``device`` as one of ``node``; its "core groups" are the node's devices."""
+        links = {
+            name: LinkSpec(
+                bytes_per_s=link.bytes_per_s, nominal_bytes_per_s=link.nominal_bytes_per_s
+            )
+            for name, link in node.links.items()
+        }
+        changes = {"name": node.name, "group_count": node.device_count, "node": node}
+        return cls.model_construct(
+            **{**dict(device), **changes, "links": {**device.links, **links}}
+        )
+
+
+class LayerProblem(Problem):
     """Attention, output projection and AllReduce of one layer on ``ranks`` devices.
 
-    ``attention`` is one device's share of the heads; every device computes all ``hidden`` columns
-    of its partial product, which the AllReduce adds up.
+    The sizes are those of one device's share of the heads; every device computes all ``hidden``
+    columns of its partial product, which the AllReduce adds up.
     """
 
-    attention: Problem
     hidden: PositiveInt
     ranks: PositiveInt
+
+    @classmethod
+    def around(cls, attention: Problem, *, hidden: int, ranks: int) -> Self:
+        """Return the layer whose attention on one device is ``attention``."""
+        return cls(**dict(attention), hidden=hidden, ranks=ranks)
+
+    @property
+    def attention(self) -> Problem:
+        """Return the attention of one device."""
+        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
 
     @property
     def rows(self) -> int:
         """Return the rows over batch and sequence."""
-        return self.attention.batch * self.attention.seq_q
+        return self.batch * self.seq_q
 
     @property
     def width(self) -> int:
         """Return the columns of the attention's output on one device."""
-        return self.attention.heads * self.attention.value_head_dim
+        return self.heads * self.value_head_dim
 
     def flops(self) -> int:
         """Return the operations of one device: attention and projection."""
-        return self.attention.flops() + 2 * self.rows * self.width * self.hidden
+        return super().flops() + 2 * self.rows * self.width * self.hidden
 
 
 def is_node(name_or_path: object) -> bool:
-    """Return whether ``name_or_path`` names a node file (``<device>_x<count>``)."""
-    return isinstance(name_or_path, str | Path) and bool(
-        _NODE_NAME.search(Path(name_or_path).stem.replace("-", "_"))
-    )
+    """Return whether a node is meant: a name like ``<device>_x<count>``, or a file with its schema."""
+    if not isinstance(name_or_path, str | Path):
+        return isinstance(name_or_path, NodeSpec)
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return f"schema: {NODE_SCHEMA}" in path.read_text(encoding="utf-8")
+    return is_node_name(path.stem)
 
 
 def list_nodes() -> list[str]:
@@ -227,4 +259,3 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     if node.device_count.value > 1:
         return node
     raise SpecError(f"{path}: device_count: {node.device_count.value}, but a node has at least 2")
-

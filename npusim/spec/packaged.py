@@ -5,13 +5,22 @@ In a checkout the folders stand beside the package, in an installed wheel inside
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from npusim.errors import SpecError
 
-__all__ = ["list_packaged", "list_tensors", "packaged_folder", "packaged_tensors", "resolve"]
+__all__ = [
+    "is_node_name",
+    "list_packaged",
+    "list_tensors",
+    "packaged_folder",
+    "packaged_tensors",
+    "resolve",
+]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")
 
 
@@ -27,6 +36,11 @@ def packaged_folder(kind: str) -> Path:
 def list_packaged(kind: str) -> list[str]:
     """Return the names of the packaged files of a kind, sorted."""
     return sorted(path.stem for path in packaged_folder(kind).glob("*.yaml"))
+
+
+def is_node_name(name: str) -> bool:
+    """Return whether a hardware file of that name describes a node: ``<device>_x<count>``."""
+    return bool(_NODE_NAME.search(name.replace("-", "_")))
 
 
 def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | None = None) -> Path:
@@ -47,7 +61,7 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")
         return path
-    names = list_packaged(kind)
+    names = [n for n in list_packaged(kind) if what != "device" or not is_node_name(n)]
     name = text.replace("-", "_")
     if name in names:
         return packaged_folder(kind) / f"{name}.yaml"

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
+from npusim.node.result import NodeTiming
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device
 from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
+from npusim.spec.node import LayerProblem, is_node, load_node
 from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
@@ -33,6 +36,10 @@ PIPES = (
     ("mte2_us", "aic.MTE2"),
     ("fixp_us", "aic.FIXP"),
     ("vec_us", "aiv0.VECTOR"),
+)
+#: The part of a node's time that a measurement is held against.
+NODE_PARTS = MappingProxyType(
+    {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
 )
 
 
@@ -137,7 +144,8 @@ def _matches(case: MeasurementCase, pattern: str) -> bool:
 def _check_exists(case: MeasurementCase) -> None:
     for one in filter(None, (case, case.baseline_case())):
         try:
-            find_schedule(one.schedule, load_device(one.device).family)
+            what = load_node(one.device) if is_node(one.device) else load_device(one.device)
+            find_schedule(one.schedule, what.family)
         except SpecError as error:
             raise SpecError(f"case {case.name}: {error}; leave it out with --only") from None
 
@@ -180,6 +188,8 @@ class _Predictor:
             return result.device.seconds(result.cycles) * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
             return result.problem.dense_flops() / result.latency_us / MICROSECONDS
+        if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
+            return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
         queue = dict(PIPES).get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
             if uses[0].name == queue:
@@ -192,10 +202,10 @@ class _Predictor:
     def result(self, case: MeasurementCase) -> RunResult:
         """Return the run of a case."""
         key = case.model_copy(update={"name": "", "group": None, "baseline": None, "band": None})
-        text = f"{key.device} {key.schedule} {key.precision} {key.tiling} {key.workload!r}"
+        text = f"{key.device} {key.schedule} {key.precision} {_tiling(key)} {key.workload!r}"
         if text not in self._done:
             self._done[text] = run(
-                case.schedule, hw=case.device, problem=_problem(case), tiling=case.tiling,
+                case.schedule, hw=case.device, problem=_problem(case), tiling=_tiling(case),
                 precision=case.precision, numerics=False, method=self.method, trace_groups=(),
             )  # fmt: skip
         result = self._done[text]
@@ -207,6 +217,12 @@ class _Predictor:
         return result
 
 
+def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
+    """Return a case's tiling; a node's attention is one of its fields."""
+    chosen = {"attention": case.attention} if case.attention else {}
+    return {**(case.tiling or {}), **chosen}
+
+
 def _problem(case: MeasurementCase) -> AnyProblem:
     w = case.workload
     if w.kind == "gemm":
@@ -214,7 +230,19 @@ def _problem(case: MeasurementCase) -> AnyProblem:
         return GemmProblem.model_validate(sizes)
     if w.kind == "copy":
         return CopyProblem.model_validate({"bytes": w.bytes})
+    if is_node(case.device):
+        return _layer(case)
     return w.problem()
+
+
+def _layer(case: MeasurementCase) -> LayerProblem:
+    """Return a layer's share of a node; heads are those of the whole layer."""
+    w = case.workload
+    if w.hidden is None:
+        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
+    ranks = w.tensor_parallel or load_node(case.device).device_count.value
+    shared = w.model_copy(update={"tensor_parallel": ranks})
+    return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 
 def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:

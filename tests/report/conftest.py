@@ -43,7 +43,7 @@ def overflowed(result: RunResult) -> RunResult:
         overflow_counts={"S.drain.cast": 7},
         nan_counts={"softmax.exp": 2},
         first_events=(
-            NumericEvent("overflow", "S.drain.cast", "aic.FIXP", "attention", block, (), 3, 5),
+            NumericEvent("overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("kv", 0),), 3, 5),
         ),
         arithmetic={"ascend.cube.k16.f16.f32": "assumed"},
     )

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.run_node import run_on_node
+from npusim.spec.load import load_workload
+from npusim.spec.node import NodeSpec, load_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.run_result import RunResult
+
+
+@pytest.fixture(scope="session")
+def mesh() -> NodeSpec:
+    """Eight NPUs, every pair joined."""
+    return load_node("ascend_910b2_x8")
+
+
+@pytest.fixture(scope="session")
+def pair() -> NodeSpec:
+    """Two GPUs on a switch."""
+    return load_node("h200_x2")
+
+
+@pytest.fixture(scope="session")
+def run_node() -> Callable[..., RunResult]:
+    """Return a function that runs a node schedule without tracing."""
+    load = load_workload("pangu_38b")
+
+    def run(schedule: str, hw: Any, problem: Any = None, **tiling: Any) -> RunResult:
+        return run_on_node(schedule, hw=hw, load=load, problem=problem, tiling=tiling)
+
+    return run
+
+
+def changed(node: NodeSpec, **updates: Any) -> NodeSpec:
+    """Return a node with other values, through its file's form."""
+    data = node.model_dump(by_alias=True)
+    for key, value in updates.items():
+        place, *parts = key.split("__")
+        target = data
+        for part in parts:
+            target, place = target[place], part
+        target[place] = value
+    return NodeSpec.model_validate(data)
+
+
+def assumed(value: float) -> dict[str, object]:
+    """Return a number as a file has it."""
+    return {"value": value, "basis": "assumed", "source": "test"}

@@ -1,0 +1,259 @@
+"""Time of node programs: collectives against their closed form, kernels under claims, overlap."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.errors import SpecError, TilingError
+from npusim.node.driver import plan_collective
+from npusim.node.kernel import Child, CollectiveCall, Kernel, KernelWork, Waves, progress_rate
+from npusim.node.program import Communication, RowBlock, cut_rows, node_program
+from npusim.node.simulate import simulate
+from npusim.node.topology import Topology
+from npusim.run_node import run_on_node, search_blocks
+from npusim.schedules.tiling_allreduce import row_pieces
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.load import load_device, load_workload
+from npusim.spec.node import LayerProblem, NodeSpec
+from npusim.spec.problem import Problem
+from tests.node.conftest import assumed, changed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npusim.node.collective import Algorithm
+    from npusim.node.result import NodeTiming
+    from npusim.run_result import RunResult
+
+    Run = Callable[..., RunResult]
+
+US = 10**9  # femtoseconds a microsecond
+MIB = 1 << 20
+KERNEL = Kernel("linear", (Child("gemm", GemmProblem(m=16, n=16, k=16)),))
+
+
+def node_time(
+    node: NodeSpec, blocks: int, work: KernelWork, driver: str, size: int = 8 * MIB, ranks: int = 8
+) -> NodeTiming:
+    """Return the time of equal blocks of one kernel and one collective of ``size`` bytes in all."""
+    algorithm: Algorithm = "mesh" if Topology(node).is_full_mesh else "ring"
+    comm = Communication(driver, algorithm, size // blocks)
+    rows = [RowBlock(i, 1, (KERNEL,)) for i in range(blocks)]
+    program = node_program("test", ranks, rows, comm, 0)
+    return simulate(program, node, load_device(node.device), lambda _: work, ranks=ranks)
+
+
+# ---------------------------------------------------------------- collectives
+
+
+@pytest.mark.parametrize("algorithm", ["mesh", "ring", "halving_doubling"])
+@pytest.mark.parametrize("size", [8, 4096, 64 * MIB])
+@pytest.mark.parametrize("driver", ["sdma", "aiv"])
+def test_simulated_collective_equals_its_closed_form_where_nothing_else_runs(
+    mesh: NodeSpec, run_node: Run, algorithm: str, size: int, driver: str
+) -> None:
+    result = run_node(
+        "allreduce", mesh, CopyProblem(bytes=size), collective=driver, algorithm=algorithm
+    )
+    assert result.timing.allreduce_s == pytest.approx(result.timing.closed_form_s, rel=1e-3)
+
+
+def test_mesh_time_by_hand(mesh: NodeSpec, run_node: Run) -> None:
+    # Two rounds of an eighth of the message by one stream of 19.6 GB/s, 2.6 us start and 0.5 us latency.
+    seconds = 20e-6 + 2 * (2.6e-6 + 0.5e-6 + MIB / 8 / 19.6e9)
+    result = run_node("allreduce", mesh, CopyProblem(bytes=MIB))
+    assert result.latency_us == pytest.approx(seconds * 1e6, rel=1e-6)
+
+
+def test_ring_uses_one_link_of_a_mesh_and_pays_seven_times_the_rounds(
+    mesh: NodeSpec, run_node: Run
+) -> None:
+    times = {
+        a: run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB), algorithm=a).latency_us
+        for a in ("mesh", "ring")
+    }
+    assert 6 < times["ring"] / times["mesh"] < 8
+
+
+def test_allreduce_is_a_reduce_scatter_and_an_all_gather(mesh: NodeSpec, run_node: Run) -> None:
+    kinds = {
+        k: run_node("allreduce", mesh, CopyProblem(bytes=8 * MIB), kind=k).latency_us
+        for k in ("allreduce", "reduce_scatter", "all_gather")
+    }
+    # One start-up less than the two of them apart.
+    both = kinds["reduce_scatter"] + kinds["all_gather"]
+    assert kinds["allreduce"] == pytest.approx(both - 20.0, rel=1e-6)
+
+
+def test_transfers_share_a_link_that_two_of_them_cross(run_node: Run) -> None:
+    # Four devices in a chain of links: the ring's last transfer goes back over all of them.
+    chain = {"model": "edges", "edges": [[0, 1], [1, 2], [2, 3]]}
+    from npusim.spec.node import load_node
+
+    mesh = load_node("ascend_910b2_x8")
+    link = mesh.links["hccs"].model_dump() | chain
+    node = changed(mesh, device_count=assumed(4), links__hccs=link)
+    call = CollectiveCall("allreduce", "mesh", "sdma", 8 * MIB)
+    plan = plan_collective(node, Topology(node), call)
+    result = run_node("allreduce", node, CopyProblem(bytes=8 * MIB), algorithm="mesh")
+    # The middle link carries four shards a round: 0 and 1 to 2 and 3.
+    assert result.timing.link_bytes["hccs"] == 2 * 4 * 2 * MIB
+    assert result.timing.allreduce_s == pytest.approx(plan.closed_form.seconds(8 * MIB), rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 16, 64])
+def test_any_number_of_ranks(mesh: NodeSpec, run_node: Run, ranks: int) -> None:
+    node = changed(mesh, device_count=assumed(ranks))
+    assert run_node("allreduce", node, CopyProblem(bytes=1000)).latency_us > 20
+
+
+def test_cluster_of_4096_is_one_server_and_a_ring_between_servers(
+    mesh: NodeSpec, run_node: Run
+) -> None:
+    one = run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB))
+    all_of_them = run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB), servers=512)
+    # 2 (s - 1) rounds of 2.6 us start, 1.5 us latency and 1/512 of 8 MiB at 25 GB/s.
+    between = 2 * 511 * (2.6e-6 + 1.5e-6 + 8 * MIB / 512 / 25e9) * 1e6
+    assert all_of_them.latency_us == pytest.approx(one.latency_us + between, rel=1e-4)
+    assert any("4096 devices: one server stands for 512" in note for note in all_of_them.notes)
+
+
+# ---------------------------------------------------------------- kernels and claims
+
+
+def test_rate_is_what_is_left_over_what_is_needed() -> None:
+    assert progress_rate((("aiv", 0.4),), {"aiv": 0.5}) == 1.0
+    assert progress_rate((("aiv", 0.8),), {"aiv": 0.5}) == 0.5 / 0.8
+    assert progress_rate((("aiv", 0.8), ("hbm", 1.0)), {"aiv": 0.5, "hbm": 0.75}) == 0.25
+    assert progress_rate((("aiv", 1.0),), {"aiv": 2.0}) == 0.01
+
+
+def test_copy_engines_leave_compute_alone_and_cores_do_not(mesh: NodeSpec) -> None:
+    work = KernelWork(2000 * US, 0, 0, (("aiv", 1.0),))
+    sdma, aiv = (node_time(mesh, 2, work, d) for d in ("sdma", "aiv"))
+    # The second block's 2000 us run beside the first collective; only half of the AIV are left.
+    slower = aiv.queues[0][0].busy_cycles - sdma.queues[0][0].busy_cycles
+    assert slower / 1800 == pytest.approx(aiv.queues[0][1].busy_cycles / 1800 / 2 / 2, rel=0.01)
+
+
+def test_overlap_hides_all_but_the_last_block(mesh: NodeSpec) -> None:
+    work = KernelWork(1000 * US, 0, 0)
+    alone, tiled = (node_time(mesh, n, work, "sdma") for n in (1, 4))
+    assert alone.exposed_s == pytest.approx(alone.allreduce_s, rel=1e-3)
+    assert tiled.latency_s == pytest.approx(4e-3 + tiled.allreduce_s / 4, rel=1e-3)
+    assert tiled.overlap_efficiency == pytest.approx(0.75, abs=0.01)
+    assert alone.overlap_efficiency == pytest.approx(0.0, abs=1e-6)
+
+
+def test_block_of_waves_loses_a_whole_wave_to_cores_taken_away(pair: NodeSpec) -> None:
+    # 264 blocks fill 132 cores of two: one wave. With 24 cores taken 216 start, 48 come after.
+    waves = Waves(264, 100 * US, 2, 132)
+    time = node_time(pair, 2, KernelWork(200 * US, 0, 0, (), waves), "sm", ranks=2)
+    first, second = 200, 200 + 100
+    assert time.queues[0][0].busy_cycles / 1980 == pytest.approx(first + second, rel=1e-4)
+
+
+def test_host_that_issues_slower_than_the_device_works_decides(pair: NodeSpec) -> None:
+    time = node_time(pair, 8, KernelWork(1 * US, 0, 100 * US), "sm", ranks=2)
+    # Eight kernels of 100 us and eight collectives of 20 + 14 us to issue, then the last collective.
+    assert time.latency_s * 1e6 == pytest.approx(8 * 134 + 12, abs=4)
+    assert "host" in time.queues[0][0].stalls
+
+
+# ---------------------------------------------------------------- row blocks
+
+
+@pytest.mark.parametrize(
+    ("total", "blocks", "share"),
+    [(4096, 4, None), (5416, 3, 0.2), (7, 7, None), (1000, 2, 0.1)],
+)
+def test_blocks_cover_all_rows_once(total: int, blocks: int, share: float | None) -> None:
+    cut = cut_rows(total, blocks, share)
+    assert len(cut) == blocks
+    assert cut[0][0] == 0
+    assert all(a + n == b for (a, n), (b, _) in pairwise(cut))
+    assert sum(n for _, n in cut) == total
+
+
+def test_more_blocks_than_rows_are_refused() -> None:
+    with pytest.raises(TilingError, match="blocks: 9 blocks of only 8 rows; at most 8"):
+        cut_rows(8, 9, None)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_pieces_of_rows_attend_the_same_pairs_as_the_whole(causal: bool) -> None:
+    problem = Problem(batch=3, heads=2, seq_q=300, head_dim=16, causal=causal)
+    pieces = [p for row, rows in cut_rows(900, 4, 0.1) for p in row_pieces(problem, row, rows)]
+    assert sum(p.batch * p.seq_q for p in pieces) == 900
+    assert sum(p.batch * p.attended_pairs() for p in pieces) == 3 * problem.attended_pairs()
+
+
+def test_heads_that_ranks_do_not_divide_are_refused(run_node: Run) -> None:
+    load = load_workload("pangu_38b")
+    with pytest.raises(
+        SpecError, match="tensor_parallel: 7 does not divide 40 query heads; possible:"
+    ):
+        load.problem(tensor_parallel=7)
+    layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=16)
+    with pytest.raises(
+        TilingError, match="tensor_parallel: 16 ranks, but ascend_910b2_x8 has 8 devices"
+    ):
+        run_node("tiling_allreduce", "ascend_910b2_x8", layer)
+
+
+def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not() -> None:
+    layer = LayerProblem.around(
+        Problem(heads=5, seq_q=1024, head_dim=128, causal=True), hidden=5120, ranks=8
+    )
+    found = search_blocks(
+        "tiling_allreduce", hw="ascend_910b2_x8", load=load_workload("pangu_38b"), problem=layer, blocks=(1, 2, 8)
+    )  # fmt: skip
+    by_blocks: dict[int, Any] = {blocks: us for us, blocks, _ in found}
+    assert by_blocks[2] < by_blocks[1]
+    assert by_blocks[2] < by_blocks[8]
+
+
+def test_timeline_has_both_tracks_of_every_traced_device(mesh: NodeSpec) -> None:
+    layer = LayerProblem.around(Problem(heads=1, seq_q=512, head_dim=64), hidden=256, ranks=8)
+    result = run_on_node(
+        "tiling_allreduce",
+        hw=mesh,
+        load=load_workload("pangu_38b"),
+        problem=layer,
+        trace_groups=(0, 7),
+    )
+    assert result.timing is not None
+    tracks = {(s.group, s.queue): [] for s in result.timing.spans}  # type: ignore[var-annotated]
+    for span in result.timing.spans:
+        tracks[span.group, span.queue].append(span)
+    assert set(tracks) == {(g, f"npu.{q}") for g in (0, 7) for q in ("COMPUTE", "SDMA")}
+    for spans in tracks.values():
+        assert all(a.end <= b.start for a, b in pairwise(spans))
+    assert [s.label for s in tracks[0, "npu.SDMA"]] == ["allreduce 0", "allreduce 1"]
+
+
+def test_every_busy_cycle_rests_on_a_named_constant(run_node: Run) -> None:
+    layer = LayerProblem.around(Problem(heads=2, seq_q=512, head_dim=128), hidden=512, ranks=2)
+    result = run_node("tiling_allreduce", "h200_x2", layer)
+    facts = {key for key, _ in result.device.facts()}
+    assert set(result.timing.term_cycles) <= facts
+    busy = sum(u.busy_cycles for uses in result.timing.queues for u in uses)
+    assert sum(result.timing.term_cycles.values()) == pytest.approx(busy, rel=1e-6)
+    assert result.timing.method == "node-des over fitted kernels"
+
+
+def test_node_schedules_take_their_part_of_a_workload_and_refuse_other_problems(
+    run_node: Run,
+) -> None:
+    # 4096 tokens of 5120 float16, 5 of 40 heads of 128 on each of eight devices.
+    assert run_node("allreduce", "ascend_910b2_x8").problem.bytes == 4096 * 5120 * 2
+    layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=8)
+    gemm = run_node("gemm_allreduce", "ascend_910b2_x8", layer, blocks=1).problem
+    assert (gemm.m, gemm.n, gemm.k) == (128, 256, 128)
+    with pytest.raises(
+        SpecError, match="tiling_allreduce needs a layer of a workload, not a CopyProblem"
+    ):
+        run_node("tiling_allreduce", "ascend_910b2_x8", CopyProblem(bytes=8))
