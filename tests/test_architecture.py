@@ -63,7 +63,6 @@ OUTSTANDING: dict[str, frozenset[str]] = {
             "report/pages/pcast.py: TABLE_2", "report/pages/pcast_study.py: PRECISIONS",
         }
     ),
-    "length": frozenset({"cli/explore.py: explore"}),
     "docstring": frozenset({"timing/block_jit.py: inline"}),
 }  # fmt: skip
 

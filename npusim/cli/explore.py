@@ -116,12 +116,25 @@ def explore(
         except KeyboardInterrupt:
             interrupted = True
     done.sort(key=lambda outcome: outcome.index)
-    if json:
-        show_json(_document(name, done, complete=not interrupted))
-    else:
-        _show(name, list(space), done, total=points, top=top)
+    _print(name, list(space), done, points if not json else None, top, complete=not interrupted)
     say(f"wrote {path}")
     _fail(done, path, interrupted=interrupted)
+
+
+def _print(
+    name: str,
+    fields: list[str],
+    done: "list[Outcome]",
+    total: int | None,
+    top: int,
+    *,
+    complete: bool,
+) -> None:
+    """Print the ranking as a table, or as JSON where no total is given."""
+    if total is None:
+        show_json(_document(name, done, complete=complete))
+    else:
+        _show(name, fields, done, total=total, top=top)
 
 
 def _fail(outcomes: "Sequence[Outcome]", path: Path, *, interrupted: bool) -> None:
