@@ -31,6 +31,10 @@ class FormatError(NpusimError):
     """Unknown number format, rounding mode or arithmetic, or operands that do not fit it."""
 
 
+class LayoutError(NpusimError):
+    """A layout, an instruction's operand or a memory access does not exist or does not fit."""
+
+
 class FlagError(NpusimError):
     """A flag is set twice, never set, or one more id is needed than the hardware has."""
 

@@ -58,9 +58,7 @@ OUTSTANDING: dict[str, frozenset[str]] = {
     "layer": frozenset({"node imports timing"}),
     "state": frozenset(
         {
-            "timing/block_jit.py: OPTIONS", "report/pages/pasa_study.py: ALLOCATIONS",
-            "report/pages/pcast.py: HEADS_2", "report/pages/pcast.py: TABLE_1",
-            "report/pages/pcast.py: TABLE_2", "report/pages/pcast_study.py: PRECISIONS",
+            "timing/block_jit.py: OPTIONS",
         }
     ),
     "docstring": frozenset({"timing/block_jit.py: inline"}),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import check, compare, explore, hw, report, run, validate, workload
+from npusim.cli import check, compare, explore, hw, layout, report, run, validate, workload
 from npusim.cli.console import say
 from npusim.cli.help import Group, examples
 from npusim.errors import CheckFailedError, NpusimError

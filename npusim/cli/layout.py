@@ -79,9 +79,10 @@ def layout(
     draw = r.chain_picture if chain else r.fragment_picture
     picture = draw(found, name, where)
     if svg is not None:
+        from npusim.report.layout_svg import picture_svg
         from npusim.report.output import write_whole
 
-        write_whole(svg, r.picture_svg(picture).encode())
+        write_whole(svg, picture_svg(picture).encode())
         say(f"wrote {svg}")
     if json:
         show_json(
@@ -97,6 +98,8 @@ def _draw(picture: "Picture") -> None:
     from npusim.report.text import Heading
 
     show([Heading(picture.title, picture.note)])
+    if picture.legend:
+        typer.echo(picture.legend)
     typer.echo()
     _show_tile([*picture_lines(picture)])
     typer.echo()

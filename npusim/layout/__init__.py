@@ -1,1 +1,101 @@
-"""Coordinate to index functions and their algebra."""
+"""Coordinate to index functions: layouts and their algebra, fractals, fragments, banks.
+
+* ``algebra`` (shape:stride), ``tiling``, ``swizzle``, ``gf2``: layouts as such.
+* ``fractal``: ND, NZ, ZN, ZZ of the Ascend.
+* ``instruction``, ``fragment``, ``arrangement``: which lane of a warp holds what.
+* ``execute``: products from registers to registers; ``chain``, ``order``: one into the next.
+* ``memory``: wavefronts of shared-memory banks, sectors of global loads.
+
+Importing it imports no numpy.
+"""
+
+from npusim.layout.algebra import (
+    Layout,
+    bundle,
+    coalesce,
+    complement,
+    composition,
+    fitted,
+    left_inverse,
+    right_inverse,
+    row_major,
+)
+from npusim.layout.arrangement import Arrangement, arrangement
+from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
+from npusim.layout.execute import from_registers, gather, mma, scatter, to_registers, warp_product
+from npusim.layout.fractal import BUFFER_FORMATS, nd, nz, zn, zz
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
+from npusim.layout.gf2 import BitMatrix
+from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants
+from npusim.layout.memory import (
+    SECTOR_BYTES,
+    VOLTA_BANKS,
+    BankModel,
+    fragment_addresses,
+    padded,
+    phases,
+    return_cycles,
+    sectors,
+    swizzled,
+    wavefronts,
+)
+from npusim.layout.order import best_order, in_place_table, tally_orders
+from npusim.layout.swizzle import Swizzle, SwizzledLayout
+from npusim.layout.tiling import logical_divide, logical_product, zipped_divide, zipped_product
+
+__all__ = [
+    "BUFFER_FORMATS",
+    "INSTRUCTIONS",
+    "REGISTER_BITS",
+    "SECTOR_BYTES",
+    "VOLTA_BANKS",
+    "WARP_LANES",
+    "Arrangement",
+    "BankModel",
+    "BitMatrix",
+    "Chain",
+    "ChainCost",
+    "Fragment",
+    "Instruction",
+    "Layout",
+    "Shuffle",
+    "Step",
+    "Swizzle",
+    "SwizzledLayout",
+    "arrangement",
+    "best_order",
+    "bundle",
+    "chain",
+    "coalesce",
+    "complement",
+    "composition",
+    "fitted",
+    "fragment_addresses",
+    "from_registers",
+    "gather",
+    "in_place_table",
+    "instruction",
+    "left_inverse",
+    "logical_divide",
+    "logical_product",
+    "mma",
+    "nd",
+    "nz",
+    "padded",
+    "phases",
+    "return_cycles",
+    "right_inverse",
+    "row_major",
+    "scatter",
+    "sectors",
+    "swizzled",
+    "tally_orders",
+    "to_registers",
+    "variants",
+    "warp_product",
+    "wavefronts",
+    "zipped_divide",
+    "zipped_product",
+    "zn",
+    "zz",
+]

@@ -33,7 +33,5 @@ def simulate(
     Raises :class:`~npusim.errors.DeadlockError` naming the waiting engines, and
     :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
     """
-    from npusim.timing.block_kernel import run
-
     code = Code(streams or Streams(program, device))
-    return Run(code, every_group(code), trace_groups).result("block", run)
+    return Run(code, every_group(code), trace_groups).result("block")

@@ -1,145 +1,248 @@
 """Turns a tile program into the flat arrays of ``block_machine``: operations, bodies, block sequences.
 
 A body is written once for each scalar unit, as code of operations, loops and calls; loops stay
-loops.  A member's blocks become a sequence of calls, in which repetitions are loops too, so that
-the arrays do not grow with the number of blocks of one shape.
+loops.  Blocks that differ only in how often their loops run share one body and bring the counts as
+operands.  A core group's blocks become a sequence of calls in which repetitions are loops too, so
+that the arrays grow with the number of different bodies, not with the size of the problem.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.timing.block_machine import (
     CALL,
+    CODE_TYPE,
     END,
+    ENDPOINT_TYPE,
+    FLOW_TYPE,
     FRACTION_BITS,
     HALT,
+    LINK_TYPE,
     LOOP,
+    MEMBER_TYPE,
     OP,
-    OP_COLUMNS,
+    OP_TYPE,
+    PAIR_TYPE,
+    QUEUE_TYPE,
+    RANGE_BITS,
+    REPEAT,
     RET,
     Program,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
-    from npusim.timing.block_machine import Ints
+    from npusim.timing.block_machine import Records
     from npusim.timing.stream import Streams, TimedBody, TimedOp
 
-#: Largest product of bytes in flight on a link and its clock's sub-units: int64 has 63 bits.
-CLOCK_LIMIT = 1 << 62
+#: A run of operations, or a loop: its count and its body.
+Part = tuple[int, ...] | tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Code of one body: where each scalar unit's begins, how many operations it runs, how deep it nests.
+
+    ``repeats`` are the loops whose counts a block brings: body and first instruction by issuer.
+    """
+
+    parts: tuple[Part, ...]
+    entry: tuple[int, ...]
+    operations: tuple[int, ...]
+    depth: int
+    repeats: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A body with the counts of its loops; ``operand`` is where they begin in the table of counts."""
+
+    body: int
+    counts: tuple[int, ...]
+    operand: int
 
 
 @dataclass
 class Code:
-    """Code of all bodies of a program, written as they are asked for."""
+    """Code of the bodies of a program, written as blocks are asked for."""
 
     streams: Streams
-    instructions: list[tuple[int, int]] = field(default_factory=list)
-    entries: list[list[int]] = field(default_factory=list)
+    instructions: list[tuple[int, int, int]] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
     operations: list[TimedOp] = field(default_factory=list)
-    levels: int = 1
-    _bodies: dict[int, int] = field(default_factory=dict)
-    _depths: list[int] = field(default_factory=list)
-    _counts: list[list[int]] = field(default_factory=list)  #: operations by body and issuer
-    _places: dict[int, int] = field(default_factory=dict)
-    _op_places: dict[int, int] = field(default_factory=dict)
+    operands: list[int] = field(default_factory=list)
+    _bodies: dict[Hashable, int] = field(default_factory=dict)
+    _blocks: dict[Hashable, int] = field(default_factory=dict)
+    _operands: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _operations: dict[Hashable, int] = field(default_factory=dict)
+    _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def body(self, body: TimedBody) -> int:
-        """Return the number of a body's code, writing it if it is new."""
-        known = self._bodies.get(id(body))
-        if known is not None:
-            return known
-        calls = [
-            (part.count, self.body(part.body)) if not isinstance(part, tuple) else part
+    # ---------------------------------------------------------------- blocks
+
+    def block(self, body: TimedBody) -> int:
+        """Return the number of a block, writing its body if it is new."""
+        parts: list[Part] = []
+        counts: list[int] = []
+        for part in body.parts:
+            if isinstance(part, tuple):
+                parts.append(self._run(part))
+            else:
+                inner = self._inner(part.body)
+                parts.append(("call" if part.count == 1 else "repeat", 1, inner))
+                if part.count > 1:
+                    counts.append(part.count)
+        return self.block_of(self._body(tuple(parts)), tuple(counts))
+
+    def block_of(self, body: int, counts: tuple[int, ...]) -> int:
+        """Return the number of the block with that body and those counts."""
+        key = (body, counts)
+        if key not in self._blocks:
+            if counts not in self._operands:
+                self._operands[counts] = len(self.operands)
+                self.operands += counts
+            self._blocks[key] = len(self.blocks)
+            self.blocks.append(Block(body, counts, self._operands[counts]))
+        return self._blocks[key]
+
+    def operation_count(self, block: int) -> int:
+        """Return how many operations a block runs."""
+        return sum(self.operations_by_issuer(block))
+
+    def operations_by_issuer(self, block: int) -> list[int]:
+        """Return how many operations each scalar unit issues in a block."""
+        chosen = self.blocks[block]
+        body = self.bodies[chosen.body]
+        found = list(body.operations)
+        for count, (inner, _) in zip(chosen.counts, body.repeats, strict=True):
+            for issuer, operations in enumerate(self.bodies[inner].operations):
+                found[issuer] += count * operations
+        return found
+
+    # ---------------------------------------------------------------- bodies
+
+    def _inner(self, body: TimedBody) -> int:
+        """Return a loop's body; the counts of loops inside it are part of its code."""
+        parts: list[Part] = [
+            self._run(part)
+            if isinstance(part, tuple)
+            else ("call" if part.count == 1 else "loop", part.count, self._inner(part.body))
             for part in body.parts
         ]
-        issuers = self.streams.issuers
-        queues = self.streams.program.queues
-        entry, counts = [], []
-        for index, issuer in enumerate(issuers):
-            entry.append(len(self.instructions))
-            counts.append(0)
-            for part in calls:
-                if isinstance(part[0], int):
-                    self._repeat(part[0], [part[1]])
-                    counts[-1] += part[0] * self._counts[part[1]][index]
-                else:
-                    own = [
-                        (OP, self._operation(op))
-                        for op in part
-                        if queues[op.queue].issuer == issuer
-                    ]
-                    self.instructions += own
-                    counts[-1] += len(own)
-            self.instructions.append((RET, 0))
-        self._counts.append(counts)
-        inner = max((1 + self._depths[p[1]] for p in calls if isinstance(p[0], int)), default=0)
-        self._bodies[id(body)] = len(self.entries)
-        self.entries.append(entry)
-        self._depths.append(1 + inner)
-        return len(self.entries) - 1
+        return self._body(tuple(parts))
+
+    def _run(self, run: tuple[TimedOp, ...]) -> tuple[int, ...]:
+        known = self._runs.get(id(run))
+        if known is None:
+            known = self._runs[id(run)] = tuple(self._operation(op) for op in run)
+        return known
 
     def _operation(self, op: TimedOp) -> int:
-        place = self._op_places.get(id(op))
+        """Return the number of an operation; those that take the same time the same way share it."""
+        waits = tuple((own, peer) for own, peer, _, _ in op.waits)
+        cost = (op.queue, op.occupancy, op.latency, op.issue_cycles)
+        key = (cost, waits, op.sets, op.flows, op.label, op.terms)
+        place = self._operations.get(key)
         if place is None:
-            place = self._op_places[id(op)] = len(self.operations)
+            place = self._operations[key] = len(self.operations)
             self.operations.append(op)
         return place
 
-    def _repeat(self, count: int, bodies: Sequence[int]) -> None:
-        if count > 1:
-            self.instructions.append((LOOP, count))
-        self.instructions += [(CALL, body) for body in bodies]
-        if count > 1:
-            self.instructions.append((END, 0))
+    def _body(self, parts: tuple[Part, ...]) -> int:
+        known = self._bodies.get(parts)
+        if known is None:
+            written = self._write(parts)
+            known = self._bodies[parts] = len(self.bodies)
+            self.bodies.append(written)
+        return known
 
-    def sequence(self, bodies: Sequence[int]) -> int:
-        """Write a member's blocks, given as bodies, and return where its code begins."""
+    def _write(self, parts: tuple[Part, ...]) -> Body:
+        queues, issuers = self.streams.program.queues, self.streams.issuers
+        entry, operations, depth = [], [], 1
+        repeats: list[tuple[int, list[int]]] = [(p[2], []) for p in parts if p and p[0] == "repeat"]
+        for index, issuer in enumerate(issuers):
+            entry.append(len(self.instructions))
+            count, repeat = 0, 0
+            for part in parts:
+                if not part or not isinstance(part[0], str):
+                    own = [
+                        (OP, op, 0)
+                        for op in part
+                        if queues[self.operations[op].queue].issuer == issuer
+                    ]
+                    self.instructions += own
+                    count += len(own)
+                    continue
+                kind, times, inner = part
+                depth = max(depth, 1 + (kind != "call") + self.bodies[inner].depth)
+                if kind == "repeat":
+                    self.instructions.append((REPEAT, repeat, 0))
+                    repeats[repeat][1].append(len(self.instructions))
+                    repeat += 1
+                else:
+                    count += times * self.bodies[inner].operations[index]
+                self._call(inner, 0, times if kind == "loop" else 1)
+                if kind == "repeat":
+                    self.instructions.append((END, 0, 0))
+            self.instructions.append((RET, 0, 0))
+            operations.append(count)
+        found = tuple((inner, tuple(at)) for inner, at in repeats)
+        return Body(parts, tuple(entry), tuple(operations), depth, found)
+
+    def _call(self, body: int, operand: int, times: int) -> None:
+        if times > 1:
+            self.instructions.append((LOOP, times, 0))
+        self.instructions.append((CALL, body, operand))
+        if times > 1:
+            self.instructions.append((END, 0, 0))
+
+    # ---------------------------------------------------------------- sequences
+
+    def sequence(self, blocks: Sequence[int]) -> int:
+        """Write the blocks of a core group and return where its code begins."""
         start = len(self.instructions)
-        period = shortest_period(bodies)
-        times = len(bodies) // period
+        period = shortest_period(blocks)
+        times = len(blocks) // period
         if times > 1:
-            self.instructions.append((LOOP, times))
-        self._runs(bodies[:period])
+            self.instructions.append((LOOP, times, 0))
+        self._calls(blocks[:period])
         if times > 1:
-            self.instructions.append((END, 0))
-        self._runs(bodies[times * period :])
-        self.instructions.append((HALT, 0))
-        self.levels = max(self.levels, 2 + max((self._depths[b] for b in bodies), default=0))
+            self.instructions.append((END, 0, 0))
+        self._calls(blocks[times * period :])
+        self.instructions.append((HALT, 0, 0))
         return start
 
-    def _runs(self, bodies: Sequence[int]) -> None:
-        at = 0
-        while at < len(bodies):
-            end = at + 1
-            while end < len(bodies) and bodies[end] == bodies[at]:
-                end += 1
-            self._repeat(end - at, [bodies[at]])
-            at = end
+    def _calls(self, blocks: Sequence[int]) -> None:
+        for number, same in groupby(blocks):
+            block = self.blocks[number]
+            self._call(block.body, block.operand, len(list(same)))
 
-    def operation_count(self, bodies: Sequence[int]) -> int:
-        """Return how many operations a sequence of bodies runs."""
-        return sum(sum(self._counts[body]) for body in bodies)
+    def window(self, calls: int) -> int:
+        """Make room for calls that are written later, and return where it begins."""
+        start = len(self.instructions)
+        self.instructions += [(HALT, 0, 0)] * (calls + 1)
+        return start
 
-    def busiest(self, members: Sequence[Sequence[int]]) -> int:
-        """Return the dispatcher with the most operations: of the member with most, its busiest."""
-        issuers = len(self.streams.issuers)
-        totals = [
-            [sum(self._counts[body][i] for body in own) for i in range(issuers)] for own in members
-        ]
-        longest = max(range(len(totals)), key=lambda member: sum(totals[member]))
-        return longest * issuers + max(range(issuers), key=lambda i: totals[longest][i])
+    @property
+    def levels(self) -> int:
+        """How deep loops and calls nest: two loops of blocks, then the deepest body."""
+        return 2 + max((body.depth for body in self.bodies), default=0)
+
+    # ---------------------------------------------------------------- arrays
 
     def program(self, weights: Sequence[int], is_traced: Sequence[bool]) -> Program:
         """Return the arrays of everything written so far, for members of these weights."""
         streams = self.streams
         links = {name: index for index, name in enumerate(streams.device.links)}
+        queues = streams.program.queues
+        owners = {q.name: i for i, q in enumerate(queues)}
         op, wait, sets, flow = [], [], [], []
         for o in self.operations:
             op.append(
@@ -149,34 +252,35 @@ class Code:
             sets += o.sets
             flow += [(links[name], size) for name, size in o.flows]
         op.append((0, 0, 0, 0, len(wait), len(sets), len(flow)))
-        queues = streams.program.queues
-        owners = {q.name: i for i, q in enumerate(queues)}
         check_range(max((size for _, size in flow), default=0), sum(weights) * len(queues))
+        ends = [
+            (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue])
+            for e in streams.endpoints
+        ]
         return Program(
-            op=_table(op, OP_COLUMNS),
-            wait=_table(wait, 2),
+            op=_records(OP_TYPE, op),
+            wait=_records(PAIR_TYPE, wait),
             set=np.array(sets, np.int64),
-            flow=_table(flow, 2),
-            code=_table(self.instructions, 2),
-            entry=_table(self.entries, len(streams.issuers)),
-            endpoint=_table(
+            flow=_records(FLOW_TYPE, flow),
+            code=_records(CODE_TYPE, self.instructions),
+            operand=np.array(self.operands, np.int64),
+            entry=np.array([b.entry for b in self.bodies], np.int64).reshape(-1, len(streams.issuers)),
+            endpoint=_records(ENDPOINT_TYPE, ends),
+            pair=_records(PAIR_TYPE, [(e.index, q) for e in streams.endpoints for q in e.peers]),
+            queue=_records(
+                QUEUE_TYPE,
                 [
-                    (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue])
-                    for e in streams.endpoints
+                    (depth, streams.issuers.index(q.issuer))
+                    for depth, q in zip(streams.queue_depths(), queues, strict=True)
                 ],
-                4,  # columns LAG to OWNER
             ),
-            pair=_table([(e.index, peer) for e in streams.endpoints for peer in e.peers], 2),
-            depth=np.array(streams.queue_depths(), np.int64),
-            issuer=np.array([streams.issuers.index(q.issuer) for q in queues], np.int64),
-            link=_table([(rate, 1, 0) for rate in link_rates(streams)], 3),  # RATE to BACKGROUND
-            weight=np.array(weights, np.int64),
-            is_traced=np.array(is_traced, np.int64),
+            link=_records(LINK_TYPE, [(rate, 1, 0) for rate in link_rates(streams)]),
+            member=_records(MEMBER_TYPE, list(zip(weights, is_traced, strict=True))),
         )
 
 
-def _table(rows: Sequence[Sequence[int]], columns: int) -> Ints:
-    return np.array(rows, np.int64).reshape(-1, columns)
+def _records(kind: np.dtype[Any], rows: Sequence[Sequence[int]]) -> Records:
+    return np.array(rows, np.int64).reshape(-1, len(kind)).view(kind).ravel()
 
 
 def link_rates(streams: Streams) -> list[int]:
@@ -190,7 +294,7 @@ def link_rates(streams: Streams) -> list[int]:
 
 def check_range(largest_bytes: int, transfers: int) -> None:
     """Raise :class:`ProgramError` if a link's clock could leave the range of int64."""
-    if (largest_bytes << FRACTION_BITS) * transfers >= CLOCK_LIMIT:
+    if (largest_bytes << FRACTION_BITS) * transfers >= 1 << RANGE_BITS:
         raise ProgramError(
             f"{transfers} transfers of {largest_bytes} bytes at once leave the range of this engine's integers; "
             "use method des"

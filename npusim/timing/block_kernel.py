@@ -11,34 +11,27 @@ from __future__ import annotations
 
 from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_machine import (
-    BACKGROUND,
     CALL,
     CROSSED,
     END,
     EVENTS,
-    FLAG_LATENCY,
-    FLOWS,
+    FETCHED,
     FRACTION_BITS,
-    ISSUE,
-    LAG,
-    LATENCY,
+    LEADER,
     LOOP,
     MASTER,
+    MOMENT,
     NEVER,
-    OCCUPANCY,
     OP,
-    PERIOD,
-    QUEUE,
-    RATE,
+    REPEAT,
     RET,
-    SETS,
     SPANS,
+    TARGET,
     TODO,
-    UNIT,
-    WAITS,
-    Ints,
+    WINDOW_AT,
     Machine,
     Program,
+    Records,
 )
 
 #: An operation on an engine, and what a dispatcher fetches at its end.
@@ -52,69 +45,78 @@ HALTED = -2
 @inline
 def fetch(p: Program, m: Machine, d: int) -> int:
     """Return the next operation of dispatcher ``d``, or ``HALTED``."""
-    pc, level = m.pc[d], m.level[d]
+    pc, level = m.dispatcher[d].pc, m.dispatcher[d].level
     while True:
-        kind, argument = p.code[pc, 0], p.code[pc, 1]
+        kind, argument = p.code[pc].kind, p.code[pc].argument
         pc += 1
         if kind == OP:
             break
-        if kind == LOOP:
-            m.stack_pc[d, level] = pc
-            m.stack_left[d, level] = argument - 1
-            m.stack_entry[d, level] += 1
+        if level == 0 and m.size[LEADER] >= 0:
+            m.size[FETCHED] |= 1 << (pc - 1 - m.size[WINDOW_AT])
+        if kind == LOOP or kind == REPEAT:  # noqa: PLR1714 - two compares, no set
+            if kind == REPEAT:
+                argument = p.operand[m.stack[d, level - 1].operand + argument]
+            enter(m, d, level, pc, 0, argument - 1)
             level += 1
         elif kind == END:
             if d == m.size[MASTER]:
                 m.size[CROSSED] = level if m.size[CROSSED] == 0 else min(m.size[CROSSED], level)
-            if m.stack_left[d, level - 1] > 0:
-                m.stack_left[d, level - 1] -= 1
-                pc = m.stack_pc[d, level - 1]
+            if m.stack[d, level - 1].left > 0:
+                m.stack[d, level - 1].left -= 1
+                pc = m.stack[d, level - 1].pc
             else:
                 level -= 1
         elif kind == CALL:
-            m.stack_pc[d, level] = pc
-            m.stack_left[d, level] = 0
-            m.stack_entry[d, level] += 1
+            enter(m, d, level, pc, p.code[pc - 1].operand, 0)
             level += 1
             pc = p.entry[argument, d % p.entry.shape[1]]
         elif kind == RET:
             level -= 1
-            pc = m.stack_pc[d, level]
+            pc = m.stack[d, level].pc
         else:
             pc -= 1
             argument = HALTED
             break
-    m.pc[d], m.level[d] = pc, level
+    m.dispatcher[d].pc, m.dispatcher[d].level = pc, level
     return argument
+
+
+@inline
+def enter(m: Machine, d: int, level: int, pc: int, operand: int, left: int) -> None:
+    """Push a loop or a call."""
+    m.stack[d, level].pc = pc
+    m.stack[d, level].operand = operand
+    m.stack[d, level].left = left
+    m.stack[d, level].entry += 1
 
 
 @inline
 def issue(p: Program, m: Machine, d: int) -> None:
     """Issue until a queue is full or the code ends."""
-    first = d // p.entry.shape[1] * len(p.depth)
-    clock, op = m.clock[d], m.pending[d]
+    first = d // p.entry.shape[1] * len(p.queue)
+    clock, op = m.dispatcher[d].clock, m.dispatcher[d].pending
     while True:
         if op == NOTHING:
             op = fetch(p, m, d)
             if op == HALTED:
                 break
-            clock += p.op[op, ISSUE]
-        queue = p.op[op, QUEUE]
-        e = first + queue
-        if m.length[e] == p.depth[queue]:
-            m.blocked[e] = d
+            clock += p.op[op].issue
+        queue = p.op[op].queue
+        e, depth = first + queue, p.queue[queue].depth
+        if m.engine[e].length == depth:
+            m.engine[e].blocked = d
             break
-        slot = m.head[e] + m.length[e]
-        if slot >= p.depth[queue]:
-            slot -= p.depth[queue]
-        clock = max(clock, m.entry_time[e, slot])
-        m.entry_time[e, slot] = clock
-        m.entry_op[e, slot] = op
-        m.length[e] += 1
-        if m.now_op[e] == NOTHING:
+        slot = m.engine[e].head + m.engine[e].length
+        if slot >= depth:
+            slot -= depth
+        clock = max(clock, m.entry[e, slot].time)
+        m.entry[e, slot].time = clock
+        m.entry[e, slot].op = op
+        m.engine[e].length += 1
+        if m.engine[e].op == NOTHING:
             remember(m, e)
         op = NOTHING
-    m.clock[d], m.pending[d] = clock, op
+    m.dispatcher[d].clock, m.dispatcher[d].pending = clock, op
 
 
 @inline
@@ -132,43 +134,47 @@ def remember(m: Machine, who: int) -> None:
 @inline
 def work(p: Program, m: Machine, e: int, now: int) -> None:
     """Take operations until one waits for a flag or a link, or none is left."""
-    if m.wait_at[e] == NOTHING and m.now_op[e] != NOTHING:
+    if m.engine[e].wait_at == NOTHING and m.engine[e].op != NOTHING:
         return
     while True:
-        if m.now_op[e] == NOTHING:
-            if m.length[e] == 0:
+        if m.engine[e].op == NOTHING:
+            if m.engine[e].length == 0:
                 return
             take(p, m, e)
         if not flags_seen(p, m, e):
             return
-        op, begin = m.now_op[e], m.ready[e]
-        m.wait_at[e] = NOTHING
-        m.begun[e] = begin
-        if p.op[op, FLOWS] != p.op[op + 1, FLOWS]:
+        op, begin = m.engine[e].op, m.engine[e].ready
+        m.engine[e].wait_at = NOTHING
+        m.engine[e].begun = begin
+        if p.op[op].flows != p.op[op + 1].flows:
             if begin <= now:
                 join(p, m, e)
             else:
-                push_event(m, begin, e)
+                push(m.event, m.size[EVENTS], begin, e)
+                m.size[EVENTS] += 1
             return
-        complete(p, m, e, begin + p.op[op, OCCUPANCY])
+        complete(p, m, e, begin + p.op[op].occupancy)
+        if m.size[CROSSED]:
+            remember(m, e)
+            return
 
 
 @inline
 def take(p: Program, m: Machine, e: int) -> None:
     """Take the oldest entry of the queue; its place is free from that moment."""
-    head = m.head[e]
-    op = m.entry_op[e, head]
-    taken = max(m.entry_time[e, head], m.free[e])
-    m.idle[e] += taken - m.free[e]
-    m.entry_time[e, head] = taken
-    m.head[e] = head + 1 if head + 1 < p.depth[p.op[op, QUEUE]] else 0
-    m.length[e] -= 1
-    if m.blocked[e] >= 0:
-        remember(m, len(m.now_op) + m.blocked[e])
-        m.blocked[e] = NOTHING
-    m.now_op[e] = op
-    m.wait_at[e] = p.op[op, WAITS]
-    m.ready[e] = taken
+    head = m.engine[e].head
+    op = m.entry[e, head].op
+    taken = max(m.entry[e, head].time, m.engine[e].free)
+    m.engine[e].idle += taken - m.engine[e].free
+    m.entry[e, head].time = taken
+    m.engine[e].head = head + 1 if head + 1 < p.queue[p.op[op].queue].depth else 0
+    m.engine[e].length -= 1
+    if m.engine[e].blocked >= 0:
+        remember(m, len(m.engine) + m.engine[e].blocked)
+        m.engine[e].blocked = NOTHING
+    m.engine[e].op = op
+    m.engine[e].wait_at = p.op[op].waits
+    m.engine[e].ready = taken
 
 
 @inline
@@ -177,60 +183,67 @@ def flags_seen(p: Program, m: Machine, e: int) -> bool:
 
     An endpoint's own counter stands at the generation it works on, since only its engine sets it.
     """
-    op = m.now_op[e]
-    first = e // len(p.depth) * len(p.endpoint)
-    at, end, ready = m.wait_at[e], p.op[op + 1, WAITS], m.ready[e]
+    op = m.engine[e].op
+    first = e // len(p.queue) * len(p.endpoint)
+    at, end, ready = m.engine[e].wait_at, p.op[op + 1].waits, m.engine[e].ready
     while at < end:
-        own, peer = p.wait[at, 0], first + p.wait[at, 1]
-        need = m.count[first + own] + p.endpoint[own, LAG]
+        own, peer = p.wait[at].own, first + p.wait[at].peer
+        need = m.counter[first + own].count + p.endpoint[own].lag
         if need > 0:
-            period = p.endpoint[own, PERIOD]
+            period = p.endpoint[own].period
             if period != 1:
                 need = -(-need // period) * period
-            if m.count[peer] < need:
-                m.next_waiter[e] = m.waiter[peer]
-                m.waiter[peer] = e
-                m.wait_at[e], m.ready[e] = at, ready
+            if m.counter[peer].count < need:
+                m.engine[e].next_waiter = m.counter[peer].waiter
+                m.counter[peer].waiter = e
+                m.engine[e].wait_at, m.engine[e].ready = at, ready
                 return False
             seen = m.visible[peer, need & (m.visible.shape[1] - 1)]
             if seen > ready:
-                m.stalled[first + own] += seen - ready
+                m.counter[first + own].stalled += seen - ready
                 ready = seen
         at += 1
-    m.ready[e] = ready
+    m.engine[e].ready = ready
     return True
 
 
 @inline
 def complete(p: Program, m: Machine, e: int, end: int) -> None:
     """Book the operation and hand on its slots."""
-    op = m.now_op[e]
-    member = e // len(p.depth)
-    m.now_op[e] = NOTHING
-    m.busy[e] += end - m.begun[e]
-    m.done[e] += 1
-    m.free[e] = end
-    m.ran[op] += p.weight[member]
-    if p.is_traced[member]:
-        at = m.size[SPANS]
-        m.span[at, 0], m.span[at, 1] = e, op
-        m.span[at, 2], m.span[at, 3] = m.begun[e], end  # its columns
-        m.size[SPANS] += 1
-    result = end + p.op[op, LATENCY]
-    m.end[e] = max(m.end[e], result)
-    for at in range(p.op[op, SETS], p.op[op + 1, SETS]):
+    op, member = m.engine[e].op, e // len(p.queue)
+    m.engine[e].op = NOTHING
+    m.engine[e].busy += end - m.engine[e].begun
+    m.engine[e].done += 1
+    m.engine[e].free = end
+    m.ran[op] += p.member[member].weight
+    if p.member[member].is_traced:
+        keep_span(m, e, op, end)
+    if e == m.size[LEADER] and m.engine[e].done == m.size[TARGET]:
+        m.size[CROSSED], m.size[MOMENT] = 1, end
+    result = end + p.op[op].latency
+    m.engine[e].end = max(m.engine[e].end, result)
+    for at in range(p.op[op].sets, p.op[op + 1].sets):
         own = p.set[at]
         counter = member * len(p.endpoint) + own
-        count = m.count[counter] + 1
-        m.count[counter] = count
-        m.visible[counter, count & (m.visible.shape[1] - 1)] = result + p.endpoint[own, FLAG_LATENCY]
-        waiter = m.waiter[counter]
-        m.waiter[counter] = NOTHING
+        count = m.counter[counter].count + 1
+        m.counter[counter].count = count
+        m.visible[counter, count & (m.visible.shape[1] - 1)] = result + p.endpoint[own].latency
+        waiter = m.counter[counter].waiter
+        m.counter[counter].waiter = NOTHING
         while waiter != NOTHING:
             remember(m, waiter)
-            following = m.next_waiter[waiter]
-            m.next_waiter[waiter] = NOTHING
+            following = m.engine[waiter].next_waiter
+            m.engine[waiter].next_waiter = NOTHING
             waiter = following
+
+
+@inline
+def keep_span(m: Machine, e: int, op: int, end: int) -> None:
+    """Keep an operation for the timeline."""
+    at = m.size[SPANS]
+    m.span[at].engine, m.span[at].op = e, op
+    m.span[at].start, m.span[at].end = m.engine[e].begun, end
+    m.size[SPANS] += 1
 
 
 # ---------------------------------------------------------------- links
@@ -239,97 +252,88 @@ def complete(p: Program, m: Machine, e: int, end: int) -> None:
 @inline
 def join(p: Program, m: Machine, e: int) -> None:
     """Start the transfers of the operation that engine ``e`` begins now."""
-    op, begin = m.now_op[e], m.begun[e]
-    weight = p.weight[e // len(p.depth)]
-    m.flying[e] = p.op[op + 1, FLOWS] - p.op[op, FLOWS]
-    for at in range(p.op[op, FLOWS], p.op[op + 1, FLOWS]):
-        link, size = p.flow[at, 0], p.flow[at, 1]
+    op, begin = m.engine[e].op, m.engine[e].begun
+    weight = p.member[e // len(p.queue)].weight
+    m.engine[e].flying = p.op[op + 1].flows - p.op[op].flows
+    for at in range(p.op[op].flows, p.op[op + 1].flows):
+        link, size = p.flow[at].link, p.flow[at].bytes
         serve(p, m, link, begin)
-        m.load[link] += weight * p.link[link, UNIT]
-        m.link_bytes[link] += weight * size
-        push(m.flow_target[link], m.flow_engine[link], m.flow_count[link],
-             m.clock_units[link] + (size << FRACTION_BITS), e)  # fmt: skip
-        m.flow_count[link] += 1
-        m.due[link] = begin  # looked at again before time goes on
+        m.link[link].load += weight * p.link[link].unit
+        m.link[link].bytes += weight * size
+        key = m.link[link].units + (size << FRACTION_BITS)
+        push(m.transfer[link], m.link[link].flows, key, e)
+        m.link[link].flows += 1
+        m.link[link].due = begin  # looked at again before time goes on
 
 
 @inline
 def serve(p: Program, m: Machine, link: int, now: int) -> None:
     """Move a link's clock on to ``now``."""
-    if now > m.updated[link]:
-        if m.load[link]:
-            elapsed = now - m.updated[link]
-            m.clock_units[link] += elapsed * p.link[link, RATE] // m.load[link]
-            m.flow_cycles[link] += elapsed * m.flow_count[link]
-        m.updated[link] = now
+    elapsed = now - m.link[link].updated
+    if elapsed > 0:
+        if m.link[link].load:
+            m.link[link].units += elapsed * p.link[link].rate // m.link[link].load
+            m.link[link].flow_cycles += elapsed * m.link[link].flows
+        m.link[link].updated = now
 
 
 @inline
 def settle(p: Program, m: Machine, link: int, now: int) -> None:
     """End the transfers that are through at ``now`` and find when the next one will be."""
-    targets, engines = m.flow_target[link], m.flow_engine[link]
-    flows = m.flow_count[link]
-    if flows == 0:
-        m.due[link] = NEVER
-        return
-    serve(p, m, link, now)
-    while flows and targets[0] <= m.clock_units[link]:
-        e = engines[0]
+    heap, flows = m.transfer[link], m.link[link].flows
+    if flows:
+        serve(p, m, link, now)
+    units = m.link[link].units
+    while flows and heap[0].key <= units:
+        e = heap[0].engine
         flows -= 1
-        pop(targets, engines, flows)
-        m.load[link] -= p.weight[e // len(p.depth)] * p.link[link, UNIT]
-        m.flying[e] -= 1
-        if m.flying[e] == 0:
-            complete(p, m, e, max(now, m.begun[e] + p.op[m.now_op[e], OCCUPANCY]))
+        pop(heap, flows)
+        m.link[link].load -= p.member[e // len(p.queue)].weight * p.link[link].unit
+        m.engine[e].flying -= 1
+        if m.engine[e].flying == 0:
+            complete(p, m, e, max(now, m.engine[e].begun + p.op[m.engine[e].op].occupancy))
             remember(m, e)
-    m.flow_count[link] = flows
+    m.link[link].flows = flows
     if flows == 0:
-        m.load[link] = p.link[link, BACKGROUND]
-        m.clock_units[link] = 0
-        m.due[link] = NEVER
+        m.link[link].load = p.link[link].others
+        m.link[link].units = 0
+        m.link[link].due = NEVER
         return
-    rest = (targets[0] - m.clock_units[link]) * m.load[link]
-    m.due[link] = now - (-rest // p.link[link, RATE])
+    rest = (heap[0].key - units) * m.link[link].load
+    m.link[link].due = now - (-rest // p.link[link].rate)
 
 
 # ---------------------------------------------------------------- heaps
 
 
 @inline
-def push(keys: Ints, items: Ints, size: int, key: int, item: int) -> None:
+def push(heap: Records, size: int, key: int, engine: int) -> None:
     """Add to a heap of ``size`` that has its least key first."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
-        if keys[above] <= key:
+        if heap[above].key <= key:
             break
-        keys[at], items[at] = keys[above], items[above]
+        heap[at].key, heap[at].engine = heap[above].key, heap[above].engine
         at = above
-    keys[at], items[at] = key, item
+    heap[at].key, heap[at].engine = key, engine
 
 
 @inline
-def pop(keys: Ints, items: Ints, size: int) -> None:
+def pop(heap: Records, size: int) -> None:
     """Take the first off a heap that has ``size`` left after that."""
-    key, item, at = keys[size], items[size], 0
+    key, engine, at = heap[size].key, heap[size].engine, 0
     while True:
         below = 2 * at + 1
         if below >= size:
             break
-        if below + 1 < size and keys[below + 1] < keys[below]:
+        if below + 1 < size and heap[below + 1].key < heap[below].key:
             below += 1
-        if keys[below] >= key:
+        if heap[below].key >= key:
             break
-        keys[at], items[at] = keys[below], items[below]
+        heap[at].key, heap[at].engine = heap[below].key, heap[below].engine
         at = below
-    keys[at], items[at] = key, item
-
-
-@inline
-def push_event(m: Machine, time: int, e: int) -> None:
-    """Let engine ``e`` begin its operation's transfers at ``time``."""
-    push(m.event_time, m.event_engine, m.size[EVENTS], time, e)
-    m.size[EVENTS] += 1
+    heap[at].key, heap[at].engine = key, engine
 
 
 # ---------------------------------------------------------------- the run
@@ -338,7 +342,7 @@ def push_event(m: Machine, time: int, e: int) -> None:
 @inline
 def run_ahead(p: Program, m: Machine, now: int) -> None:
     """Let everybody go on who can, ``now`` being the time up to which links are in order."""
-    engines = len(m.now_op)
+    engines = len(m.engine)
     while m.size[TODO] and not m.size[CROSSED]:
         m.size[TODO] -= 1
         who = m.todo[m.size[TODO]]
@@ -352,34 +356,33 @@ def run_ahead(p: Program, m: Machine, now: int) -> None:
 @inline
 def next_event(m: Machine) -> int:
     """Return the time of the next event, or ``NEVER``."""
-    now = m.event_time[0] if m.size[EVENTS] else NEVER
-    for link in range(len(m.due)):
-        now = min(now, m.due[link])
+    now = m.event[0].key if m.size[EVENTS] else NEVER
+    for link in range(len(m.link)):
+        now = min(now, m.link[link].due)
     return now
 
 
 @inline
 def happen(p: Program, m: Machine, now: int) -> None:
     """Begin and end the transfers of this tick."""
-    while m.size[EVENTS] and m.event_time[0] == now:
-        e = m.event_engine[0]
+    while m.size[EVENTS] and m.event[0].key == now:
+        e = m.event[0].engine
         m.size[EVENTS] -= 1
-        pop(m.event_time, m.event_engine, m.size[EVENTS])
+        pop(m.event, m.size[EVENTS])
         join(p, m, e)
-    for link in range(len(m.due)):
-        if m.due[link] == now:
+    for link in range(len(m.link)):
+        if m.link[link].due == now:
             settle(p, m, link, now)
 
 
 @kernel
-def run(p: Program, m: Machine, start: int) -> None:
-    """Run until nothing can go on any more."""
-    m.size[MASTER] = NOTHING
+def advance(p: Program, m: Machine, start: int) -> int:
+    """Run until nobody can go on or a boundary is crossed; return the time of the last event."""
     now = start
-    run_ahead(p, m, now)
     while True:
-        now = next_event(m)
-        if now == NEVER:
-            return
-        happen(p, m, now)
         run_ahead(p, m, now)
+        following = next_event(m)
+        if following == NEVER or m.size[CROSSED]:
+            return now
+        now = following
+        happen(p, m, now)

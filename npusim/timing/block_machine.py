@@ -1,13 +1,13 @@
-"""The flat integer arrays that the run-to-block engine works on: a program, and the state of a run.
+"""The flat integer records that the run-to-block engine works on: a program, and the state of a run.
 
-Everything is int64.  A *member* is one simulated core group (``block``: each group; ``fold``: one
-of each class of equal groups); engine ``m * queues + q`` is queue q of member m, counter
+Every field is an int64.  A *member* is one simulated core group (``block``: each group; ``fold``:
+one of each class of equal groups); engine ``m * queues + q`` is queue q of member m, counter
 ``m * endpoints + e`` is endpoint e, dispatcher ``m * issuers + i`` is scalar unit i.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,135 +16,148 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Ints = npt.NDArray[np.int64]
+#: Arrays of records: numba reads and writes their fields as attributes.
+Records = Any
 
-#: Kinds of instructions of a dispatcher's code; ``(kind, argument)`` pairs.
-OP, LOOP, END, CALL, RET, HALT = range(6)
-#: Columns of ``Program.op``: queue, occupancy, latency, issue cycles, then the first wait, set, flow.
-QUEUE, OCCUPANCY, LATENCY, ISSUE, WAITS, SETS, FLOWS, OP_COLUMNS = range(8)
-#: Columns of ``Program.endpoint``.
-LAG, PERIOD, FLAG_LATENCY, OWNER = range(4)
-#: Columns of ``Program.link``: units a cycle, and the weight of one flow and of flows from outside.
-RATE, UNIT, BACKGROUND = range(3)
-#: Places of ``Machine.size``: lengths of lists, and the scalar unit whose loops are counted.
-EVENTS, TODO, SPANS, CROSSED, MASTER, SIZES = range(6)
+#: Kinds of instructions of a dispatcher's code.  ``LOOP`` runs as often as its argument says,
+#: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
+OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
+#: Places of ``Machine.size``: lengths of lists; which level of loops the scalar unit ``MASTER`` has
+#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations; when that was, by the links'
+#: clock (``NOW``) and by its own (``MOMENT``).  ``FETCHED`` marks the calls fetched since, counted
+#: from instruction ``WINDOW_AT``, bit by bit.
+(
+    EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, SIZES,
+) = range(12)  # fmt: skip
 #: Later than any event.
 NEVER = 1 << 62
 #: Sub-units of a byte in a link's clock, as in ``npusim.timing.link``.
 FRACTION_BITS = 20
+#: Bits of an int64 that a product of bytes in flight and their number may take.
+RANGE_BITS = 62
+
+
+def record(*fields: str) -> np.dtype[Any]:
+    """Return a type of records of whole numbers."""
+    return np.dtype([(name, np.int64) for name in fields])
 
 
 class Program(NamedTuple):
     """What is to be run; never changes during a run."""
 
-    op: Ints  #: (operations + 1, OP_COLUMNS); an operation's waits end where the next one's begin
-    wait: Ints  #: (waits, 2): own endpoint, peer
+    op: Records  #: one more than there are: an operation's waits end where the next one's begin
+    wait: Records
     set: Ints  #: endpoints
-    flow: Ints  #: (flows, 2): link, bytes
-    code: Ints  #: (instructions, 2)
+    flow: Records
+    code: Records
+    operand: Ints  #: counts of loops that blocks bring
     entry: Ints  #: (bodies, issuers): first instruction
-    endpoint: Ints  #: (endpoints, 4)
-    pair: Ints  #: (pairs, 2): every endpoint with each of its peers
-    depth: Ints  #: of each queue
-    issuer: Ints  #: of each queue
-    link: Ints  #: (links, 3)
-    weight: Ints  #: core groups that each member stands for
-    is_traced: Ints  #: of each member
+    endpoint: Records
+    pair: Records  #: every endpoint with each of its peers
+    queue: Records
+    link: Records
+    member: Records
+
+
+OP_TYPE = record("queue", "occupancy", "latency", "issue", "waits", "sets", "flows")
+PAIR_TYPE = record("own", "peer")
+FLOW_TYPE = record("link", "bytes")
+CODE_TYPE = record("kind", "argument", "operand")
+ENDPOINT_TYPE = record("lag", "period", "latency", "owner")
+QUEUE_TYPE = record("depth", "issuer")
+#: Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
+LINK_TYPE = record("rate", "unit", "others")
+#: Core groups that the member stands for, and whether its spans are kept.
+MEMBER_TYPE = record("weight", "is_traced")
 
 
 class Machine(NamedTuple):
     """The state of a run; views of one block of memory (:func:`build_machine`)."""
 
-    # engines
-    now_op: Ints  #: operation taken, or -1
-    wait_at: Ints  #: its next wait, or -1 when it has begun
-    ready: Ints  #: when its waits so far are over
-    begun: Ints  #: when it began
-    flying: Ints  #: transfers not yet through
-    head: Ints  #: oldest entry of the instruction queue
-    length: Ints
-    blocked: Ints  #: dispatcher that waits for room, or -1
-    next_waiter: Ints  #: engine that waits for the same counter, or -1
-    entry_op: Ints  #: (engines, depth)
-    entry_time: Ints  #: (engines, depth): when an entry was issued, or its place became free
-    # counters
+    engine: Records
+    entry: Records  #: (engines, depth): the instruction queue, a ring
+    counter: Records
     visible: Ints  #: (counters, history): when each count is seen, by count modulo the history
-    waiter: Ints  #: first engine that waits for it, or -1
-    # dispatchers
-    clock: Ints
-    pending: Ints  #: operation fetched, -1 for none, -2 at the end
-    pc: Ints
-    level: Ints
-    stack_pc: Ints  #: (dispatchers, levels): where a loop's body begins, or a call returns to
-    # links
-    clock_units: Ints  #: served to each transfer
-    updated: Ints
-    load: Ints  #: weight of the transfers in flight
-    due: Ints
-    flow_count: Ints
-    flow_target: Ints  #: (links, engines): heap of clock values at which transfers end
-    flow_engine: Ints
-    # events
-    event_time: Ints  #: heap of operations that begin later
-    event_engine: Ints
+    dispatcher: Records
+    stack: Records  #: (dispatchers, levels): loops and calls
+    link: Records
+    transfer: Records  #: (links, engines): heap by the clock value at which a transfer ends
+    event: Records  #: heap by the time at which an operation with transfers begins
     todo: Ints  #: stack of engines and dispatchers to look at
     is_todo: Ints
-    size: Ints
-    span: Ints  #: (spans, 4): engine, operation, start, end
-    # what a period of a loop changes without changing what follows it
-    free: Ints  #: of each engine: end of the operation before
-    end: Ints  #: of each engine: its last result
-    stack_entry: Ints  #: (dispatchers, levels): how often a loop or call was entered there
-    stack_left: Ints  #: (dispatchers, levels): iterations left after this one
-    count: Ints  #: of each counter
-    busy: Ints
-    done: Ints  #: operations of each engine
-    idle: Ints  #: cycles without an instruction
-    stalled: Ints  #: cycles of each counter's owner waiting as that endpoint
     ran: Ints  #: how often each operation ran, in core groups
-    link_bytes: Ints
-    flow_cycles: Ints  #: of each link: transfers in flight, summed over cycles
+    size: Ints
+    span: Records
+
+
+#: ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
+#: far are over.  ``flying``: transfers not yet through.  ``head`` and ``length``: of the queue.
+#: ``blocked``: dispatcher that waits for room, or -1.  ``next_waiter``: engine that waits for the same
+#: counter, or -1.  ``free``: end of the operation before.  ``end``: last result.  ``idle``: cycles
+#: without an instruction.
+ENGINE_TYPE = record(
+    "op", "wait_at", "ready", "begun", "flying", "head", "length", "blocked", "next_waiter",
+    "free", "end", "busy", "done", "idle",
+)  # fmt: skip
+#: ``time``: when the operation was issued, or when its place became free.
+ENTRY_TYPE = record("op", "time")
+#: ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
+COUNTER_TYPE = record("waiter", "count", "stalled")
+#: ``pending``: operation fetched, -1 for none, -2 at the end.
+DISPATCHER_TYPE = record("clock", "pending", "pc", "level")
+#: ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
+#: ``entry``: how often a loop or call was entered at this level.
+STACK_TYPE = record("pc", "operand", "left", "entry")
+#: ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
+#: ``flow_cycles``: transfers in flight, summed over cycles.
+STATE_TYPE = record("units", "updated", "load", "due", "flows", "bytes", "flow_cycles")
+HEAP_TYPE = record("key", "engine")
+SPAN_TYPE = record("engine", "op", "start", "end")
 
 
 def build_machine(program: Program, history: int, levels: int, spans: int = 0) -> Machine:
     """Return an idle machine: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
-    members, queues = len(program.weight), len(program.depth)
-    engines, counters = members * queues, members * len(program.endpoint)
-    issuers, links = program.entry.shape[1], len(program.link)
-    dispatchers, deepest = members * issuers, int(program.depth.max(initial=1))
-    shapes: dict[str, Sequence[int]] = {
-        **dict.fromkeys(Machine._fields, (engines,)),
-        **dict.fromkeys(("entry_op", "entry_time"), (engines, deepest)),
-        **dict.fromkeys(("count", "waiter", "stalled"), (counters,)),
-        "visible": (counters, history),
-        **dict.fromkeys(("clock", "pending", "pc", "level"), (dispatchers,)),
-        **dict.fromkeys(("stack_pc", "stack_left", "stack_entry"), (dispatchers, levels)),
-        **dict.fromkeys(("clock_units", "updated", "load", "due", "flow_count"), (links,)),
-        **dict.fromkeys(("link_bytes", "flow_cycles"), (links,)),
-        **dict.fromkeys(("flow_target", "flow_engine"), (links, engines)),
-        **dict.fromkeys(("todo", "is_todo"), (engines + dispatchers,)),
-        "size": (SIZES,),
-        "span": (spans, 4),  # engine, operation, start, end
-        "ran": (len(program.op) - 1,),
+    members, issuers = len(program.member), program.entry.shape[1]
+    engines, counters = members * len(program.queue), members * len(program.endpoint)
+    dispatchers, links = members * issuers, len(program.link)
+    deepest = int(program.queue["depth"].max(initial=1))
+    plain = np.dtype(np.int64)
+    layout: dict[str, tuple[np.dtype[Any], Sequence[int]]] = {
+        "engine": (ENGINE_TYPE, (engines,)),
+        "entry": (ENTRY_TYPE, (engines, deepest)),
+        "counter": (COUNTER_TYPE, (counters,)),
+        "visible": (plain, (counters, history)),
+        "dispatcher": (DISPATCHER_TYPE, (dispatchers,)),
+        "stack": (STACK_TYPE, (dispatchers, levels)),
+        "link": (STATE_TYPE, (links,)),
+        "transfer": (HEAP_TYPE, (links, engines)),
+        "event": (HEAP_TYPE, (engines,)),
+        "todo": (plain, (engines + dispatchers,)),
+        "is_todo": (plain, (engines + dispatchers,)),
+        "ran": (plain, (len(program.op) - 1,)),
+        "size": (plain, (SIZES,)),
+        "span": (SPAN_TYPE, (spans,)),
     }
-    memory = np.zeros(sum(int(np.prod(shapes[n])) for n in Machine._fields), np.int64)
+    words = {
+        name: int(np.prod(shape)) * kind.itemsize // plain.itemsize
+        for name, (kind, shape) in layout.items()
+    }
+    memory = np.zeros(sum(words.values()), plain)
     parts, at = {}, 0
-    for name in Machine._fields:
-        size = int(np.prod(shapes[name]))
-        parts[name] = memory[at : at + size].reshape(shapes[name])
-        at += size
+    for name, (kind, shape) in layout.items():
+        parts[name] = memory[at : at + words[name]].view(kind).reshape(shape)
+        at += words[name]
     machine = Machine(**parts)
-    for array in (machine.now_op, machine.blocked, machine.next_waiter, machine.waiter):
-        array.fill(-1)
-    machine.pending.fill(-2)
-    machine.due.fill(NEVER)
-    machine.size[MASTER] = -1
+    for field in ("op", "blocked", "next_waiter"):
+        machine.engine[field] = -1
+    machine.counter["waiter"] = -1
+    machine.dispatcher["pending"] = -2
+    machine.link["due"] = NEVER
+    machine.size[MASTER] = machine.size[LEADER] = -1
     return machine
 
 
-def totals(machine: Machine) -> Ints:
-    """Return all of ``free`` to ``flow_cycles`` as one array."""
-    memory = machine.free.base
-    names = Machine._fields
-    tail = sum(getattr(machine, n).size for n in names[names.index("free") :])
-    whole: Ints = memory[-tail:]
-    return whole
+def memory_of(machine: Machine) -> Ints:
+    """Return the block of memory that all arrays of a machine are views of."""
+    memory: Ints = machine.size.base
+    return memory

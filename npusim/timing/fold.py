@@ -34,21 +34,19 @@ def simulate(
     Groups of one class share their :class:`~npusim.timing.result.QueueUse`, which carry the number
     of the class's first group.
     """
-    from npusim.timing.block_kernel import run
-
     code = Code(streams or Streams(program, device))
-    return Run(code, equal_groups(code), trace_groups).result("fold", run)
+    return Run(code, equal_groups(code), trace_groups).result("fold")
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Core groups by class, and each phase's blocks of each class, as bodies of :class:`Code`.
+    """Core groups by class, and each phase's blocks of each class, as numbers of :class:`Code`.
 
     The class with the most blocks comes first.
     """
 
     groups: tuple[tuple[int, ...], ...]
-    bodies: tuple[tuple[tuple[int, ...], ...], ...]
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def every_group(code: Code) -> Classes:
@@ -59,7 +57,7 @@ def every_group(code: Code) -> Classes:
 
 
 def equal_groups(code: Code) -> Classes:
-    """Return the core groups that run the same bodies in every phase, together."""
+    """Return the core groups that run the same blocks in every phase, together."""
     phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
     found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for group, runs in enumerate(zip(*phases, strict=True)):
@@ -69,14 +67,14 @@ def equal_groups(code: Code) -> Classes:
 
 
 def blocks_by_group(code: Code, phase: Phase) -> list[tuple[int, ...]]:
-    """Return each core group's blocks of a phase, as bodies."""
+    """Return each core group's blocks of a phase, by number."""
     streams, known = code.streams, dict[Any, int]()
     count = streams.device.group_count.value
 
-    def body(block: Any) -> int:
+    def number(block: Any) -> int:
         shape = phase.shape(block)
         if shape not in known:
-            known[shape] = code.body(streams.timed(streams.templates.of(phase, block), None))
+            known[shape] = code.block(streams.timed(streams.templates.of(phase, block), None))
         return known[shape]
 
-    return [tuple(map(body, phase.blocks_of_group(group, count))) for group in range(count)]
+    return [tuple(map(number, phase.blocks_of_group(group, count))) for group in range(count)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.timing.block_code import Code
-from npusim.timing.block_machine import totals
+from npusim.timing.block_machine import MASTER
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
 from npusim.timing.stream import Streams
@@ -36,12 +36,10 @@ def simulate(
     streams: Streams | None = None,
 ) -> TimingResult:
     """Return the time of ``program``; where ``trace_groups`` asks for spans nothing is skipped."""
-    from npusim.timing.block_kernel import run
-
     code = Code(streams or Streams(program, device))
     simulation = Run(code, equal_groups(code), trace_groups)
     if trace_groups:
-        return simulation.result("steady", run)
+        return simulation.result("steady")
     return simulation.result("steady", Skipping(simulation))
 
 
@@ -50,34 +48,37 @@ class Skipping:
 
     def __init__(self, run: Run) -> None:
         self.snapshots = build_snapshots(run.program, run.machine)
-        self._totals = totals(run.machine)
 
-    def __call__(self, program: Program, machine: Machine, start: int) -> None:
+    def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
         from npusim.timing.steady_kernel import run_steady
 
-        run_steady(program, machine, self.snapshots, self._totals, start)
+        machine.size[MASTER] = master
+        run_steady(program, machine, self.snapshots, start)
 
 
 def build_snapshots(program: Program, machine: Machine) -> Snapshots:
     """Return room for the snapshots of one simulation."""
-    from npusim.timing.steady_kernel import Snapshots
+    from npusim.timing.steady_kernel import ENGINE_TOTALS, Snapshots
 
-    levels, history = machine.stack_pc.shape[1] + 1, machine.visible.shape[1]
-    slots, engines = levels * KEPT, len(machine.now_op)
-    # The most that ``note_all`` writes: 6 words and 2 an entry for an engine, 4 and the stack for
+    levels, history = machine.stack.shape[1] + 1, machine.visible.shape[1]
+    slots, engines = levels * KEPT, len(machine.engine)
+    # The most that ``note_state`` writes: 6 words and 2 an entry for an engine, 4 and 2 a level for
     # a scalar unit, 3 and every count kept for a pair, 2 and 2 a transfer for a link.
     words = (
-        engines * (6 + 2 * machine.entry_op.shape[1])
-        + len(machine.clock) * (4 + levels)
-        + len(program.weight) * len(program.pair) * (3 + history)
+        engines * (6 + 2 * machine.entry.shape[1])
+        + len(machine.dispatcher) * (4 + 2 * levels)
+        + len(program.member) * len(program.pair) * (3 + history)
         + len(program.link) * (2 + 2 * engines)
     )
+    pairs = machine.stack.size + len(machine.counter) + len(program.link)
+    totals = engines * ENGINE_TOTALS + 2 * pairs + len(machine.ran)
 
     def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.zeros(shape, np.int64)
 
     return Snapshots(
         words=np.empty((slots, words), np.int64), length=zeros(slots), digest=zeros(slots),
-        moment=zeros(slots), totals=np.empty((slots, len(totals(machine))), np.int64),
-        taken=zeros(levels), scratch=zeros(history), is_stale=zeros(engines), counts=zeros(2),
+        moment=zeros(slots), totals=np.empty((slots, totals), np.int64),
+        taken=zeros(levels), scratch=zeros(history), engine_floor=zeros(engines),
+        issue_floor=zeros(len(machine.dispatcher)), counts=zeros(2),
     )  # fmt: skip

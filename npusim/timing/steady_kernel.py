@@ -12,17 +12,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from npusim.timing.block_jit import inline, kernel
-from npusim.timing.block_kernel import HALTED, NOTHING, happen, next_event, run_ahead
+from npusim.timing.block_jit import inline, kernel, routine
+from npusim.timing.block_kernel import HALTED, NOTHING, advance
 from npusim.timing.block_machine import (
     CROSSED,
     EVENTS,
-    LAG,
     MASTER,
     NEVER,
-    OWNER,
-    PERIOD,
-    QUEUE,
     Ints,
     Machine,
     Program,
@@ -30,6 +26,9 @@ from npusim.timing.block_machine import (
 
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
+#: Totals of an engine that ``note_totals`` writes: free, end, done, busy, idle.
+ENGINE_TOTALS = 5
+FREE, LAST, DONE, BUSY, IDLE = range(ENGINE_TOTALS)
 
 
 class Snapshots(NamedTuple):
@@ -39,77 +38,95 @@ class Snapshots(NamedTuple):
     length: Ints
     digest: Ints
     moment: Ints
-    totals: Ints  #: (slots, totals)
+    totals: Ints  #: (slots, totals), as ``note_totals`` writes them
     taken: Ints  #: of each level, ever
     scratch: Ints  #: (history,)
-    is_stale: Ints  #: of each engine: idle since before anything can notice
+    engine_floor: Ints
+    issue_floor: Ints
     counts: Ints  #: (2,): jumps, cycles skipped
 
 
 # ---------------------------------------------------------------- earliest moments
 
 
-@inline
+@routine
 def issue_floor(p: Program, m: Machine, d: int) -> int:
     """Return the earliest moment at which dispatcher ``d`` may issue again."""
-    op = m.pending[d]
+    op, clock = m.dispatcher[d].pending, m.dispatcher[d].clock
     if op < 0:
-        return m.clock[d]
-    e = d // p.entry.shape[1] * len(p.depth) + p.op[op, QUEUE]
-    if m.blocked[e] != d:
-        return m.clock[d]
-    return max(m.clock[d], busy_floor(m, e))
+        return clock
+    e = d // p.entry.shape[1] * len(p.queue) + p.op[op].queue
+    if m.engine[e].blocked != d:
+        return clock
+    return max(clock, busy_floor(m, e))
 
 
 @inline
 def busy_floor(m: Machine, e: int) -> int:
     """Return the earliest moment at which engine ``e``, which has work, may go on."""
-    if m.now_op[e] == NOTHING:
-        return max(m.free[e], m.entry_time[e, m.head[e]])
-    return m.ready[e] if m.wait_at[e] != NOTHING else m.begun[e]
+    if m.engine[e].op == NOTHING:
+        return max(m.engine[e].free, m.entry[e, m.engine[e].head].time)
+    return m.engine[e].ready if m.engine[e].wait_at != NOTHING else m.engine[e].begun
 
 
 @inline
 def dispatcher_of(p: Program, e: int) -> int:
     """Return the dispatcher that fills the queue of engine ``e``."""
-    queues = len(p.depth)
-    return e // queues * p.entry.shape[1] + p.issuer[e % queues]
+    queues = len(p.queue)
+    return e // queues * p.entry.shape[1] + p.queue[e % queues].issuer
 
 
 @inline
-def engine_floor(p: Program, m: Machine, e: int) -> int:
-    """Return the earliest moment at which engine ``e`` may look at a flag again."""
-    if m.now_op[e] == NOTHING and m.length[e] == 0:
-        return max(m.free[e], issue_floor(p, m, dispatcher_of(p, e)))
-    return busy_floor(m, e)
+def is_empty(m: Machine, e: int) -> bool:
+    """Return whether engine ``e`` has nothing to do at present."""
+    return m.engine[e].op == NOTHING and m.engine[e].length == 0
+
+
+@inline
+def is_over(p: Program, m: Machine, e: int) -> bool:
+    """Return whether engine ``e`` has nothing more to do in this phase."""
+    return is_empty(m, e) and m.dispatcher[dispatcher_of(p, e)].pending == HALTED
+
+
+@routine
+def note_floors(p: Program, m: Machine, s: Snapshots) -> None:
+    """Find the earliest moments at which everybody may look at flags or issue; ``NEVER``: it is through."""
+    for d in range(len(m.dispatcher)):
+        is_halted = m.dispatcher[d].pending == HALTED
+        s.issue_floor[d] = NEVER if is_halted else issue_floor(p, m, d)
+    for e in range(len(m.engine)):
+        if not is_empty(m, e):
+            s.engine_floor[e] = busy_floor(m, e)
+        elif is_over(p, m, e):
+            s.engine_floor[e] = NEVER
+        else:
+            s.engine_floor[e] = max(m.engine[e].free, s.issue_floor[dispatcher_of(p, e)])
 
 
 # ---------------------------------------------------------------- snapshots
 
 
 @inline
-def note_engine(p: Program, m: Machine, e: int, moment: int, out: Ints, n: int) -> int:
-    """Write down engine ``e`` and its queue; return the number of words so far."""
-    d = dispatcher_of(p, e)
-    out[n], out[n + 1], out[n + 2] = m.now_op[e], m.length[e], m.blocked[e]
+def note_engine(
+    p: Program, m: Machine, s: Snapshots, e: int, moment: int, out: Ints, start: int
+) -> int:
+    """Write down engine ``e`` and its queue; return where the next word goes."""
+    n = start
+    out[n], out[n + 1], out[n + 2] = m.engine[e].op, m.engine[e].length, m.engine[e].blocked
     n += 3  # words written
-    is_empty = m.now_op[e] == NOTHING and m.length[e] == 0
-    if is_empty and m.pending[d] == HALTED:
+    floor, clock = s.engine_floor[e], s.issue_floor[dispatcher_of(p, e)]
+    if floor == NEVER:
         return n
-    clock = issue_floor(p, m, d)
-    if is_empty:
-        floor = max(m.free[e], clock)
-    else:
-        floor = busy_floor(m, e)
-        out[n], out[n + 1] = m.wait_at[e], m.flying[e]
+    if not is_empty(m, e):
+        out[n], out[n + 1] = m.engine[e].wait_at, m.engine[e].flying
         n += 2
     out[n] = floor - moment
     n += 1
-    depth, slot = p.depth[e % len(p.depth)], m.head[e]
+    depth, slot = p.queue[e % len(p.queue)].depth, m.engine[e].head
     for place in range(depth):
-        time = m.entry_time[e, slot]
-        if place < m.length[e]:
-            out[n], out[n + 1] = m.entry_op[e, slot], max(time - floor, 0)
+        time = m.entry[e, slot].time
+        if place < m.engine[e].length:
+            out[n], out[n + 1] = m.entry[e, slot].op, max(time - floor, 0)
             n += 2
         elif time > clock:
             out[n], out[n + 1] = -place, time - clock
@@ -119,11 +136,13 @@ def note_engine(p: Program, m: Machine, e: int, moment: int, out: Ints, n: int) 
 
 
 @inline
-def note_pair(p: Program, m: Machine, member: int, at: int, out: Ints, n: int) -> int:
+def note_pair(
+    p: Program, m: Machine, s: Snapshots, member: int, at: int, out: Ints, start: int
+) -> int:
     """Write down how far apart two endpoints are, and the flags one may yet ask of the other."""
-    own, peer = p.pair[at, 0], p.pair[at, 1]
-    first = member * len(p.endpoint)
-    need, period = m.count[first + own] + p.endpoint[own, LAG], p.endpoint[own, PERIOD]
+    own, first, n = p.pair[at].own, member * len(p.endpoint), start
+    peer = first + p.pair[at].peer
+    need, period = m.counter[first + own].count + p.endpoint[own].lag, p.endpoint[own].period
     out[n] = min(need, 1)
     n += 1
     need = max(need, 1)
@@ -131,42 +150,44 @@ def note_pair(p: Program, m: Machine, member: int, at: int, out: Ints, n: int) -
         out[n] = need % period
         n += 1
         need = -(-need // period) * period
-    floor = engine_floor(p, m, member * len(p.depth) + p.endpoint[own, OWNER])
-    out[n] = m.count[first + peer] - need
+    floor = s.engine_floor[member * len(p.queue) + p.endpoint[own].owner]
+    out[n] = m.counter[peer].count - need
     n += 1
-    for count in range(need, m.count[first + peer] + 1):
-        out[n] = max(m.visible[first + peer, count & (m.visible.shape[1] - 1)] - floor, 0)
+    for count in range(need, m.counter[peer].count + 1):
+        out[n] = max(m.visible[peer, count & (m.visible.shape[1] - 1)] - floor, 0)
         n += 1
     return n
 
 
 @inline
-def note_dispatcher(p: Program, m: Machine, d: int, moment: int, out: Ints, n: int) -> int:
+def note_dispatcher(m: Machine, s: Snapshots, d: int, moment: int, out: Ints, start: int) -> int:
     """Write down where dispatcher ``d`` stands, without the iterations left."""
-    out[n] = m.pending[d]
+    n = start
+    out[n] = m.dispatcher[d].pending
     n += 1
-    if m.pending[d] == HALTED:
+    if out[n - 1] == HALTED:
         return n
-    out[n], out[n + 1], out[n + 2] = m.pc[d], m.level[d], issue_floor(p, m, d) - moment
+    levels = m.dispatcher[d].level
+    out[n], out[n + 1], out[n + 2] = m.dispatcher[d].pc, levels, s.issue_floor[d] - moment
     n += 3  # words written
-    for level in range(m.level[d]):
-        out[n] = m.stack_pc[d, level]
-        n += 1
+    for level in range(levels):
+        out[n], out[n + 1] = m.stack[d, level].pc, m.stack[d, level].operand
+        n += 2
     return n
 
 
 @inline
-def note_link(m: Machine, link: int, moment: int, out: Ints, n: int) -> int:
+def note_link(m: Machine, link: int, moment: int, out: Ints, start: int) -> int:
     """Write down the transfers in flight, in the order in which they will end."""
-    flows = m.flow_count[link]
+    flows, n = m.link[link].flows, start
     out[n] = flows
     n += 1
     if flows == 0:
         return n
-    out[n] = m.updated[link] - moment
+    out[n] = m.link[link].updated - moment
     n += 1
     for i in range(flows):
-        rest, e = m.flow_target[link, i] - m.clock_units[link], m.flow_engine[link, i]
+        rest, e = m.transfer[link, i].key - m.link[link].units, m.transfer[link, i].engine
         at = n + 2 * i
         while at > n and (out[at - 2] > rest or (out[at - 2] == rest and out[at - 1] > e)):
             out[at], out[at + 1] = out[at - 2], out[at - 1]
@@ -175,133 +196,190 @@ def note_link(m: Machine, link: int, moment: int, out: Ints, n: int) -> int:
     return n + 2 * flows
 
 
-@inline
-def note_all(p: Program, m: Machine, moment: int, out: Ints) -> int:
+@routine
+def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> int:
     """Write down the joint state; return the number of words."""
+    note_floors(p, m, s)
     n = 0
-    for e in range(len(m.now_op)):
-        n = note_engine(p, m, e, moment, out, n)
-    for d in range(len(m.clock)):
-        n = note_dispatcher(p, m, d, moment, out, n)
-    for member in range(len(p.weight)):
+    for e in range(len(m.engine)):
+        n = note_engine(p, m, s, e, moment, out, n)
+    for d in range(len(m.dispatcher)):
+        n = note_dispatcher(m, s, d, moment, out, n)
+    for member in range(len(p.member)):
         for at in range(len(p.pair)):
-            n = note_pair(p, m, member, at, out, n)
-    for link in range(len(m.due)):
+            n = note_pair(p, m, s, member, at, out, n)
+    for link in range(len(m.link)):
         n = note_link(m, link, moment, out, n)
     return n
+
+
+# ---------------------------------------------------------------- totals
+
+
+@routine
+def note_totals(m: Machine, out: Ints) -> None:
+    """Write down what grows without bearing on what follows, and the iterations left."""
+    n = 0
+    for e in range(len(m.engine)):
+        engine = m.engine[e]
+        out[n + FREE], out[n + LAST], out[n + DONE] = engine.free, engine.end, engine.done
+        out[n + BUSY], out[n + IDLE] = engine.busy, engine.idle
+        n += ENGINE_TOTALS
+    for d in range(m.stack.shape[0]):
+        for level in range(m.stack.shape[1]):
+            out[n], out[n + 1] = m.stack[d, level].entry, m.stack[d, level].left
+            n += 2
+    for c in range(len(m.counter)):
+        out[n], out[n + 1] = m.counter[c].count, m.counter[c].stalled
+        n += 2
+    for link in range(len(m.link)):
+        out[n], out[n + 1] = m.link[link].bytes, m.link[link].flow_cycles
+        n += 2
+    for op in range(len(m.ran)):
+        out[n + op] = m.ran[op]
+
+
+@routine
+def grow_totals(m: Machine, old: Ints, times: int) -> None:
+    """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
+    n = 0
+    for e in range(len(m.engine)):
+        m.engine[e].done += times * (m.engine[e].done - old[n + DONE])
+        m.engine[e].busy += times * (m.engine[e].busy - old[n + BUSY])
+        m.engine[e].idle += times * (m.engine[e].idle - old[n + IDLE])
+        n += ENGINE_TOTALS
+    for d in range(m.stack.shape[0]):
+        for level in range(m.stack.shape[1]):
+            m.stack[d, level].entry += times * (m.stack[d, level].entry - old[n])
+            m.stack[d, level].left += times * (m.stack[d, level].left - old[n + 1])
+            n += 2
+    for c in range(len(m.counter)):
+        m.counter[c].count += times * (m.counter[c].count - old[n])
+        m.counter[c].stalled += times * (m.counter[c].stalled - old[n + 1])
+        n += 2
+    for link in range(len(m.link)):
+        m.link[link].bytes += times * (m.link[link].bytes - old[n])
+        m.link[link].flow_cycles += times * (m.link[link].flow_cycles - old[n + 1])
+        n += 2
+    for op in range(len(m.ran)):
+        m.ran[op] += times * (m.ran[op] - old[n + op])
 
 
 # ---------------------------------------------------------------- periods
 
 
-@inline
-def periods_left(p: Program, m: Machine, s: Snapshots, slot: int, elapsed: int) -> int:
+@routine
+def periods_left(m: Machine, old: Ints, elapsed: int) -> int:
     """Return how often what happened since a snapshot of equal state will happen again at least."""
-    engines, levels = len(m.now_op), m.stack_pc.shape[1]
-    entry, left, done = 2 * engines, 2 * engines + m.stack_entry.size, done_at(m)
-    old, times = s.totals[slot], NEVER
-    for d in range(len(m.clock)):
-        if m.pending[d] == HALTED:
-            continue
-        for level in range(m.level[d]):
-            at = d * levels + level
-            fewer = old[left + at] - m.stack_left[d, level]
-            if fewer and old[entry + at] != m.stack_entry[d, level]:
-                return 0
-            if fewer < 0:
-                return 0
-            if fewer > 0:
-                times = min(times, m.stack_left[d, level] // fewer)
+    at, times = len(m.engine) * ENGINE_TOTALS, NEVER
+    for d in range(len(m.dispatcher)):
+        levels = 0 if m.dispatcher[d].pending == HALTED else m.dispatcher[d].level
+        for level in range(m.stack.shape[1]):
+            fewer = old[at + 1] - m.stack[d, level].left
+            if level < levels and fewer:
+                if fewer < 0 or old[at] != m.stack[d, level].entry:
+                    return 0
+                times = min(times, m.stack[d, level].left // fewer)
+            at += 2
     if times == NEVER:
         return 0
-    for e in range(engines):
-        if m.done[e] == old[done + e]:
+    for e in range(len(m.engine)):
+        n, engine = e * ENGINE_TOTALS, m.engine[e]
+        if engine.done == old[n + DONE]:
             continue
-        if m.end[e] - old[engines + e] != elapsed:
+        if engine.end - old[n + LAST] != elapsed:
             return 0
-        if m.now_op[e] == NOTHING and m.free[e] - old[e] != elapsed:
+        if engine.op == NOTHING and engine.free - old[n + FREE] != elapsed:
             return 0
     return times
 
 
-@inline
-def done_at(m: Machine) -> int:
-    """Return where ``done`` begins in the totals."""
-    return 2 * len(m.now_op) + 2 * m.stack_entry.size + len(m.count) + len(m.busy)
+@routine
+def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int) -> None:
+    """Move the machine on by ``times`` periods, ``shift`` cycles in all.
 
-
-@inline
-def jump(p: Program, m: Machine, s: Snapshots, slot: int, now: Ints, shift: int, times: int) -> None:
-    """Move the machine on by ``times`` periods, ``shift`` cycles in all; ``now`` are its totals."""
-    engines, old = len(m.now_op), s.totals[slot]
-    mask = m.visible.shape[1] - 1
-    first_count = 2 * engines + 2 * m.stack_entry.size
-    for counter in range(len(m.count)):
-        turn = times * (m.count[counter] - old[first_count + counter])
-        for at in range(mask + 1):
-            s.scratch[(at + turn) & mask] = m.visible[counter, at] + shift
-        for at in range(mask + 1):
-            m.visible[counter, at] = s.scratch[at]
-    done = done_at(m)
-    for e in range(engines):
-        s.is_stale[e] = m.done[e] == old[done + e]
-        if s.is_stale[e] and m.now_op[e] == NOTHING:
-            s.is_stale[e] = m.free[e] <= idle_until(p, m, e)
-    for e in range(engines):
-        if m.done[e] != old[done + e]:
-            m.end[e] += shift
-        if not s.is_stale[e]:
-            m.free[e] += shift
-        m.ready[e] += shift
-        m.begun[e] += shift
-        for place in range(m.entry_time.shape[1]):
-            m.entry_time[e, place] += shift
+    Times that nothing can notice any more stay as they are; so do those of whoever is through.
+    """
+    note_floors(p, m, s)
+    for counter in range(len(m.counter)):
+        move_flags(p, m, s, counter, old, shift, times)
+    for e in range(len(m.engine)):
+        move_engine(p, m, s, e, old, shift)
+    for d in range(len(m.dispatcher)):
+        if m.dispatcher[d].pending != HALTED:
+            m.dispatcher[d].clock += shift
     for at in range(m.size[EVENTS]):
-        m.event_time[at] += shift
-    for d in range(len(m.clock)):
-        m.clock[d] += shift
-    for link in range(len(m.due)):
-        m.updated[link] += shift
-        if m.due[link] != NEVER:
-            m.due[link] += shift
-    for at in range(2 * engines, len(now)):
-        now[at] += times * (now[at] - old[at])
+        m.event[at].key += shift
+    for link in range(len(m.link)):
+        if m.link[link].flows:
+            m.link[link].updated += shift
+            m.link[link].due += shift
+    grow_totals(m, old, times)
 
 
 @inline
-def idle_until(p: Program, m: Machine, e: int) -> int:
-    """Return the earliest moment at which an idle engine may take an operation."""
-    if m.length[e]:
-        return m.entry_time[e, m.head[e]]
-    return issue_floor(p, m, dispatcher_of(p, e))
+def move_flags(
+    p: Program, m: Machine, s: Snapshots, c: int, old: Ints, shift: int, times: int
+) -> None:
+    """Move the times of a counter that are still to be noticed, and all to their new counts."""
+    endpoints, mask = len(p.endpoint), m.visible.shape[1] - 1
+    member, peer, floor = c // endpoints, c % endpoints, NEVER
+    for at in range(len(p.pair)):
+        if p.pair[at].peer == peer:
+            owner = member * len(p.queue) + p.endpoint[p.pair[at].own].owner
+            floor = min(floor, s.engine_floor[owner])
+    count = old[len(m.engine) * ENGINE_TOTALS + 2 * m.stack.size + 2 * c]
+    turn = times * (m.counter[c].count - count)
+    for at in range(mask + 1):
+        time = m.visible[c, at]
+        s.scratch[(at + turn) & mask] = time + shift if time > floor else time
+    for at in range(mask + 1):
+        m.visible[c, at] = s.scratch[at]
 
 
 @inline
-def look_back(p: Program, m: Machine, s: Snapshots, now: Ints) -> int:
+def move_engine(p: Program, m: Machine, s: Snapshots, e: int, old: Ints, shift: int) -> None:
+    """Move the times of an engine and of its queue."""
+    depth, at, clock = p.queue[e % len(p.queue)].depth, m.engine[e].head, dispatcher_of(p, e)
+    worked = m.engine[e].done != old[e * ENGINE_TOTALS + DONE]
+    clock = s.issue_floor[clock]
+    next_entry = m.entry[e, at].time if m.engine[e].length else clock
+    is_idle = m.engine[e].op == NOTHING and not worked and m.engine[e].free <= next_entry
+    if not is_idle:
+        m.engine[e].free += shift
+    if worked:
+        m.engine[e].end += shift
+    if m.engine[e].op != NOTHING:
+        m.engine[e].ready += shift
+        m.engine[e].begun += shift
+    for place in range(depth):
+        if place < m.engine[e].length or m.entry[e, at].time > clock:
+            m.entry[e, at].time += shift
+        at = at + 1 if at + 1 < depth else 0
+
+
+@routine
+def look_back(p: Program, m: Machine, s: Snapshots) -> int:
     """Take a snapshot; if it repeats an earlier one, jump. Return the cycles skipped."""
     level = m.size[CROSSED]
     m.size[CROSSED] = 0
     kept = len(s.length) // len(s.taken)
     slot = level * kept + s.taken[level] % kept
     s.taken[level] += 1
-    moment = issue_floor(p, m, m.size[MASTER])
-    words = s.words[slot]
-    length = note_all(p, m, moment, words)
-    digest = length
-    for at in range(length):
-        digest = (digest ^ words[at]) * PRIME
-    s.length[slot], s.digest[slot], s.moment[slot] = length, digest, moment
-    for at in range(len(now)):
-        s.totals[slot, at] = now[at]
+    moment, words = issue_floor(p, m, m.size[MASTER]), s.words[slot]
+    length = note_state(p, m, s, moment, words)
+    s.length[slot], s.moment[slot] = length, moment
+    s.digest[slot] = digest = digest_of(words, length)
+    note_totals(m, s.totals[slot])
     for other in range(len(s.length)):
         if other == slot or s.digest[other] != digest or s.length[other] != length:
             continue
         elapsed = moment - s.moment[other]
-        if elapsed <= 0 or not same(words, s.words[other], length):
+        if elapsed <= 0 or not is_same(words, s.words[other], length):
             continue
-        times = periods_left(p, m, s, other, elapsed)
+        times = periods_left(m, s.totals[other], elapsed)
         if times > 0:
-            jump(p, m, s, other, now, times * elapsed, times)
+            jump(p, m, s, s.totals[other], times * elapsed, times)
             s.counts[0] += 1
             s.counts[1] += times * elapsed
             return times * elapsed
@@ -309,7 +387,16 @@ def look_back(p: Program, m: Machine, s: Snapshots, now: Ints) -> int:
 
 
 @inline
-def same(a: Ints, b: Ints, length: int) -> bool:
+def digest_of(words: Ints, length: int) -> int:
+    """Return a hash of a snapshot."""
+    digest = length
+    for at in range(length):
+        digest = (digest ^ words[at]) * PRIME
+    return digest
+
+
+@inline
+def is_same(a: Ints, b: Ints, length: int) -> bool:
     """Return whether two snapshots agree word for word."""
     for at in range(length):  # noqa: SIM110 - numba compiles no generators here
         if a[at] != b[at]:
@@ -318,15 +405,8 @@ def same(a: Ints, b: Ints, length: int) -> bool:
 
 
 @kernel
-def run_steady(p: Program, m: Machine, s: Snapshots, now_totals: Ints, start: int) -> None:
-    """Run until nothing can go on any more, skipping what repeats."""
-    now = start
-    while True:
-        run_ahead(p, m, now)
-        if m.size[CROSSED]:
-            now += look_back(p, m, s, now_totals)
-            continue
-        now = next_event(m)
-        if now == NEVER:
-            return
-        happen(p, m, now)
+def run_steady(p: Program, m: Machine, s: Snapshots, start: int) -> None:
+    """Run until nobody can go on any more, skipping what repeats."""
+    now = advance(p, m, start)
+    while m.size[CROSSED]:
+        now = advance(p, m, now + look_back(p, m, s))

@@ -7,13 +7,14 @@ against float64 attention on the same inputs.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.report.pages.values import ASCEND, GPU, values
+from npusim.report.pages.values import GPU, values
 from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta
 from npusim.spec.data import AmplifiedData, HybridData, UniformData
 from npusim.spec.load import load_workload
@@ -21,6 +22,8 @@ from npusim.spec.problem import Problem
 from npusim.tensors import load_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
 
@@ -31,10 +34,14 @@ __all__ = [
     "BetaRow",
     "allocate",
     "beta_row",
+    "drift_error",
     "drifting",
+    "finite_rmse",
     "flat_scores",
     "float64_error",
-    "nan_percent_by_rule",
+    "given",
+    "largest_scores",
+    "nan_percent",
     "opposed",
     "real",
     "recipe",
@@ -65,16 +72,18 @@ class Allocation(NamedTuple):
         return {**blocks, "beta": self.beta} if self.schedule == "pasa" else blocks
 
 
-ALLOCATIONS = {
-    "FA32": Allocation("flash", "fa2_fp32"),
-    "FA16-32": Allocation("flash", "fa16_32"),
-    "FA16": Allocation("flash", "fa16"),
-    "PASA, mean FP16": Allocation("pasa", "fp16_mean"),
-    "PASA, mean FP32": Allocation("pasa", "fp32_mean"),
-    "PASA, fixed reference": Allocation("pasa", "fixed_reference"),
-    "PASA, mean FP32, beta 0.9375": Allocation("pasa", "fp32_mean", SMALL_BETA),
-    "PASA, fixed reference, beta 0.9375": Allocation("pasa", "fixed_reference", SMALL_BETA),
-}
+ALLOCATIONS: Mapping[str, Allocation] = MappingProxyType(
+    {
+        "FA32": Allocation("flash", "fa2_fp32"),
+        "FA16-32": Allocation("flash", "fa16_32"),
+        "FA16": Allocation("flash", "fa16"),
+        "PASA, mean FP16": Allocation("pasa", "fp16_mean"),
+        "PASA, mean FP32": Allocation("pasa", "fp32_mean"),
+        "PASA, fixed reference": Allocation("pasa", "fixed_reference"),
+        "PASA, mean FP32, beta 0.9375": Allocation("pasa", "fp32_mean", SMALL_BETA),
+        "PASA, fixed reference, beta 0.9375": Allocation("pasa", "fixed_reference", SMALL_BETA),
+    }
+)
 
 
 def recipe(kind: str, x0: float, amplitude: float, seed: int = 0) -> UniformData | HybridData:
@@ -96,6 +105,13 @@ def allocate(
         allocation.schedule, problem, allocation.precision, tiling=allocation.tiling, source=source,
         diagnose=diagnose,
     )  # fmt: skip
+
+
+def finite_rmse(run: NumericResult) -> float | str:
+    """Return the RMSE, or ``NaN``/``Inf`` if some output is not finite."""
+    if run.error.nan_count:
+        return "NaN"
+    return "Inf" if run.error.inf_count else run.error.rmse
 
 
 # ------------------------------------------------------------------ table 3
@@ -128,42 +144,45 @@ def beta_row(beta: float, keys: int = BLOCK) -> BetaRow:
 
 
 def float64_error(x0: float, amplitude: float, head_dim: int, precision: str = "float64") -> float:
-    """Return the largest absolute difference of PASA in float64 from softmax attention."""
+    """Return the largest difference of PASA in float64 from softmax attention, over the largest output."""
     data = UniformData(kind="uniform", x0=x0, amplitude=amplitude)
-    problem = Problem(
-        heads=1, seq_q=64, seq_kv=328, head_dim=head_dim, dtype="float64", data=data
-    )
+    problem = Problem(heads=1, seq_q=64, seq_kv=328, head_dim=head_dim, dtype="float64", data=data)
     tiling = {"block_q": 16, "block_kv": 32}
     found = values("pasa", problem, precision, hw=GPU, tiling=tiling)
-    return found.error.max_abs_error
+    return found.error.max_abs_error / float(np.abs(found.output).max())
 
 
 # ------------------------------------------------------------------ table 4
 
 
-def nan_percent_by_rule(data: UniformData | HybridData) -> float:
-    """Return the percentage of query rows with a float16 score of +Inf, in the paper's shape.
-
-    A row is NaN where Q K^T rounds to +Inf in float16 somewhere: e^(Inf - Inf).
-    """
+def largest_scores(data: UniformData | HybridData) -> Doubles:
+    """Return the largest Q K^T, unscaled, of every query row in the paper's shape, (heads * tokens)."""
     heads, tokens, head_dim = PAPER_SHAPE
     problem = Problem(heads=heads, seq_q=tokens, head_dim=head_dim, data=data)
     source = recipe_source(problem)
-    rows = 0
+    tops = []
     for head in range(heads):
         q, k = (source(n, 0, head).astype(np.float64) for n in ("q", "k"))
-        rows += int(((q @ k.T).max(axis=1) >= HALF_OVERFLOW).sum())
-    return 100 * rows / (heads * tokens)
+        tops.append((q @ k.T).max(axis=1))
+    return np.concatenate(tops)
+
+
+def nan_percent(largest: Doubles) -> float:
+    """Return the percentage of rows with a float16 score of +Inf, from their largest scores.
+
+    Such a row becomes NaN: e^(Inf - Inf).
+    """
+    return 100 * float((largest >= HALF_OVERFLOW).mean())
 
 
 # ------------------------------------------------------------------ other inputs
 
 
 def opposed(x0: float, tokens: int, *, seed: int = 0) -> Arrays:
-    """Return Q near -x0 and K near +x0: every score a large negative number."""
+    """Return Q near -x0, K and V near +x0: every score a large negative number."""
     rng = np.random.default_rng([seed, 1])
     shape = (1, 1, tokens, BLOCK)
-    q, k, v = (c + rng.uniform(-0.5, 0.5, shape) for c in (-x0, x0, 0.0))
+    q, k, v = (c + rng.uniform(-0.5, 0.5, shape) for c in (-x0, x0, x0))
     return _half(q, k, v)
 
 
@@ -190,6 +209,16 @@ def drifting(head_dim: int, *, seed: int = 0) -> Arrays:
     k = rng.standard_normal((1, 1, keys, head_dim)) + DRIFT_SCORE * steps * along
     v = rng.standard_normal((1, 1, keys, head_dim)) + DRIFT_VALUE * steps
     return _half(q, k, v)
+
+
+def drift_error(head_dim: int, fields: dict[str, object], *, seeds: int = 3) -> float:
+    """Return PASA's mean RMSE on drifting keys, means in float32, with some tiling fields set."""
+    found = []
+    for seed in range(seeds):
+        problem, source = given(drifting(head_dim, seed=seed))
+        tiling = {"block_kv": BLOCK, **fields}
+        found.append(values("pasa", problem, "fp32_mean", tiling=tiling, source=source).error.rmse)
+    return float(np.mean(found))
 
 
 def _half(q: Doubles, k: Doubles, v: Doubles) -> Arrays:

@@ -8,6 +8,7 @@ sum over keys of squared differences between the weights that multiply V and sof
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from npusim.spec.problem import Problem
 from npusim.tensors import load_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.numerics.diagnosis import Diagnosis
     from npusim.numerics.store import HeadSource
 
@@ -30,7 +33,9 @@ __all__ = [
     "Mean",
     "diagnose",
     "error_by_head",
+    "exact_mass",
     "mean_of",
+    "ratio_of",
     "real_tensors",
     "reverse_hole",
     "sink_problem",
@@ -38,13 +43,15 @@ __all__ = [
 
 Doubles = NDArray[np.float64]
 #: The configurations of P-Cast section 6.2, as precisions of the schedule ``fp8_attention``.
-PRECISIONS = {
-    "forward, S=1": "hpc_ops_s1",
-    "reverse, S=1": "hpc_ops_s1,is_reverse=true",
-    "forward, S=448": "hpc_ops,scale=448",
-    "forward, S=256": "hpc_ops",
-    "reverse, S=256": "hpc_ops,is_reverse=true",
-}
+PRECISIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "forward, S=1": "hpc_ops_s1",
+        "reverse, S=1": "hpc_ops_s1,is_reverse=true",
+        "forward, S=448": "hpc_ops,scale=448",
+        "forward, S=256": "hpc_ops",
+        "reverse, S=256": "hpc_ops,is_reverse=true",
+    }
+)
 QUERIES = 64
 HEAD_DIM = 32
 VALUE_DIM = 16
@@ -60,6 +67,13 @@ class Mean(NamedTuple):
 def mean_of(by_head: Doubles) -> Mean:
     """Return mean and standard error over heads."""
     return Mean(float(by_head.mean()), float(by_head.std(ddof=1) / np.sqrt(len(by_head))))
+
+
+def ratio_of(a: Doubles, b: Doubles) -> Mean:
+    """Return the ratio of two means over the same heads, and its standard error (delta method)."""
+    ratio = float(a.mean() / b.mean())
+    residual = mean_of(a - ratio * b)
+    return Mean(ratio, residual.error / float(b.mean()))
 
 
 def sink_problem(gap: float, keys: int, heads: int, *, seed: int = 0) -> Problem:
@@ -117,10 +131,32 @@ def reverse_hole(gap: float, scale: float, block: int, *, keys: int, heads: int)
     return found.underflow_percent / 100
 
 
+def exact_mass(problem: Problem, source: HeadSource, *, is_reverse: bool, block: int = 64) -> float:
+    """Return the mean softmax mass on keys that are their row's running maximum when they are cast.
+
+    Their P is 1, which no power of two as a scale rounds: what the order of keys decides besides
+    underflow.
+    """
+    masses = []
+    for head in range(problem.heads):
+        q = np.asarray(source("q", 0, head), np.float64)
+        k = np.asarray(source("k", 0, head // problem.group_size), np.float64)
+        weights = _softmax(problem, q, k, 0)
+        top, exact = np.zeros((len(q), 1)), np.zeros(len(q))
+        starts = range(0, problem.seq_kv, block)
+        for start in reversed(starts) if is_reverse else starts:
+            tile = weights[:, start : start + block]
+            top = np.maximum(top, tile.max(axis=1, keepdims=True))
+            exact += np.where(tile == top, tile, 0.0).sum(axis=1)
+        masses.append(exact)
+    return float(np.mean(masses))
+
+
 class RealFigures(NamedTuple):
     """One configuration on real tensors."""
 
     error: float  #: mean squared error over V's variance 1
+    exact_mass: float  #: mass on keys that were the running maximum when cast
     rmse: float  #: relative to the output, real V
     underflow_percent: float
     zeroed_mass_percent: float
@@ -144,6 +180,7 @@ def real_tensors(precision: str, tensors: str = "") -> RealFigures:
     )  # fmt: skip
     source = array_source(wide)
     error = float(error_by_head(problem, precision, source=source).mean())
+    exact = exact_mass(problem, source, is_reverse="is_reverse=true" in precision)
     bits = values("fp8_attention", problem, precision, hw=GPU, source=source, diagnose=True)
     found = bits.diagnosis
     assert found is not None
@@ -151,6 +188,6 @@ def real_tensors(precision: str, tensors: str = "") -> RealFigures:
     assert found.zeroed_mass_percent is not None
     assert found.product_mass_percent is not None
     return RealFigures(
-        error, bits.error.rmse, found.underflow_percent, found.zeroed_mass_percent,
+        error, exact, bits.error.rmse, found.underflow_percent, found.zeroed_mass_percent,
         found.product_mass_percent, found.sink_mass_percent,
     )  # fmt: skip

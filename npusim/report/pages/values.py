@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import Observer
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
+    from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
 __all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
@@ -26,6 +30,12 @@ __all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
 #: Devices whose mappings the pages use.
 ASCEND = "ascend_910b2"
 GPU = "h200"
+
+
+@cache
+def _device(name: str) -> DeviceSpec:
+    """Return a packaged device; pages ask for the same ones hundreds of times."""
+    return load_device(name)
 
 
 def program_of(
@@ -37,7 +47,7 @@ def program_of(
     tiling: Mapping[str, object] | None = None,
 ) -> TileProgram:
     """Return the tile program of a schedule on a packaged device."""
-    device = load_device(hw)
+    device = _device(hw)
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling or {})
     return chosen.program(problem, fields, device, chosen.precision(precision))
@@ -72,8 +82,6 @@ def observe(
     source: HeadSource | None = None,
 ) -> Any:
     """Execute every block with an observer; return the output tensor (batch, heads, rows, dv)."""
-    import numpy as np
-
     program = program_of(schedule, problem, precision, hw=hw, tiling=tiling)
     inputs = source if source is not None else recipe_source(problem)
     done = execute(program, inputs, observers=(observer,))

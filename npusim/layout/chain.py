@@ -1,0 +1,348 @@
+"""One product's accumulator as the next product's operand: what lies right, what must move.
+
+In attention the scores S = Q·Kᵀ become the A operand of P·V.  Where an accumulator's lane map
+differs from the operand's, values must cross lanes.  A warp does that with SHFL: every lane
+publishes one 32-bit register, and reads that of lane ``self ^ mask``.
+
+Source: volta.md §1.1 (counts of all cases on Volta) and §2 (m16n8k16, where nothing moves).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import lcm
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import LayoutError
+from npusim.layout.arrangement import Arrangement
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.layout.execute import Array, Index
+    from npusim.layout.fragment import Fragment
+
+__all__ = ["Chain", "ChainCost", "Shuffle", "Source", "chain"]
+
+#: (lane, value): where a value is held before the exchange.
+Source = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCost:
+    """Warp instructions that turn the accumulators of one chained tile into operands.
+
+    Counts of a straightforward lowering, no cycles: those depend on the device's pipes.
+
+    Parameters
+    ----------
+    shuffles
+        SHFL.BFLY of one 32-bit register.
+    selects
+        One for each source beyond the first that a register has in different lanes.
+    permutes
+        Byte permutes: one for each register mixed from halves of two.
+    conversions
+        Values a lane converts to the operand's format; 0 where accumulators already have it.
+    """
+
+    shuffles: int
+    selects: int
+    permutes: int
+    conversions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """One SHFL.BFLY: lane l reads from lane ``l ^ mask``.
+
+    ``slots[l]`` are the places of lane l's operand that it fills, ``sources[l]`` the value of lane
+    ``l ^ mask`` that each takes; at most one register full.
+    """
+
+    mask: int
+    slots: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """How the accumulators of one product become operand ``A`` (or ``B``) of the next.
+
+    The chained tile is the smallest that fills whole fragments of both.  ``tiles`` accumulator
+    fragments give ``steps`` operand fragments; value v of fragment t is number
+    ``t * accumulator.values + v``, slot likewise.
+
+    Parameters
+    ----------
+    accumulator, operand
+        Fragments of the first and the next product.
+    arrangement
+        Of the groups, in both products.
+    order
+        Place p along the next product's k is fed from column (A) or row (B) ``order[p]``.
+    sources
+        ``sources[lane][slot]``: the (lane, value) held there, in the same lane if it can be.
+    """
+
+    accumulator: Fragment
+    operand: Fragment
+    arrangement: Arrangement
+    order: tuple[int, ...]
+    tiles: int
+    steps: int
+    sources: tuple[tuple[Source, ...], ...]
+
+    @property
+    def values(self) -> int:
+        """Operand values that one group (quad pair) needs."""
+        return len(self.sources[0]) * self.operand.threads
+
+    @property
+    def in_place(self) -> int:
+        """How many of `values` lie in the right lane."""
+        lanes = [self.operand.lane(t) for t in range(self.operand.threads)]
+        return sum(source == lane for lane in lanes for source, _ in self.sources[lane])
+
+    @property
+    def share(self) -> float:
+        """Share of the values that lie in the right lane, over the warp."""
+        stay = sum(s == lane for lane in range(WARP_LANES) for s, _ in self.sources[lane])
+        return stay / sum(map(len, self.sources))
+
+    @property
+    def moved(self) -> int:
+        """Values that a lane gets from others, in the worst lane."""
+        return max(sum(s != lane for s, _ in self.sources[lane]) for lane in range(WARP_LANES))
+
+    @cached_property
+    def shuffles(self) -> tuple[Shuffle, ...]:
+        """The butterflies that fetch all that lies in other lanes, by rising mask."""
+        masks = {source ^ lane for lane in range(WARP_LANES) for source, _ in self.sources[lane]}
+        return tuple(s for mask in sorted(masks - {0}) for s in self._butterflies(mask))
+
+    @property
+    def cost(self) -> ChainCost:
+        """Instructions for one chained tile of a warp."""
+        selects = permutes = 0
+        for recipes in (*self._sent(), *self._formed()):
+            selects += max(len(recipes) - 1, 0)
+            permutes += sum(not self._is_whole(recipe) for recipe in recipes)
+        count = self.tiles * self.accumulator.values
+        is_narrowed = self.accumulator.bits != self.operand.bits
+        return ChainCost(len(self.shuffles), selects, permutes, count if is_narrowed else 0)
+
+    def gathered(self, registers: Array) -> Array:
+        """Return the operand's registers, each value taken from where it lies.
+
+        Parameters
+        ----------
+        registers
+            ``(..., tiles, 32, accumulator values)``.
+
+        Returns
+        -------
+        ndarray
+            ``(..., steps, 32, operand values)``.
+        """
+        lane, value = self._index
+        return self._as_steps(self._flat(registers)[..., lane, value])
+
+    def shuffled(self, registers: Array) -> Array:
+        """Return the same as `gathered`, by what each lane keeps and the shuffles, one by one."""
+        import numpy as np
+
+        flat = self._flat(registers)
+        found = np.zeros((*flat.shape[:-1], len(self.sources[0])), flat.dtype)
+        for lane, row in enumerate(self.sources):
+            for slot, (source, value) in enumerate(row):
+                if source == lane:
+                    found[..., lane, slot] = flat[..., lane, value]
+        for shuffle in self.shuffles:
+            for lane in range(WARP_LANES):
+                published = flat[..., lane ^ shuffle.mask, shuffle.sources[lane]]
+                found[..., lane, shuffle.slots[lane]] = published
+        return self._as_steps(found)
+
+    @cached_property
+    def _index(self) -> tuple[Index, Index]:
+        import numpy as np
+
+        lane, value = np.moveaxis(np.array(self.sources, np.intp), -1, 0)
+        return lane, value
+
+    def _flat(self, registers: Array) -> Array:
+        expected = (self.tiles, WARP_LANES, self.accumulator.values)
+        if registers.shape[-3:] != expected:
+            raise LayoutError(
+                f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})"
+            )
+        lead = registers.shape[:-3]
+        return registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, expected[0] * expected[2])
+
+    def _as_steps(self, flat: Array) -> Array:
+        shape = (*flat.shape[:-2], WARP_LANES, self.steps, self.operand.values)
+        return flat.reshape(shape).swapaxes(-3, -2)
+
+    def _butterflies(self, mask: int) -> list[Shuffle]:
+        """Return the shuffles of one mask: the values each lane needs, a register at a time."""
+        needed = [
+            [(slot, v) for slot, (s, v) in enumerate(self.sources[lane]) if s == lane ^ mask]
+            for lane in range(WARP_LANES)
+        ]
+        packed = REGISTER_BITS // self.operand.bits
+        found = []
+        for start in range(0, max(map(len, needed)), packed):
+            part = [row[start : start + packed] for row in needed]
+            slots = tuple(tuple(slot for slot, _ in row) for row in part)
+            found.append(Shuffle(mask, slots, tuple(tuple(v for _, v in row) for row in part)))
+        return found
+
+    def _sent(self) -> list[set[tuple[int, ...]]]:
+        """Return, for each shuffle, the different registers that lanes publish."""
+        return [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
+
+    def _formed(self) -> list[set[tuple[int, ...]]]:
+        """Return, for each operand register, the different registers it is made from.
+
+        Received values are numbered on from the accumulator's own, a register each shuffle.
+        """
+        packed = REGISTER_BITS // self.operand.bits
+        own = self.tiles * self.accumulator.values
+        arrived: dict[tuple[int, int], int] = {}
+        for number, shuffle in enumerate(self.shuffles):
+            for lane, slots in enumerate(shuffle.slots):
+                arrived.update(
+                    ((lane, slot), own + number * packed + half) for half, slot in enumerate(slots)
+                )
+        found = []
+        for start in range(0, len(self.sources[0]), packed):
+            slots_of = range(start, start + packed)
+            found.append(
+                {
+                    tuple(
+                        arrived.get((lane, slot), self.sources[lane][slot][1]) for slot in slots_of
+                    )
+                    for lane in range(WARP_LANES)
+                }
+            )
+        return found
+
+    def _is_whole(self, recipe: tuple[int, ...]) -> bool:
+        packed = REGISTER_BITS // self.operand.bits
+        return recipe[0] % packed == 0 and all(v == recipe[0] + i for i, v in enumerate(recipe))
+
+
+def chain(
+    accumulator: Fragment,
+    operand: Fragment,
+    *,
+    arrangement: Arrangement | None = None,
+    order: Sequence[int] | None = None,
+    allow_exchange: bool = True,
+) -> Chain:
+    """Return which values of an accumulator lie in the right lane for the next product's operand.
+
+    Parameters
+    ----------
+    accumulator
+        Fragment C of the first product.
+    operand
+        Fragment A of the next, which takes C's rows as rows; or B, which takes C's columns as
+        columns (the transposed form, Sᵀ = K·Qᵀ).
+    arrangement
+        Of the groups in both products; default: all stacked along what the operand keeps (4x1 for
+        A, 1x4 for B), so that no group needs another's values.
+    order
+        The order in which the k of the next product is fed; default: as it is.
+    allow_exchange
+        Whether values may cross lanes.
+
+    Raises
+    ------
+    LayoutError
+        Operands that cannot be chained, an order that is no permutation, or values that would
+        have to cross lanes where that is not allowed.
+
+    Examples
+    --------
+    >>> from npusim.layout.instruction import instruction
+    >>> wide = chain(instruction("m8n8k4", acc="f32").c, instruction("m8n8k4").a)
+    >>> wide.in_place, wide.values, wide.cost.shuffles, wide.shuffles[0].mask
+    (32, 64, 2, 2)
+    """
+    axis = _kept_axis(accumulator, operand)
+    groups = accumulator.groups
+    default = Arrangement(groups, 1) if axis == 0 else Arrangement(1, groups)
+    where = arrangement or default
+    height, width = where.tile(accumulator)
+    own, deep = (width, operand.columns) if axis == 0 else (height, operand.rows)
+    depth = lcm(own, deep)
+    fed = tuple(range(depth)) if order is None else tuple(order)
+    if sorted(fed) != list(range(depth)):
+        raise LayoutError(f"{operand}: order {fed} is no permutation of 0 to {depth - 1}")
+    sources = _sources(accumulator, operand, where, fed, axis)
+    found = Chain(accumulator, operand, where, fed, depth // own, depth // deep, sources)
+    if found.moved and not allow_exchange:
+        raise LayoutError(
+            f"{accumulator} -> {operand} in {where}: {found.in_place} of {found.values} values lie in "
+            f"the right lane, {found.moved} a lane would have to move, and exchange is not allowed; "
+            f"{_way_out(found, default)}"
+        )
+    return found
+
+
+def _way_out(found: Chain, default: Arrangement) -> str:
+    if found.arrangement == default or chain(found.accumulator, found.operand).moved:
+        return "f16 accumulators in 4x1 chain into a row-major A in place"
+    return f"arranged {default} nothing moves"
+
+
+def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
+    """Return the axis of the accumulator that the operand keeps; the other is summed over."""
+    if accumulator.operand != "C":
+        raise LayoutError(f"{accumulator} is no accumulator: only C chains into a next product")
+    if operand.operand == "C":
+        raise LayoutError(
+            f"{accumulator} -> {operand}: chain into A or B; C is added, not multiplied"
+        )
+    axis: Literal[0, 1] = 0 if operand.operand == "A" else 1
+    kept, wanted = (
+        (accumulator.rows, operand.rows) if axis == 0 else (accumulator.columns, operand.columns)
+    )
+    if kept != wanted or accumulator.groups != operand.groups:
+        raise LayoutError(
+            f"{accumulator} -> {operand}: {kept} {'rows' if axis == 0 else 'columns'} in "
+            f"{accumulator.groups} groups cannot feed {wanted} in {operand.groups}"
+        )
+    return axis
+
+
+def _sources(
+    accumulator: Fragment,
+    operand: Fragment,
+    where: Arrangement,
+    fed: tuple[int, ...],
+    axis: Literal[0, 1],
+) -> tuple[tuple[Source, ...], ...]:
+    held: dict[tuple[int, int], Source] = {}
+    extent = where.tile(accumulator)[1 - axis]
+    for tile, lane, value in product(
+        range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)
+    ):
+        place = list(where.element(accumulator, lane, value))
+        place[1 - axis] += tile * extent
+        held[place[0], place[1]] = (lane, tile * accumulator.values + value)
+    deep = operand.columns if axis == 0 else operand.rows
+    found: list[tuple[Source, ...]] = []
+    for lane in range(WARP_LANES):
+        row: list[Source] = []
+        for step, value in product(range(len(fed) // deep), range(operand.values)):
+            needed = list(where.element(operand, lane, value))
+            needed[1 - axis] = fed[step * deep + needed[1 - axis]]
+            row.append(held[needed[0], needed[1]])
+        found.append(tuple(row))
+    return tuple(found)

@@ -1,0 +1,209 @@
+"""Instructions executed on registers: what each lane holds goes in, what each lane gets comes out.
+
+Registers are arrays ``(..., 32 lanes, values)``.  Arithmetic is the caller's: any function
+``(a, b, c) -> a·b + c`` on stacks of matrices, such as ``formats.matmul`` with an arithmetic.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from npusim.errors import LayoutError
+from npusim.layout.fragment import WARP_LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from npusim.layout.arrangement import Arrangement
+    from npusim.layout.fragment import Fragment
+    from npusim.layout.instruction import Instruction
+
+    #: Any dtype: lanes move values, they do not look at them.
+    Array: TypeAlias = NDArray[Any]
+    Index: TypeAlias = NDArray[np.intp]
+    Multiply: TypeAlias = Callable[[Array, Array, Array], Array]
+
+__all__ = ["from_registers", "gather", "mma", "scatter", "to_registers", "warp_product"]
+
+
+def gather(fragment: Fragment, tiles: Array) -> Array:
+    """Return the registers that hold one tile a group: ``(..., groups, rows, columns)`` in,
+    ``(..., 32, values)`` out.
+
+    Raises
+    ------
+    LayoutError
+        The tiles have another shape.
+    """
+    expected = (fragment.groups, fragment.rows, fragment.columns)
+    if tiles.shape[-3:] != expected:
+        raise LayoutError(f"{fragment}: tiles of shape {tiles.shape}, wanted (..., {expected})")
+    group, row, column = _elements(fragment)
+    return tiles[..., group, row, column]
+
+
+def scatter(fragment: Fragment, registers: Array) -> Array:
+    """Return the tiles that registers hold; the inverse of `gather`."""
+    _check_registers(fragment, registers)
+    lane, value = _holders(fragment)
+    return registers[..., lane, value]
+
+
+def to_registers(fragment: Fragment, arrangement: Arrangement, tile: Array) -> Array:
+    """Return the registers of one warp that hold a whole tile.
+
+    Parameters
+    ----------
+    tile
+        ``(..., rows, columns)``, a multiple of what one warp instruction covers.  What several
+        groups need (B in 4x1) is given to each.
+
+    Returns
+    -------
+    ndarray
+        ``(..., down, across, 32, values)``: the fragments, down and across the tile.
+
+    Raises
+    ------
+    LayoutError
+        The tile is no multiple of the arrangement's.
+    """
+    height, width = arrangement.tile(fragment)
+    down, across = arrangement.repeats(fragment, tile.shape[-2], tile.shape[-1])
+    blocks = tile.reshape(*tile.shape[:-2], down, height, across, width).swapaxes(-3, -2)
+    row, column = _warp_elements(fragment, arrangement)
+    return blocks[..., row, column]
+
+
+def from_registers(fragment: Fragment, arrangement: Arrangement, registers: Array) -> Array:
+    """Return the tile that registers hold; the inverse of `to_registers`.
+
+    Where groups hold copies, the copies of the last lanes are taken.
+    """
+    import numpy as np
+
+    _check_registers(fragment, registers)
+    height, width = arrangement.tile(fragment)
+    *lead, down, across = registers.shape[:-2]
+    row, column = _warp_elements(fragment, arrangement)
+    blocks = np.empty((*lead, down, across, height, width), registers.dtype)
+    blocks[..., row, column] = registers
+    return blocks.swapaxes(-3, -2).reshape(*lead, down * height, across * width)
+
+
+def mma(
+    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None
+) -> Array:
+    """Execute one warp instruction on registers; return those of D.
+
+    Parameters
+    ----------
+    a, b, c
+        ``(..., 32, values)`` each; leading axes (warps, tiles) broadcast.
+    multiply
+        ``(a, b, c) -> a·b + c`` on ``(..., groups, rows, columns)``; default ``a @ b + c`` as
+        numpy does it, exact on integers.  For a GPU's bits pass its arithmetic.
+
+    Raises
+    ------
+    LayoutError
+        Registers have another shape than the instruction's operands.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npusim.layout.instruction import instruction
+    >>> volta = instruction("m8n8k4")
+    >>> ones = np.ones((32, 4), np.int64)
+    >>> mma(volta, ones, ones, np.zeros((32, 8), np.int64)).tolist()[5]
+    [4, 4, 4, 4, 4, 4, 4, 4]
+    """
+    product = multiply or _numpy_product
+    tiles = (scatter(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True))
+    return gather(instruction.c, product(*tiles))
+
+
+def warp_product(
+    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None
+) -> Array:
+    """Execute a warp's product of whole tiles on registers, k in rising order.
+
+    Parameters
+    ----------
+    a, b, c
+        Registers of `to_registers`: ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)``,
+        ``(..., m, n, 32, values)``; m, n, k count fragments.
+    multiply
+        As in `mma`; one call for each k computes all ``m x n`` fragments.
+
+    Raises
+    ------
+    LayoutError
+        A and B have different numbers of fragments along k.
+    """
+    steps = a.shape[-3]
+    if b.shape[-4] != steps:
+        raise LayoutError(f"{instruction}: A has {steps} fragments along k, B {b.shape[-4]}")
+    for k in range(steps):
+        left, right = a[..., :, k, None, :, :], b[..., None, k, :, :, :]
+        c = mma(instruction, left, right, c, multiply)
+    return c
+
+
+def _numpy_product(a: Array, b: Array, c: Array) -> Array:
+    return a @ b + c
+
+
+def _operands(instruction: Instruction) -> tuple[Fragment, Fragment, Fragment]:
+    return instruction.a, instruction.b, instruction.c
+
+
+def _check_registers(fragment: Fragment, registers: Array) -> None:
+    if registers.shape[-2:] != (WARP_LANES, fragment.values):
+        raise LayoutError(
+            f"{fragment}: registers of shape {registers.shape}, "
+            f"wanted (..., {WARP_LANES}, {fragment.values})"
+        )
+
+
+@cache
+def _elements(fragment: Fragment) -> tuple[Index, Index, Index]:
+    """Return the group, row and column of each (lane, value)."""
+    import numpy as np
+
+    places = [
+        [(fragment.group(lane), *fragment.coordinate(lane, v)) for v in range(fragment.values)]
+        for lane in range(WARP_LANES)
+    ]
+    group, row, column = np.moveaxis(np.array(places, np.intp), -1, 0)
+    return group, row, column
+
+
+@cache
+def _holders(fragment: Fragment) -> tuple[Index, Index]:
+    """Return the lane and value of each (group, row, column)."""
+    import numpy as np
+
+    rows, columns = range(fragment.rows), range(fragment.columns)
+    places = [
+        [[fragment.holder(r, c, g) for c in columns] for r in rows] for g in range(fragment.groups)
+    ]
+    lane, value = np.moveaxis(np.array(places, np.intp), -1, 0)
+    return lane, value
+
+
+@cache
+def _warp_elements(fragment: Fragment, arrangement: Arrangement) -> tuple[Index, Index]:
+    """Return the row and column in the warp's tile of each (lane, value)."""
+    import numpy as np
+
+    places = [
+        [arrangement.element(fragment, lane, v) for v in range(fragment.values)]
+        for lane in range(WARP_LANES)
+    ]
+    row, column = np.moveaxis(np.array(places, np.intp), -1, 0)
+    return row, column

@@ -1,0 +1,167 @@
+"""Fragments: which lane of a warp holds which element of an operand, and in which register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from npusim.errors import LayoutError
+from npusim.layout.algebra import right_inverse
+
+if TYPE_CHECKING:
+    from npusim.layout.algebra import Layout
+
+__all__ = ["REGISTER_BITS", "WARP_LANES", "Fragment", "Operand", "Order"]
+
+Operand = Literal["A", "B", "C"]
+Order = Literal["row", "col"]
+
+#: Lanes of a warp, and bits of one register of a lane (PTX ISA, "Machine Model" and "Types").
+WARP_LANES = 32
+REGISTER_BITS = 32
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One operand of a matrix instruction, spread over the lanes of a warp.
+
+    A warp executes ``groups`` products side by side: the four quad pairs of m8n8k4, one product
+    of m16n8k16.  Each group has its own ``rows x columns`` tile.  Rows and columns are those of
+    the matrix as PTX writes it: A is ``m x k``, B is ``k x n``, C and D are ``m x n``.
+
+    Parameters
+    ----------
+    instruction
+        Shape of the instruction: ``m8n8k4``.
+    operand
+        ``A``, ``B`` or ``C`` (C and D share one map).
+    order
+        ``row`` or ``col`` for the A and B of m8n8k4; elsewhere the only order there is.
+    bits
+        Of one value: 16 or 32.
+    layout
+        (thread of the group, value) -> ``row + rows * column``.
+    lanes
+        (thread of the group, group) -> lane.
+    """
+
+    instruction: str
+    operand: Operand
+    order: Order
+    rows: int
+    columns: int
+    bits: int
+    layout: Layout
+    lanes: Layout
+
+    def __post_init__(self) -> None:
+        if not (self.layout.is_bijective and self.layout.size == self.rows * self.columns):
+            raise LayoutError(f"{self}: {self.layout} does not hold each element once")
+        if not (self.lanes.is_bijective and self.lanes.size == WARP_LANES):
+            raise LayoutError(f"{self}: {self.lanes} does not name each lane once")
+
+    def __str__(self) -> str:
+        kind = f"f{self.bits}" if self.operand == "C" else self.order
+        return f"{self.instruction} {self.operand} ({kind})"
+
+    @property
+    def threads(self) -> int:
+        """Lanes of one group."""
+        return self.layout[0].size
+
+    @property
+    def values(self) -> int:
+        """Values that a lane holds."""
+        return self.layout[1].size
+
+    @property
+    def groups(self) -> int:
+        """Products that a warp executes side by side."""
+        return self.lanes[1].size
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a lane."""
+        return self.values * self.bits // REGISTER_BITS
+
+    @property
+    def vector_axis(self) -> int:
+        """The axis along which a lane's value 1 follows value 0: 0 down a column, 1 along a row."""
+        return 0 if self._element(0, 1)[1] == self._element(0, 0)[1] else 1
+
+    def group(self, lane: int) -> int:
+        """Return the group (quad pair) of a lane."""
+        return self._seat(lane)[1]
+
+    def thread(self, lane: int) -> int:
+        """Return the place of a lane in its group."""
+        return self._seat(lane)[0]
+
+    def lane(self, thread: int, group: int = 0) -> int:
+        """Return the lane that is a thread of a group."""
+        return self.lanes(thread, group)
+
+    def coordinate(self, lane: int, value: int) -> tuple[int, int]:
+        """Return (row, column) of a lane's value in the tile of its group.
+
+        Raises
+        ------
+        LayoutError
+            No such lane or value.
+        """
+        if not 0 <= value < self.values:
+            raise LayoutError(f"{self}: a lane holds values 0 to {self.values - 1}, not {value}")
+        return self._element(self.thread(lane), value)
+
+    def holder(self, row: int, column: int, group: int = 0) -> tuple[int, int]:
+        """Return (lane, value) that holds an element of a group's tile.
+
+        Raises
+        ------
+        LayoutError
+            No such element or group.
+        """
+        if not (0 <= row < self.rows and 0 <= column < self.columns and 0 <= group < self.groups):
+            raise LayoutError(
+                f"{self}: no element ({row}, {column}) of group {group}: it has {self.groups} "
+                f"groups of {self.rows} x {self.columns}"
+            )
+        thread, value = self._holders[row, column]
+        return self.lane(thread, group), value
+
+    def butterflies(self, axis: Literal["row", "column"] = "row") -> tuple[int, ...]:
+        """Return the XOR masks of the shuffles that reduce a whole row (or column) of the tile.
+
+        A lane first reduces what it holds itself; every mask is one butterfly step.  None for
+        m8n8k4 with f16 accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
+        """
+        fixed = 0 if axis == "row" else 1
+        extent = self.columns if axis == "row" else self.rows
+        first = {
+            self.holder(0, i)[0] if fixed == 0 else self.holder(i, 0)[0] for i in range(extent)
+        }
+        here = min(first)
+        masks = {lane ^ here for lane in first}
+        return tuple(m for m in sorted(masks) if m and m & (m - 1) == 0)
+
+    def _element(self, thread: int, value: int) -> tuple[int, int]:
+        place = self.layout(thread, value)
+        return place % self.rows, place // self.rows
+
+    def _seat(self, lane: int) -> tuple[int, int]:
+        if not 0 <= lane < WARP_LANES:
+            raise LayoutError(f"{self}: a warp has lanes 0 to {WARP_LANES - 1}, not {lane}")
+        return self._seats[lane]
+
+    @cached_property
+    def _seats(self) -> tuple[tuple[int, int], ...]:
+        place_of = right_inverse(self.lanes)
+        places = (place_of(lane) for lane in range(WARP_LANES))
+        return tuple((place % self.threads, place // self.threads) for place in places)
+
+    @cached_property
+    def _holders(self) -> dict[tuple[int, int], tuple[int, int]]:
+        everywhere = product(range(self.threads), range(self.values))
+        return {self._element(t, v): (t, v) for t, v in everywhere}

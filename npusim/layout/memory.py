@@ -1,0 +1,269 @@
+"""What an access of a warp costs: wavefronts of shared memory, sectors of global memory.
+
+Pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
+between machines is in `BankModel`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from npusim.errors import LayoutError
+from npusim.layout.algebra import Layout
+from npusim.layout.fragment import WARP_LANES
+from npusim.layout.swizzle import Swizzle, SwizzledLayout
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from npusim.layout.arrangement import Arrangement
+    from npusim.layout.fragment import Fragment
+
+    #: Byte address of each lane, or None where it does not take part.
+    Addresses: TypeAlias = Sequence[int | None]
+
+__all__ = [
+    "SECTOR_BYTES", "VOLTA_BANKS", "BankModel", "fragment_addresses", "padded", "phases", "return_cycles", "sectors",
+    "swizzled", "wavefronts",
+]  # fmt: skip
+
+#: Bytes of a sector, the unit of L2 and of global loads (volta.md §4.2, v100.yaml ``l2.sector``).
+SECTOR_BYTES = 32
+#: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
+_CHUNK_BYTES = 16
+#: Bits of the row that a swizzle uses: rows mod 8 (volta.md §4.1).
+_SWIZZLE_BITS = 3
+
+
+@dataclass(frozen=True)
+class BankModel:
+    """Banks of a shared memory, and the lanes it serves at a time.
+
+    Parameters
+    ----------
+    banks, bank_bytes
+        Word w of ``bank_bytes`` bytes lies in bank ``w % banks``.
+    phase_lanes
+        Bytes of a lane's access -> neighbouring lanes served in one phase.
+    pair_masks
+        Lane distances (XOR) at which equal addresses let two returns share a cycle.
+    """
+
+    banks: int
+    bank_bytes: int
+    phase_lanes: Mapping[int, int] = field(hash=False)
+    pair_masks: tuple[int, ...]
+
+
+#: The V100's shared memory: 32 banks of 4 bytes; 32, 16 and 8 lanes a phase for 32-, 64- and
+#: 128-bit accesses; returns pack where lanes n and n^1, or n and n^2, agree (volta.md §4.1).
+VOLTA_BANKS = BankModel(
+    banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4: 32, 8: 16, 16: 8}), pair_masks=(1, 2)
+)
+
+
+def phases(
+    addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False
+) -> tuple[int, ...]:
+    """Return the cycles that each phase of a shared-memory access takes in the banks.
+
+    The cycles of a phase are the most distinct words that one bank must give; lanes that read
+    the same word share it.  A phase without lanes takes none.
+
+    Parameters
+    ----------
+    addresses
+        Byte address of each lane, at most 32.
+    width_bytes
+        Of each lane's access: 4, 8 or 16 (32, 64, 128 bits).
+    allow_misaligned
+        Count the words even where an address is no multiple of the width, which hardware refuses
+        (misaligned address); whole words they must be.
+
+    Raises
+    ------
+    LayoutError
+        A width that the model has no phases for, too many lanes, or an address that is negative or
+        no multiple of the width.
+    """
+    multiple = model.bank_bytes if allow_misaligned else width_bytes
+    _check(addresses, width_bytes, tuple(model.phase_lanes), multiple)
+    lanes = model.phase_lanes[width_bytes]
+    found = []
+    for first in range(0, len(addresses), lanes):
+        words: defaultdict[int, set[int]] = defaultdict(set)
+        for address in addresses[first : first + lanes]:
+            if address is not None:
+                start = address // model.bank_bytes
+                for word in range(start, start + width_bytes // model.bank_bytes):
+                    words[word % model.banks].add(word)
+        found.append(max(map(len, words.values()), default=0))
+    return tuple(found)
+
+
+def wavefronts(
+    addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False
+) -> int:
+    """Return the cycles that a shared-memory access of a warp takes in the banks.
+
+    32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.  Parameters and
+    errors are those of `phases`.
+
+    Examples
+    --------
+    >>> wavefronts([4 * lane for lane in range(32)], 4, VOLTA_BANKS)
+    1
+    >>> wavefronts([128 * lane for lane in range(32)], 4, VOLTA_BANKS)
+    32
+    """
+    return sum(phases(addresses, width_bytes, model, allow_misaligned=allow_misaligned))
+
+
+def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
+    """Return the cycles in which a load's data come back: one for each register of the warp.
+
+    Half of that where all lanes at one of the model's distances read the same address; what is
+    broadcast otherwise still costs its full share (volta.md §4.1).  A load takes the longer of
+    this and `wavefronts`.
+    """
+    _check(addresses, width_bytes, tuple(model.phase_lanes), width_bytes)
+    cycles = ceil_div(width_bytes, model.bank_bytes)
+    taking = [lane for lane, address in enumerate(addresses) if address is not None]
+    if not taking:
+        return 0
+    for mask in model.pair_masks:
+        pairs = ((lane, lane ^ mask) for lane in taking)
+        if all(b < len(addresses) and addresses[a] == addresses[b] for a, b in pairs):
+            return ceil_div(cycles, 2)
+    return cycles
+
+
+def sectors(addresses: Addresses, width_bytes: int, *, sector_bytes: int = SECTOR_BYTES) -> int:
+    """Return how many sectors a global access of a warp touches; each is moved whole, once.
+
+    Raises
+    ------
+    LayoutError
+        Too many lanes, or an address that is negative or no multiple of the width.
+
+    Examples
+    --------
+    >>> sectors([16 * lane for lane in range(32)], 16)
+    16
+    >>> sectors([256 * lane for lane in range(32)], 2)
+    32
+    """
+    _check(addresses, width_bytes, (1, 2, 4, 8, 16), width_bytes)
+    touched: set[int] = set()
+    for address in addresses:
+        if address is not None:
+            last = (address + width_bytes - 1) // sector_bytes
+            touched.update(range(address // sector_bytes, last + 1))
+    return len(touched)
+
+
+def _check(addresses: Addresses, width_bytes: int, widths: tuple[int, ...], multiple: int) -> None:
+    if width_bytes not in widths:
+        known = ", ".join(map(str, widths))
+        raise LayoutError(f"an access of {width_bytes} bytes a lane: choose one of {known}")
+    if len(addresses) > WARP_LANES:
+        raise LayoutError(f"{len(addresses)} addresses: a warp has {WARP_LANES} lanes")
+    for lane, address in enumerate(addresses):
+        if address is not None and (address < 0 or address % multiple):
+            raise LayoutError(
+                f"lane {lane}: address {address} is no multiple of {multiple} bytes, "
+                f"as an access of {width_bytes} needs"
+            )
+
+
+# ---------------------------------------------------------------- tiles in memory
+
+
+def padded(rows: int, columns: int, *, padding: int) -> Layout:
+    """Return (row, column) -> element of a tile by rows, ``padding`` elements after each row."""
+    if padding < 0:
+        raise LayoutError(f"padding of {padding} elements: at least 0")
+    return Layout((rows, columns), (columns + padding, 1))
+
+
+def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> SwizzledLayout:
+    """Return (row, column) -> element of a tile by rows, its 16-byte chunks XORed by row mod 8.
+
+    Raises
+    ------
+    LayoutError
+        A row is no power of two of chunks, or has fewer than 8 of them.
+    """
+    chunk, left = divmod(_CHUNK_BYTES, element_bytes)
+    base, row = chunk.bit_length() - 1, columns.bit_length() - 1
+    if left or columns & (columns - 1) or row - base < _SWIZZLE_BITS:
+        raise LayoutError(
+            f"rows of {columns} elements cannot be swizzled: needs a power of two, "
+            f"at least {chunk << _SWIZZLE_BITS}"
+        )
+    plain = Layout((rows, columns), (columns, 1))
+    return SwizzledLayout(Swizzle(_SWIZZLE_BITS, base, row - base), plain)
+
+
+def fragment_addresses(
+    fragment: Fragment,
+    arrangement: Arrangement,
+    memory: Callable[[int, int], int],
+    *,
+    access_bytes: int,
+    element_bytes: int = 2,
+) -> tuple[int, ...]:
+    """Return the byte address at which each lane reads its part of an operand.
+
+    Parameters
+    ----------
+    memory
+        (row, column) of the operand -> element; for K as the B of Q·Kᵀ its row is d, its column
+        the key.
+    access_bytes
+        Of one lane.  An access wider than the lane's values reads those of neighbouring fragments
+        too: an access of 16 bytes serves two fragments of m8n8k4, whose k (or n) then run in
+        another order, alike in both operands (volta.md §4.1).
+
+    Raises
+    ------
+    LayoutError
+        A lane's part does not lie together in memory, or is no whole number of its vectors.
+    """
+    count, left = divmod(access_bytes, element_bytes)
+    axis = fragment.vector_axis
+    run = _run(fragment, axis)
+    if left or count < 1 or (count % run and run % count):
+        raise LayoutError(
+            f"{fragment}: a lane's {run} neighbouring values of {element_bytes} bytes do not fit "
+            f"accesses of {access_bytes} bytes"
+        )
+    widened = max(count // run, 1)
+    found = []
+    for lane in range(WARP_LANES):
+        start = list(arrangement.element(fragment, lane, 0))
+        start[axis] *= widened
+        places = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
+        elements = [memory(row, column) for row, column in places]
+        if elements != list(range(elements[0], elements[0] + count)):
+            raise LayoutError(
+                f"{fragment}, lane {lane}: its {count} values from {places[0]} on do not lie together"
+            )
+        found.append(elements[0] * element_bytes)
+    return tuple(found)
+
+
+def _run(fragment: Fragment, axis: int) -> int:
+    """Return how many of a lane's first values are neighbours along ``axis``."""
+    first = fragment.coordinate(0, 0)
+    run = 1
+    while run < fragment.values:
+        element = fragment.coordinate(0, run)
+        if element[axis] != first[axis] + run or element[1 - axis] != first[1 - axis]:
+            break
+        run += 1
+    return run

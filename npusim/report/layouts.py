@@ -1,0 +1,333 @@
+"""Pictures of fragments: which lane holds which element, and what a chained product must move.
+
+`picture_lines` draws one as text, which a terminal colours by lane; ``layout_svg`` as SVG.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.layout import Arrangement, chain
+from npusim.report.text import Cell, Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.layout import Chain, Fragment, Instruction
+
+__all__ = [
+    "Picture",
+    "Square",
+    "chain_document",
+    "chain_picture",
+    "fragment_document",
+    "fragment_picture",
+    "picture_lines",
+]
+
+SCHEMA_VERSION = 1
+
+#: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
+#: black text readable, where a terminal has only 256.
+_HUES = (220, 25, 130, 325, 55, 275, 185, 95)
+_SHADES = (0.84, 0.77, 0.70, 0.64)
+_SATURATION = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """One element: the lane that holds it, the number of its value there, and who else needs it."""
+
+    lane: int
+    value: int
+    colour: str
+    needed_by: tuple[int, ...] = ()
+    is_in_place: bool = True
+
+    @property
+    def name(self) -> str:
+        """The element's seat: ``T5V2``, value 2 of lane (thread) 5."""
+        return f"T{self.lane}V{self.value}"
+
+    @property
+    def target(self) -> str:
+        """The lanes it must be sent to, or nothing."""
+        return ",".join(f"T{lane}" for lane in self.needed_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A tile of squares, row by row, with a title and what is to be said of it.
+
+    ``note`` says how to read a square, ``legend`` what the marks of a chain mean.
+    """
+
+    title: str
+    note: str
+    rows: tuple[tuple[Square, ...], ...]
+    facts: Facts
+    legend: str = ""
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def fragment_picture(
+    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
+) -> Picture:
+    """Return the picture of an operand: one group's tile, or the whole warp's if arranged.
+
+    Raises `LayoutError` where there is no such operand or the arrangement does not fit.
+    """
+    fragment = instruction.operand(operand)
+    rows, columns = arrangement.tile(fragment) if arrangement else (fragment.rows, fragment.columns)
+    seats: dict[tuple[int, int], tuple[int, int]] = {}
+    for lane, value in _held(fragment):
+        if arrangement:
+            seats.setdefault(arrangement.element(fragment, lane, value), (lane, value))
+        elif fragment.group(lane) == 0:
+            seats[fragment.coordinate(lane, value)] = (lane, value)
+    squares = tuple(
+        tuple(Square(*seats[r, c], _colour(fragment, seats[r, c][0])) for c in range(columns))
+        for r in range(rows)
+    )
+    note = _note(fragment, arrangement)
+    return Picture(
+        _title(instruction, fragment), note, squares, _fragment_facts(instruction, fragment)
+    )
+
+
+def chain_picture(
+    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
+) -> Picture:
+    """Return the picture of an accumulator and of what its next product needs moved.
+
+    Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
+    """
+    fragment = instruction.operand(operand)
+    found = chain(instruction.c, fragment, arrangement=arrangement)
+    needed: dict[tuple[int, int], set[int]] = {}
+    for lane, sources in enumerate(found.sources):
+        for source in sources:
+            needed.setdefault(source, set()).add(lane)
+    seats = _chained_seats(found, is_whole_warp=arrangement is not None)
+    rows, columns = (1 + max(axis) for axis in zip(*seats, strict=True))
+
+    def square(row: int, column: int) -> Square:
+        seat = seats[row, column]
+        others = tuple(sorted(needed[seat] - {seat[0]}))
+        colour = _colour(found.accumulator, seat[0])
+        return Square(*seat, colour, others, seat[0] in needed[seat])
+
+    squares = tuple(tuple(square(r, c) for c in range(columns)) for r in range(rows))
+    title = f"{_title(instruction, instruction.c)} as {_kind(fragment)} of the next product"
+    note = _note(instruction.c, arrangement)
+    return Picture(title, note, squares, _chain_facts(found), _legend(squares))
+
+
+def _chained_seats(found: Chain, *, is_whole_warp: bool) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return (row, column) of the chained tile -> (lane, number of the value)."""
+    accumulator = found.accumulator
+    size = found.arrangement.tile(accumulator)
+    axis = 1 if found.operand.operand == "A" else 0
+    seats: dict[tuple[int, int], tuple[int, int]] = {}
+    for tile in range(found.tiles):
+        for lane, value in _held(accumulator):
+            if not is_whole_warp and accumulator.group(lane):
+                continue
+            place = list(found.arrangement.element(accumulator, lane, value))
+            place[axis] += tile * size[axis]
+            seats[place[0], place[1]] = (lane, tile * accumulator.values + value)
+    return seats
+
+
+def _held(fragment: Fragment) -> Iterator[tuple[int, int]]:
+    for group in range(fragment.groups):
+        for thread in range(fragment.threads):
+            for value in range(fragment.values):
+                yield fragment.lane(thread, group), value
+
+
+def _colour(fragment: Fragment, lane: int) -> str:
+    """Return the lane's colour: eight hues, four shades; quad pairs share hues, as rows of four."""
+    if fragment.groups > 1:
+        hue, shade = fragment.thread(lane), fragment.group(lane)
+    else:
+        hue, shade = divmod(lane, len(_SHADES))
+    rgb = colorsys.hls_to_rgb(_HUES[hue] / 360, _SHADES[shade], _SATURATION)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def _title(instruction: Instruction, fragment: Fragment) -> str:
+    return f"{instruction.name}: {_kind(fragment)}"
+
+
+def _kind(fragment: Fragment) -> str:
+    if fragment.operand == "C":
+        return f"FP{fragment.bits} accumulator"
+    return f"{fragment.operand} ({fragment.order}-major)"
+
+
+def _legend(squares: tuple[tuple[Square, ...], ...]) -> str:
+    asked = [square for row in squares for square in row if square.needed_by]
+    kinds = {square.is_in_place for square in asked}
+    words = [">Tk: must move to lane k"] if False in kinds else []
+    return "; ".join([*words, "+Tk: lane k needs it too"] if True in kinds else words)
+
+
+def _note(fragment: Fragment, arrangement: Arrangement | None) -> str:
+    if fragment.groups == 1:
+        return "TiVj: value j of lane i"
+    if arrangement is None:
+        return "TiVj: value j of lane i; quad pair 0, quad pair q adds 4q to each lane"
+    spread = (arrangement.m, arrangement.n)
+    copies = {"A": spread[1], "B": spread[0], "C": 1}[fragment.operand]
+    shared = f"; {copies} quad pairs hold copies, the first is drawn" if copies > 1 else ""
+    return f"TiVj: value j of lane i; quad pairs {arrangement}{shared}"
+
+
+def _fragment_facts(instruction: Instruction, fragment: Fragment) -> Facts:
+    map_text = f"(thread, value) -> row + {fragment.rows} column = {fragment.layout}"
+    rows = [
+        ("layout", (Cell(map_text),)),
+        ("lanes", (Cell(f"(thread, quad pair) -> lane = {fragment.lanes}"),)),
+        ("registers", (Cell(f"{fragment.registers} a lane, {_counted(fragment.values)} of {fragment.bits} bits"),)),
+    ]  # fmt: skip
+    if fragment.groups == 1:
+        del rows[1]
+    if fragment.operand == "C":
+        rows.append(("row sum", (Cell(_butterfly_text(fragment)),)))
+        if instruction.steps:
+            each = fragment.values // len(instruction.steps)
+            firsts = range(0, fragment.values, each)
+            text = ", ".join(f"V{first} to V{first + each - 1}" for first in firsts)
+            rows.append(("steps", (Cell(f"HMMA.884 writes {text}"),)))
+    return Facts(tuple(rows))
+
+
+def _butterfly_text(fragment: Fragment) -> str:
+    masks = fragment.butterflies("row")
+    if not masks:
+        return "within the lane"
+    return f"within the lane, then across {', '.join(f'lane ^ {mask}' for mask in masks)}"
+
+
+def _chain_facts(found: Chain) -> Facts:
+    cost = found.cost
+    group = "a quad pair" if found.operand.groups > 1 else "the warp"
+    share = f"{found.in_place} of {found.values} values of {group} ({found.share:.2f})"
+    lane = f"{found.moved} of {len(found.sources[0])} values of a lane"
+    counts: dict[int, int] = {}
+    for shuffle in found.shuffles:
+        counts[shuffle.mask] = counts.get(shuffle.mask, 0) + 1
+    by_mask = ", ".join(f"{count} across lane ^ {mask}" for mask, count in counts.items())
+    rows = [
+        ("quad pairs", (Cell(str(found.arrangement)),)),
+        ("in place", (Cell(share, "good" if not found.moved else "warn"),)),
+        ("must move", (Cell(lane if found.moved else "nothing"),)),
+    ]
+    if found.operand.groups == 1:
+        del rows[0]
+    if found.moved:
+        rows.append(("shuffles", (Cell(f"{cost.shuffles} a lane: {by_mask}"),)))
+        rows.append(("selects", (Cell(f"{cost.selects}, and {cost.permutes} byte permutes"),)))
+    if cost.conversions:
+        rows.append(("to FP16", (Cell(f"{_counted(cost.conversions)} a lane"),)))
+    return Facts(tuple(rows))
+
+
+def _counted(values: int) -> str:
+    return f"{values} value" + ("s" if values != 1 else "")
+
+
+# ---------------------------------------------------------------- text
+
+
+def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, Square | None], ...]]:
+    """Yield the tile's lines as pieces of text, each with the square it shows.
+
+    Elements that must move read ``T0V2>T2``; where the holder needs it too, ``T0V0+T8``.
+    """
+    texts = [[_square_text(square) for square in row] for row in picture.rows]
+    width = 1 + max(len(text) for row in texts for text in row)
+    edge = len(str(len(texts) - 1)) + 2
+    header = "".join(f"{column:^{width + 1}}" for column in range(len(texts[0])))
+    yield ((" " * (edge + 1) + header.rstrip(), None),)
+    for number, (row, squares) in enumerate(zip(texts, picture.rows, strict=True)):
+        pieces: list[tuple[str, Square | None]] = [(f"{number:>{edge}} ", None)]
+        for text, square in zip(row, squares, strict=True):
+            pieces.append((f"{text:^{width + 1}}", square))
+        yield tuple(pieces)
+
+
+def _square_text(square: Square) -> str:
+    if not square.needed_by:
+        return square.name
+    return f"{square.name}{'+' if square.is_in_place else '>'}{square.target}"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def fragment_document(instruction: Instruction, operand: str) -> dict[str, object]:
+    """Return an operand's map for scripts: every element's group, row and column by lane."""
+    fragment = instruction.operand(operand)
+    lanes = range(fragment.lanes.size)
+    return {
+        **_common(instruction, fragment),
+        "layout": str(fragment.layout),
+        "lanes": str(fragment.lanes),
+        "groups": fragment.groups,
+        "registers": fragment.registers,
+        "row_butterflies": list(fragment.butterflies("row")),
+        "map": [
+            [[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)]
+            for lane in lanes
+        ],
+    }
+
+
+def chain_document(
+    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
+) -> dict[str, object]:
+    """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
+    found = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
+    cost = found.cost
+    return {
+        **_common(instruction, found.operand),
+        "chain": {
+            "arrangement": str(found.arrangement),
+            "values": found.values,
+            "in_place": found.in_place,
+            "share": found.share,
+            "moved_per_lane": found.moved,
+            "tiles": found.tiles,
+            "steps": found.steps,
+            "sources": [[list(source) for source in row] for row in found.sources],
+            "shuffle_masks": [shuffle.mask for shuffle in found.shuffles],
+            "cost": {
+                "shuffles": cost.shuffles,
+                "selects": cost.selects,
+                "permutes": cost.permutes,
+                "conversions": cost.conversions,
+            },
+        },
+    }
+
+
+def _common(instruction: Instruction, fragment: Fragment) -> dict[str, object]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "npusim.layout",
+        "instruction": instruction.name,
+        "accumulator": instruction.accumulator,
+        "operand": fragment.operand,
+        "order": fragment.order,
+        "rows": fragment.rows,
+        "columns": fragment.columns,
+    }

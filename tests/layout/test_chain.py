@@ -1,0 +1,232 @@
+"""One product into the next: the counts of volta.md §1.1 and §2, and attention on registers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npusim.errors import LayoutError
+from npusim.layout import (
+    Arrangement,
+    ChainCost,
+    arrangement,
+    best_order,
+    chain,
+    composition,
+    from_registers,
+    in_place_table,
+    instruction,
+    right_inverse,
+    tally_orders,
+    to_registers,
+    warp_product,
+)
+
+ORDERS = 40320  # 8!
+
+
+def volta(acc: str = "f32", a: str = "row", b: str = "col") -> Any:
+    return instruction("m8n8k4", acc=acc, a=a, b=b)
+
+
+# volta.md §1.1: accumulator, A of the next product -> in place, must move a lane, best of all orders.
+TABLE = [
+    ("f16", "row", 64, 0, 64),
+    ("f16", "col", 16, 6, 16),
+    ("f32", "row", 32, 4, 32),
+    ("f32", "col", 32, 4, 32),
+]
+
+
+@pytest.mark.parametrize(("acc", "order", "in_place", "moved", "best"), TABLE)
+def test_values_in_place_and_best_order(
+    acc: str, order: str, in_place: int, moved: int, best: int
+) -> None:
+    found = chain(volta(acc).c, volta(a=order).a)
+    assert (found.in_place, found.values, found.moved) == (in_place, 64, moved)
+    assert best_order(volta(acc).c, volta(a=order).a)[1] == best
+
+
+@pytest.mark.parametrize(
+    ("acc", "order", "tally"),
+    [
+        ("f16", "row", {64: ORDERS}),  # every order
+        ("f16", "col", {16: ORDERS}),
+        ("f32", "row", {32: ORDERS}),  # no order saves FP32
+    ],
+)
+def test_no_order_changes_what_is_in_place(acc: str, order: str, tally: dict[int, int]) -> None:
+    assert tally_orders(volta(acc).c, volta(a=order).a) == tally
+
+
+def test_576_orders_feed_fp32_to_a_by_columns() -> None:
+    tally = tally_orders(volta("f32").c, volta(a="col").a)
+    assert next(iter(tally.items())) == (32, 576)
+    assert sum(tally.values()) == ORDERS
+
+
+def test_the_tally_is_that_of_all_orders_one_by_one() -> None:
+    accumulator, operand = volta("f32").c, volta(a="col").a
+    table = in_place_table(accumulator, operand)
+    listed = Counter(
+        sum(table[p][c] for p, c in enumerate(order)) for order in permutations(range(8))
+    )
+    assert listed == tally_orders(accumulator, operand)
+    for order in ((3, 1, 4, 0, 5, 2, 7, 6), (7, 6, 5, 4, 3, 2, 1, 0)):
+        counted = chain(accumulator, operand, order=order).in_place
+        assert counted == sum(table[p][c] for p, c in enumerate(order))
+
+
+@pytest.mark.parametrize(
+    ("acc", "order", "best"), [("f16", "col", 8), ("f16", "row", 32), ("f32", "col", 16), ("f32", "row", 16)]
+)  # fmt: skip
+def test_the_transposed_form_is_no_way_out(acc: str, order: str, best: int) -> None:
+    assert best_order(volta(acc).c, volta(b=order).b)[1] == best
+
+
+@pytest.mark.parametrize(
+    ("where", "acc", "share"),
+    [
+        ("4x1", "f16", 1.0), ("4x1", "f32", 0.5), ("2x2", "f16", 0.5), ("2x2", "f32", 0.25),
+        ("1x4", "f16", 0.25), ("1x4", "f32", 0.125),
+    ],
+)  # fmt: skip
+def test_the_arrangement_of_quad_pairs_matters(where: str, acc: str, share: float) -> None:
+    assert chain(volta(acc).c, volta().a, arrangement=arrangement(where)).share == share
+
+
+def test_fp32_costs_two_butterflies_and_six_selects() -> None:
+    # Send (V2,V3) or (V0,V1), and (V6,V7) or (V4,V5): 2 selects; place 4 registers: 4 (volta.md §1.1).
+    found = chain(volta("f32").c, volta().a)
+    assert [shuffle.mask for shuffle in found.shuffles] == [2, 2]
+    assert found.cost == ChainCost(shuffles=2, selects=6, permutes=0, conversions=8)
+
+
+def test_fp16_costs_nothing_and_renames_nothing() -> None:
+    found = chain(volta("f16").c, volta().a)
+    assert found.shuffles == ()
+    assert found.cost == ChainCost(shuffles=0, selects=0, permutes=0, conversions=0)
+    assert all(row == tuple((lane, v) for v in range(8)) for lane, row in enumerate(found.sources))
+
+
+def test_right_inverse_of_a_after_c_is_the_same_map() -> None:
+    # volta.md §3 (c): lane 0 of the FP32 map goes to slots 0, 8, 2, 10, 32, 40, 34, 42.
+    slots = composition(right_inverse(volta("f16").c.layout), volta("f32").c.layout)
+    assert [slots(0, v) for v in range(8)] == [0, 8, 2, 10, 32, 40, 34, 42]
+    for thread in range(8):
+        for value in range(8):
+            target, slot = slots(thread, value) % 8, slots(thread, value) // 8
+            lane = volta().c.lane(target)
+            assert chain(volta("f32").c, volta().a).sources[lane][slot] == (volta().c.lane(thread), value)  # fmt: skip
+
+
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+@pytest.mark.parametrize(("name", "tiles"), [("m16n8k8", 1), ("m16n8k16", 2)])
+def test_ampere_moves_nothing(name: str, tiles: int, acc: str) -> None:
+    found = chain(instruction(name, acc=acc).c, instruction(name).a)
+    assert found.share == 1.0
+    assert (found.tiles, found.steps) == (tiles, 1)
+    assert [v for _, v in found.sources[13]] == list(range(4 * tiles))
+
+
+# ---------------------------------------------------------------- on registers
+
+
+@pytest.mark.parametrize("where", ["4x1", "2x2", "1x4"])
+@pytest.mark.parametrize("a", ["row", "col"])
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+def test_shuffles_bring_every_value_where_the_operand_wants_it(
+    acc: str, a: str, where: str
+) -> None:
+    spread = arrangement(where)
+    found = chain(volta(acc).c, volta(a=a).a, arrangement=spread)
+    height, width = spread.tile(volta(acc).c)
+    tile = np.arange(height * width).reshape(height, width)
+    held = to_registers(volta(acc).c, spread, tile)[0]
+    assert np.array_equal(found.shuffled(held), found.gathered(held))
+    assert np.array_equal(found.gathered(held), to_registers(volta(a=a).a, spread, tile)[0])
+
+
+def test_shuffles_move_at_most_a_register_and_exactly_what_must_move() -> None:
+    for where in ("4x1", "2x2", "1x4"):
+        found = chain(volta("f32").c, volta(a="col").a, arrangement=arrangement(where))
+        for lane in range(32):
+            moved = [slot for s in found.shuffles for slot in s.slots[lane]]
+            assert len(moved) == len(set(moved))
+            assert all(len(s.slots[lane]) <= 2 for s in found.shuffles)
+            assert set(moved) == {
+                slot for slot, (source, _) in enumerate(found.sources[lane]) if source != lane
+            }
+
+
+@pytest.mark.parametrize("where", ["4x1", "2x2"])
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+def test_a_chained_attention_tile_is_exact(acc: str, where: str) -> None:
+    """S = Q·Kᵀ (TN), then O = S·V (TT): registers in, registers out (volta.md §1.1)."""
+    spread, first, second = arrangement(where), volta(acc), volta(acc, b="row")
+    rng = np.random.default_rng(1)
+    rows, keys = 64, 32
+    q, k, v = (rng.integers(-3, 4, s) for s in ((rows, 64), (keys, 64), (keys, 64)))
+    zeros = np.zeros((rows, keys), q.dtype)
+    s = warp_product(
+        first, to_registers(first.a, spread, q), to_registers(first.b, spread, k.T),
+        to_registers(first.c, spread, zeros),
+    )  # fmt: skip
+    link = chain(first.c, second.a, arrangement=spread)
+    down, across = s.shape[:2]
+    parts = s.reshape(down, across // link.tiles, link.tiles, 32, 8)
+    p = link.shuffled(parts).reshape(down, -1, 32, second.a.values)
+    o = warp_product(
+        second, p, to_registers(second.b, spread, v),
+        to_registers(second.c, spread, np.zeros((rows, 64), q.dtype)),
+    )  # fmt: skip
+    assert np.array_equal(from_registers(second.c, spread, o), q @ k.T @ v)
+
+
+def test_another_order_needs_the_rows_of_v_alike() -> None:
+    order = (3, 1, 4, 0, 5, 2, 7, 6)
+    spread, mma = arrangement("4x1"), volta("f32", b="row")
+    rng = np.random.default_rng(2)
+    p, v = rng.integers(-3, 4, (32, 8)), rng.integers(-3, 4, (8, 16))
+    link = chain(mma.c, mma.a, order=order)
+    a = link.gathered(to_registers(mma.c, spread, p))
+    zeros = to_registers(mma.c, spread, np.zeros((32, 16), p.dtype))
+    o = warp_product(mma, a, to_registers(mma.b, spread, v[list(order)]), zeros)
+    assert np.array_equal(from_registers(mma.c, spread, o), p @ v)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_illegal_chains_are_refused() -> None:
+    with pytest.raises(LayoutError, match=r"m8n8k4 A \(row\) is no accumulator"):
+        chain(volta().a, volta().a)
+    with pytest.raises(LayoutError, match="C is added, not multiplied"):
+        chain(volta().c, volta().c)
+    with pytest.raises(LayoutError, match="8 rows in 4 groups cannot feed 16 in 1"):
+        chain(volta().c, instruction("m16n8k16").a)
+    with pytest.raises(LayoutError, match="no permutation of 0 to 7"):
+        chain(volta().c, volta().a, order=(0, 0, 1, 2, 3, 4, 5, 6))
+    with pytest.raises(LayoutError, match="has 4 groups"):
+        chain(volta().c, volta().a, arrangement=Arrangement(2, 1))
+    with pytest.raises(LayoutError, match="registers of shape"):
+        chain(volta().c, volta().a).gathered(np.zeros((32, 8)))
+
+
+def test_an_exchange_that_is_not_allowed_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        LayoutError, match=r"in 2x2: 64 of 128 .* not allowed; arranged 4x1 nothing"
+    ):
+        chain(volta("f16").c, volta().a, arrangement=arrangement("2x2"), allow_exchange=False)
+    with pytest.raises(LayoutError, match=r"32 of 64 .* 4 a lane would .* f16 accumulators in 4x1"):
+        chain(volta("f32").c, volta().a, allow_exchange=False)
+    assert chain(volta("f16").c, volta().a, allow_exchange=False).moved == 0
+
+
+def test_orders_too_long_to_try_are_refused() -> None:
+    with pytest.raises(LayoutError, match="orders of 32 places are too many"):
+        tally_orders(volta().c, volta().a, arrangement("1x4"))
