@@ -56,12 +56,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 OUTSTANDING: dict[str, frozenset[str]] = {
     # Kernels of a node progress by the code of `timing.link`; the layers do not say so yet.
     "layer": frozenset({"node imports timing"}),
-    "state": frozenset(
-        {
-            "timing/block_jit.py: OPTIONS",
-        }
-    ),
-    "docstring": frozenset({"timing/block_jit.py: inline"}),
 }  # fmt: skip
 
 

@@ -96,9 +96,11 @@ class Run:
         kept = []
         for e, op, start, end in self.machine.span[: self.machine.size[SPANS]].tolist():
             member, queue = divmod(e, len(queues))
-            for group in self.classes.groups[member]:
-                if group in self.trace_groups:
-                    kept.append(Span(group, queues[queue].name, operations[op].label, start, end))
+            kept += [
+                Span(group, queues[queue].name, operations[op].label, start, end)
+                for group in self.classes.groups[member]
+                if group in self.trace_groups
+            ]
         return tuple(kept)
 
     def _describe(self, phase: Phase) -> str:

@@ -184,7 +184,8 @@ def _table_4() -> Section:
         "table_4": table(header, rows), "shape": (1, *study.PAPER_SHAPE), "seeds": SEEDS,
         "half_overflow": f"{study.HALF_OVERFLOW:g}", "largest": largest,
         "largest_scaled": largest / float(np.sqrt(head_dim)),
-        "others": f"FA32 and PASA (all float16) are {'' if is_finite else 'NOT '}finite in all six cases (one head each).",
+        "others": f"FA32 and PASA (all float16) are {'' if is_finite else 'NOT '}finite in all six cases"
+        " (one head each).",
     }  # fmt: skip
     return fields, {"table_4": data}
 
