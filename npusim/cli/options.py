@@ -128,7 +128,7 @@ Method = Annotated[
     str,
     typer.Option(
         "--method", metavar="NAME", rich_help_panel=_HOW,
-        help="How time is computed: auto, des (the reference), replay (links not shared).",
+        help="How time is computed: auto, des (the reference), replay (links not shared), block, fold, steady.",
     ),
 ]  # fmt: skip
 Json = Annotated[

@@ -79,6 +79,14 @@ def _check(precision: Fp8Precision) -> tuple[str, ...]:
     return ()
 
 
+def _operands(precision: Fp8Precision, dtype: str) -> Fp8Precision:
+    """Return the choices for products of ``dtype``: float32 ones are plain IEEE sums unless named."""
+    chosen = widened(precision, dtype)
+    if dtype == "float32" and not chosen.arithmetic:
+        chosen = replace(chosen, arithmetic="ieee.f32")
+    return chosen
+
+
 def build_on_gpu(
     problem: Problem, tiling: GpuFp8Tiling, device: DeviceSpec, precision: Fp8Precision
 ) -> TileProgram:
@@ -92,9 +100,8 @@ def build_on_gpu(
             f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "
             "or as float32 to isolate the cast of P"
         )
-    chosen = widened(precision, problem.dtype)
+    chosen = _operands(precision, problem.dtype)
     if problem.dtype != E4M3:
-        chosen = replace(chosen, arithmetic=precision.arithmetic or "ieee.f32")
         warnings += ("inputs in float32 isolate the cast of P: no FP8 product is computed",)
     steps = fp8_steps(chosen, problem.scale, is_masked=problem.causal)
     program = gpu_program(
@@ -114,7 +121,8 @@ def build_on_ascend(
 ) -> TileProgram:
     """Return the same steps on Ascend: a study of P's cast, its product in the inputs' format."""
     warnings = _check(precision)
-    steps = fp8_steps(widened(precision, problem.dtype), problem.scale, is_masked=problem.causal)
+    chosen = _operands(precision, problem.dtype)
+    steps = fp8_steps(chosen, problem.scale, is_masked=problem.causal)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     rows = slice_rows(tiling.vector_rows, 2 * tiling.block_kv)
     mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)

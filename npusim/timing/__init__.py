@@ -1,6 +1,17 @@
 """Cycles of a tile program on a device, by several methods of one signature.
 
-``METHODS`` maps a name to ``simulate(program, device, *, trace_groups) -> TimingResult``.
+``METHODS`` maps a name to ``simulate(program, device, *, trace_groups) -> TimingResult``:
+
+``des``
+    SimPy, every core group and shared link: the reference.
+``replay``
+    Max-plus in program order: exact where no link is shared.
+``block``
+    The processes of ``des`` compiled, run to their next wait: exact.
+``fold``
+    One representative for each class of core groups with equal programs, its transfers weighted: exact.
+``steady``
+    ``fold`` that skips whole periods once the joint state repeats: exact.  ``auto`` is this one.
 """
 
 from __future__ import annotations
@@ -8,7 +19,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.timing import des, replay
+from npusim.timing import block, des, fold, replay, steady
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,5 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["METHODS"]
 
 METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
-    {"auto": des.simulate, "des": des.simulate, "replay": replay.simulate}
+    {
+        "auto": steady.simulate,
+        "des": des.simulate,
+        "replay": replay.simulate,
+        "block": block.simulate,
+        "fold": fold.simulate,
+        "steady": steady.simulate,
+    }
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npusim.timing.block_code import Code
 from npusim.timing.block_run import Run
-from npusim.timing.fold import every_group
+from npusim.timing.fold import equal_groups
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -34,4 +34,4 @@ def simulate(
     :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
     """
     code = Code(streams or Streams(program, device))
-    return Run(code, every_group(code), trace_groups).result("block")
+    return Run(code, equal_groups(code).one_by_one(), trace_groups).result("block")

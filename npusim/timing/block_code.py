@@ -35,6 +35,7 @@ from npusim.timing.block_machine import (
     RET,
     Program,
 )
+from npusim.timing.cost import bytes_per_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -83,6 +84,7 @@ class Code:
     _blocks: dict[Hashable, int] = field(default_factory=dict)
     _operands: dict[tuple[int, ...], int] = field(default_factory=dict)
     _operations: dict[Hashable, int] = field(default_factory=dict)
+    _tables: Program | None = None
     _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- blocks
@@ -239,44 +241,53 @@ class Code:
 
     def program(self, weights: Sequence[int], is_traced: Sequence[bool]) -> Program:
         """Return the arrays of everything written so far, for members of these weights."""
-        streams = self.streams
-        links = {name: index for index, name in enumerate(streams.device.links)}
-        queues = streams.program.queues
-        owners = {q.name: i for i, q in enumerate(queues)}
-        op, wait, sets, flow = [], [], [], []
-        for o in self.operations:
-            op.append(
-                (o.queue, o.occupancy, o.latency, o.issue_cycles, len(wait), len(sets), len(flow))
-            )
-            wait += [(own, peer) for own, peer, _, _ in o.waits]
-            sets += o.sets
-            flow += [(links[name], size) for name, size in o.flows]
-        op.append((0, 0, 0, 0, len(wait), len(sets), len(flow)))
-        check_range(max((size for _, size in flow), default=0), sum(weights) * len(queues))
-        ends = [
-            (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue])
-            for e in streams.endpoints
-        ]
-        return Program(
-            op=_records(OP_TYPE, op),
-            wait=_records(PAIR_TYPE, wait),
-            set=np.array(sets, np.int64),
-            flow=_records(FLOW_TYPE, flow),
+        if self._tables is None or len(self._tables.op) <= len(self.operations):
+            self._tables = build_tables(self.streams, self.operations)
+        tables, issuers = self._tables, len(self.streams.issuers)
+        largest = int(tables.flow["bytes"].max(initial=0))
+        check_range(largest, sum(weights) * len(tables.queue))
+        entry = np.array([b.entry for b in self.bodies], np.int64)
+        return tables._replace(
+            link=tables.link.copy(),
             code=_records(CODE_TYPE, self.instructions),
             operand=np.array(self.operands, np.int64),
-            entry=np.array([b.entry for b in self.bodies], np.int64).reshape(-1, len(streams.issuers)),
-            endpoint=_records(ENDPOINT_TYPE, ends),
-            pair=_records(PAIR_TYPE, [(e.index, q) for e in streams.endpoints for q in e.peers]),
-            queue=_records(
-                QUEUE_TYPE,
-                [
-                    (depth, streams.issuers.index(q.issuer))
-                    for depth, q in zip(streams.queue_depths(), queues, strict=True)
-                ],
-            ),
-            link=_records(LINK_TYPE, [(rate, 1, 0) for rate in link_rates(streams)]),
+            entry=entry.reshape(-1, issuers),
             member=_records(MEMBER_TYPE, list(zip(weights, is_traced, strict=True))),
         )
+
+
+def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
+    """Return the arrays that do not depend on what is run: operations, flags, queues, links."""
+    links = {name: index for index, name in enumerate(streams.device.links)}
+    queues, endpoints = streams.program.queues, streams.endpoints
+    owners = {q.name: i for i, q in enumerate(queues)}
+    op, wait, sets, flow = [], [], [], []
+    for o in operations:
+        costs = (o.queue, o.occupancy, o.latency, o.issue_cycles)
+        op.append((*costs, len(wait), len(sets), len(flow)))
+        wait += [(own, peer) for own, peer, _, _ in o.waits]
+        sets += o.sets
+        flow += [(links[name], size) for name, size in o.flows]
+    op.append((0, 0, 0, 0, len(wait), len(sets), len(flow)))
+    depths = zip(streams.queue_depths(), (streams.issuers.index(q.issuer) for q in queues), strict=True)
+    ends = [
+        (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints
+    ]
+    nothing = np.zeros((0, len(streams.issuers)), np.int64)
+    return Program(
+        op=_records(OP_TYPE, op),
+        wait=_records(PAIR_TYPE, wait),
+        set=np.array(sets, np.int64),
+        flow=_records(FLOW_TYPE, flow),
+        code=_records(CODE_TYPE, []),
+        operand=np.zeros(0, np.int64),
+        entry=nothing,
+        endpoint=_records(ENDPOINT_TYPE, ends),
+        pair=_records(PAIR_TYPE, [(e.index, q) for e in endpoints for q in e.peers]),
+        queue=_records(QUEUE_TYPE, list(depths)),
+        link=_records(LINK_TYPE, [(rate, 1, 0) for rate in link_rates(streams)]),
+        member=_records(MEMBER_TYPE, []),
+    )
 
 
 def _records(kind: np.dtype[Any], rows: Sequence[Sequence[int]]) -> Records:
@@ -284,12 +295,13 @@ def _records(kind: np.dtype[Any], rows: Sequence[Sequence[int]]) -> Records:
 
 
 def link_rates(streams: Streams) -> list[int]:
-    """Return what each link serves in a cycle, in units of its clock, as ``SharedLink`` rounds it."""
-    clock = streams.device.clock_hz.value
-    return [
-        max(1, round((x.mixed_bytes_per_s or x.bytes_per_s).value / clock * (1 << FRACTION_BITS)))
-        for x in streams.device.links.values()
-    ]
+    """Return what each link serves in a cycle, in units of its clock, as ``SharedLink`` rounds it.
+
+    A link so fast that all that can be in flight (:func:`check_range`) takes less than a cycle
+    might as well be faster: its clock stays within int64.
+    """
+    rates = (bytes_per_cycle(streams.device, name) for name in streams.device.links)
+    return [min(max(1, round(rate * (1 << FRACTION_BITS))), 1 << RANGE_BITS) for rate in rates]
 
 
 def check_range(largest_bytes: int, transfers: int) -> None:

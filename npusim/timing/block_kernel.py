@@ -23,6 +23,7 @@ from npusim.timing.block_machine import (
     MOMENT,
     NEVER,
     OP,
+    RANGE_BITS,
     REPEAT,
     RET,
     SPANS,
@@ -53,7 +54,7 @@ def fetch(p: Program, m: Machine, d: int) -> int:
             break
         if level == 0 and m.size[LEADER] >= 0:
             m.size[FETCHED] |= 1 << (pc - 1 - m.size[WINDOW_AT])
-        if kind in (LOOP, REPEAT):
+        if kind == LOOP or kind == REPEAT:  # noqa: PLR1714 - two compares, no set
             if kind == REPEAT:
                 argument = p.operand[m.stack[d, level - 1].operand + argument]
             enter(m, d, level, pc, 0, argument - 1)
@@ -299,6 +300,10 @@ def settle(p: Program, m: Machine, link: int, now: int) -> None:
         m.link[link].units = 0
         m.link[link].due = NEVER
         return
+    if units >> RANGE_BITS:  # a link that never rests would run out of its clock
+        for at in range(flows):
+            heap[at].key -= units
+        m.link[link].units = units = 0
     rest = (heap[0].key - units) * m.link[link].load
     m.link[link].due = now - (-rest // p.link[link].rate)
 

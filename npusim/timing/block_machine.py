@@ -33,8 +33,8 @@ OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
 NEVER = 1 << 62
 #: Sub-units of a byte in a link's clock, as in ``npusim.timing.link``.
 FRACTION_BITS = 20
-#: Bits of an int64 that a product of bytes in flight and their number may take.
-RANGE_BITS = 62
+#: Bits of an int64 that a product of bytes in flight and their number may take; two are left for sums.
+RANGE_BITS = 60
 
 
 def record(*fields: str) -> np.dtype[Any]:

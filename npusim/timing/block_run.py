@@ -57,10 +57,8 @@ class Run:
     def result(self, method: str, run: RunPhase = run_whole) -> TimingResult:
         """Run every phase with ``run`` and return what it took."""
         streams, m = self.streams, self.machine
-        for phase, starts, master in zip(
-            streams.program.phases, self.starts, self.masters, strict=True
-        ):
-            self._run(phase, starts, master, run)
+        for phase in range(len(self.starts)):
+            self.run_phase(phase, run)
         ran = m.ran.tolist()
         counts = {op.key: n for op, n in zip(self.code.operations, ran, strict=True) if n}
         links = dict(zip(streams.device.links, m.link["bytes"].tolist(), strict=True))
@@ -69,8 +67,9 @@ class Run:
         uses = uses_of(streams, self.classes.groups, booked)
         return summarise(streams, method, self.cycles, uses, links, counts, self._spans())
 
-    def _run(self, phase: Phase, starts: list[int], master: int, run: RunPhase) -> None:
+    def run_phase(self, phase: int, run: RunPhase) -> None:
         """Let every member with blocks begin, and run until all are through."""
+        starts, master = self.starts[phase], self.masters[phase]
         m, queues, issuers = self.machine, len(self.program.queue), len(self.streams.issuers)
         dispatch = self.streams.device.timed_launch().block_dispatch_cycles.value
         begin, engines = self.now, len(m.engine)
@@ -86,7 +85,7 @@ class Run:
                 m.size[TODO] += 1
         run(self.program, m, begin, master)
         if (m.engine["op"] >= 0).any() or m.engine["length"].any():
-            raise DeadlockError(self._describe(phase))
+            raise DeadlockError(self._describe(self.streams.program.phases[phase]))
         # A phase is over when its last result is there; one without work still is dispatched.
         self.cycles = self.now = max(self.now, int(m.engine["end"].max(initial=0)))
 
@@ -96,11 +95,9 @@ class Run:
         kept = []
         for e, op, start, end in self.machine.span[: self.machine.size[SPANS]].tolist():
             member, queue = divmod(e, len(queues))
-            kept += [
-                Span(group, queues[queue].name, operations[op].label, start, end)
-                for group in self.classes.groups[member]
-                if group in self.trace_groups
-            ]
+            for group in self.classes.groups[member]:
+                if group in self.trace_groups:
+                    kept.append(Span(group, queues[queue].name, operations[op].label, start, end))
         return tuple(kept)
 
     def _describe(self, phase: Phase) -> str:

@@ -8,6 +8,7 @@ groups are two classes: sixteen groups with seven blocks, eight with six.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from npusim.timing.block_code import Code
@@ -15,7 +16,7 @@ from npusim.timing.block_run import Run
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator, Sequence
 
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
@@ -48,19 +49,29 @@ class Classes:
     groups: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
 
+    def every_block(self) -> Iterator[int]:
+        """Yield the blocks of one core group of each class."""
+        for phase in self.blocks:
+            yield from chain(*phase)
 
-def every_group(code: Code) -> Classes:
-    """Return each core group as a class of its own."""
-    phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
-    groups = range(code.streams.device.group_count.value)
-    return Classes(tuple((g,) for g in groups), tuple(tuple(p) for p in phases))
+    def one_by_one(self) -> Classes:
+        """Return the same core groups, each as a class of its own."""
+        member = {g: i for i, groups in enumerate(self.groups) for g in groups}
+        order = sorted(member)
+        phases = (tuple(phase[member[g]] for g in order) for phase in self.blocks)
+        return Classes(tuple((g,) for g in order), tuple(phases))
 
 
 def equal_groups(code: Code) -> Classes:
     """Return the core groups that run the same blocks in every phase, together."""
     phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
+    return fold_groups(list(zip(*phases, strict=True)))
+
+
+def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
+    """Return core groups by class; each is given by its blocks, phase by phase."""
     found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for group, runs in enumerate(zip(*phases, strict=True)):
+    for group, runs in enumerate(groups):
         found.setdefault(runs, []).append(group)
     ordered = sorted(found, key=lambda runs: -sum(len(r) for r in runs))
     return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
@@ -73,8 +84,10 @@ def blocks_by_group(code: Code, phase: Phase) -> list[tuple[int, ...]]:
 
     def number(block: Any) -> int:
         shape = phase.shape(block)
-        if shape not in known:
-            known[shape] = code.block(streams.timed(streams.templates.of(phase, block), None))
-        return known[shape]
+        found = known.get(shape)
+        if found is None:
+            template = streams.templates.of(phase, block)
+            found = known[shape] = code.block(streams.timed(template, None))
+        return found
 
     return [tuple(map(number, phase.blocks_of_group(group, count))) for group in range(count)]

@@ -32,6 +32,18 @@ class Span:
     path: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Approximation:
+    """How far an approximate method is from ``des``: measured on a part of the same program.
+
+    ``error`` is the relative difference of the cycles, signed (positive: too slow), on ``sample``
+    operations of the same core groups.
+    """
+
+    error: float
+    sample: int
+
+
 @dataclass(frozen=True)
 class TimingResult:
     """Predicted time of one program on one device.
@@ -39,7 +51,7 @@ class TimingResult:
     ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact.
     """
 
     method: str
@@ -54,3 +66,4 @@ class TimingResult:
     bound_cycles: dict[str, int] = field(default_factory=dict)
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = ()
+    approximation: Approximation | None = None

@@ -13,7 +13,6 @@ from npusim.timing.block_code import Code
 from npusim.timing.block_machine import MASTER
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
-from npusim.timing.snapshots import Snapshots
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Machine, Program
     from npusim.timing.result import TimingResult
+    from npusim.timing.steady_kernel import Snapshots
 
 #: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.
 KEPT = 16
@@ -50,7 +50,6 @@ class Skipping:
         self.snapshots = build_snapshots(run.program, run.machine)
 
     def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
-        """Run one phase from ``start``; ``master`` is the dispatcher whose loops are watched."""
         from npusim.timing.steady_kernel import run_steady
 
         machine.size[MASTER] = master
@@ -59,7 +58,7 @@ class Skipping:
 
 def build_snapshots(program: Program, machine: Machine) -> Snapshots:
     """Return room for the snapshots of one simulation."""
-    from npusim.timing.steady_kernel import ENGINE_TOTALS
+    from npusim.timing.steady_kernel import ENGINE_TOTALS, Snapshots
 
     levels, history = machine.stack.shape[1] + 1, machine.visible.shape[1]
     slots, engines = levels * KEPT, len(machine.engine)

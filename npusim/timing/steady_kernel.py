@@ -10,7 +10,7 @@ again as long as the loops last.  All totals then grow by what they grew by, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from npusim.timing.block_jit import inline, kernel, routine
 from npusim.timing.block_kernel import HALTED, NOTHING, advance
@@ -24,14 +24,26 @@ from npusim.timing.block_machine import (
     Program,
 )
 
-if TYPE_CHECKING:
-    from npusim.timing.snapshots import Snapshots
-
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
 #: Totals of an engine that ``note_totals`` writes: free, end, done, busy, idle.
 ENGINE_TOTALS = 5
 FREE, LAST, DONE, BUSY, IDLE = range(ENGINE_TOTALS)
+
+
+class Snapshots(NamedTuple):
+    """The latest snapshots of each level of loops; slot ``level * kept + n``."""
+
+    words: Ints  #: (slots, words)
+    length: Ints
+    digest: Ints
+    moment: Ints
+    totals: Ints  #: (slots, totals), as ``note_totals`` writes them
+    taken: Ints  #: of each level, ever
+    scratch: Ints  #: (history,)
+    engine_floor: Ints
+    issue_floor: Ints
+    counts: Ints  #: (2,): jumps, cycles skipped
 
 
 # ---------------------------------------------------------------- earliest moments

@@ -107,8 +107,9 @@ def test_a_scale_in_the_exponent_counts_as_one_outside() -> None:
     assert inside.zeroed_mass_percent == pytest.approx(outside.zeroed_mass_percent, rel=1e-3)
 
 
-def test_slices_of_two_vector_cores_are_put_together() -> None:
-    problem = sink_problem(dtype="float16", seq_q=77)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_slices_of_two_vector_cores_are_put_together(dtype: str) -> None:
+    problem = sink_problem(dtype=dtype, seq_q=77)
     source = recipe_source(problem)
     found = diagnose(
         "fp8_attention", problem, source, "hpc_ops_s1", "ascend_910b2",

@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 from npusim.errors import SpecError
 from npusim.report.pages import pasa, pcast, tiling_mask
+from npusim.report.pages.check import differences
 from npusim.spec.messages import suggest
 
-__all__ = ["PAGES", "write_pages"]
+__all__ = ["PAGES", "differences", "write_pages"]
 
 Page = Callable[[Path], list[Path]]
 

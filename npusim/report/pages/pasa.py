@@ -179,13 +179,13 @@ def _table_4() -> Section:
         data[_label(case)] = {"paper": paper, "schedule": percent, "by_rule": seeds}
     data["largest score"] = largest
     is_finite = data["others finite"] = _others_are_finite(tokens, head_dim)
+    not_ = "" if is_finite else "NOT "
     header = ["case (x0, Am)", "paper", "schedule", "rule, seed 0", "rule, mean", "standard deviation"]  # fmt: skip
     fields: dict[str, object] = {
         "table_4": table(header, rows), "shape": (1, *study.PAPER_SHAPE), "seeds": SEEDS,
         "half_overflow": f"{study.HALF_OVERFLOW:g}", "largest": largest,
         "largest_scaled": largest / float(np.sqrt(head_dim)),
-        "others": f"FA32 and PASA (all float16) are {'' if is_finite else 'NOT '}finite in all six cases"
-        " (one head each).",
+        "others": f"FA32 and PASA (all float16) are {not_}finite in all six cases (one head each).",
     }  # fmt: skip
     return fields, {"table_4": data}
 
