@@ -3,7 +3,7 @@
 Options of :func:`run`
 ----------------------
 hw, workload
-    Names of packaged files, paths, or the loaded objects.
+    Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for.
 problem
     The problem itself, in place of a workload.
 seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
@@ -16,9 +16,12 @@ precision
 arithmetic
     Registry name of the matrix arithmetic, in place of the device's own.
 tensors, prefix
-    Q, K and V: a file, the name of packaged data, or a mapping of (batch, heads, tokens, head size)
-    arrays, with keys ``q k v`` or ``<prefix>.q ...``; by default they are drawn from the workload's
-    recipe with ``seed``.
+    Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
+    ``<prefix>.q ...``; by default they are drawn from the workload's recipe with ``seed``.  With
+    ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
+layout
+    Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
+    ``tnd``; all but the first have heads within a token in memory too.
 numerics, rows, heads
     Whether bits are computed, and for which query rows (their whole Q blocks) and heads.
 method
@@ -41,16 +44,15 @@ from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.run_node import run_on_node
+from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import RunResult
-from npusim.schedules import find_schedule
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.node import is_node
-from npusim.spec.overrides import apply_overrides
+from npusim.schedules import default_hw, find_schedule
+from npusim.spec.load import load_workload
+from npusim.spec.node import NodeDevice, is_node, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import Spread, spread_over_alternates
-from npusim.tensors import load_tensors
+from npusim.tensors import Layout, load_tensors, quantise
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
@@ -76,7 +78,7 @@ DEFAULT_WORKLOAD = "pangu_38b"
 def run(
     schedule: str,
     *,
-    hw: str | Path | DeviceSpec = DEFAULT_HW,
+    hw: str | Path | DeviceSpec | None = None,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
     problem: AnyProblem | None = None,
     seq: int | None = None,
@@ -91,6 +93,7 @@ def run(
     arithmetic: str | None = None,
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
     prefix: str = "",
+    layout: Layout = "bnsd",
     numerics: bool = True,
     rows: Choice = "sample",
     heads: Choice = "sample",
@@ -105,25 +108,25 @@ def run(
     Raises a subclass of `NpusimError` that says what is wrong: `SpecError`, `TilingError`, ...
     """
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
-    if is_node(hw):
-        sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
-        sizes |= {"tensor_parallel": tensor_parallel, "causal": causal}
-        return run_on_node(
-            schedule, hw=cast("str | Path", hw), load=load, problem=problem, sizes=sizes, tiling=tiling,
-            precision=precision, numerics=numerics, method=method, trace_groups=trace_groups, overrides=overrides,
-        )  # fmt: skip
-    device = _device(hw, overrides)
-    chosen = find_schedule(schedule, device.family)
-    given = _tensors(load, tensors, prefix)
-    sizes = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
+    hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw
+    sizes: dict[str, Any] = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
+    if is_node(hw):
+        _refuse_values(tensors=tensors, arithmetic=arithmetic, seed=seed)
+        return run_on_node(
+            schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
+            sizes={**sizes, "causal": causal}, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
+        )  # fmt: skip
+    device = load_machine(hw, overrides)
+    chosen = find_schedule(schedule, device.family)
+    given, scales = _tensors(load, tensors, prefix, layout, dtype)
+    sizes["dtype"] = None if scales else dtype
     mask = causal if chosen.causal or causal is not None else False
-    what = _seeded(problem or _problem(load, given, sizes, mask), seed)
+    what = _stored(_seeded(problem or _problem(load, given, sizes, mask), seed), layout, scales)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, fields, device, preset)
-    program = plan.program()
-    check(program, flag_budget(device), thorough=False)
+    program = plan.checked_program()
     timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
     bits, spread = (
         _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, ())
@@ -135,6 +138,15 @@ def run(
     )  # fmt: skip
 
 
+def _refuse_values(**options: object) -> None:
+    """Raise `SpecError` for options of values where a node runs: its kernels have times only."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise SpecError(
+            f"{', '.join(given)}: a node's run computes no attention; use it on one device"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What is to be run, resolved: enough to build the program, with another arithmetic too."""
@@ -144,6 +156,11 @@ class _Plan:
     tiling: Tiling
     device: DeviceSpec
     precision: Precision
+
+    def checked_program(self) -> TileProgram:
+        program = self.program()
+        check(program, flag_budget(self.device), thorough=False)
+        return program
 
     def program(self, arithmetic: str | None = None) -> TileProgram:
         precision: Any = self.precision
@@ -175,19 +192,24 @@ def _evaluate(
 
 
 def _tensors(
-    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str
-) -> Mapping[str, NDArray[Any]] | None:
-    """Return the tensors given, or those that the workload's recipe changes."""
+    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, layout: Layout,
+    dtype: Dtype | None,
+) -> tuple[Mapping[str, NDArray[Any]] | None, dict[str, float]]:  # fmt: skip
+    """Return the tensors given, or those that the workload's recipe changes, and their scales."""
     if tensors is not None:
-        return load_tensors(tensors, prefix=prefix)
-    if load.tensors is None or not load.data.changes_tensors:
-        return None
-    return load_tensors(load.tensors.file, prefix=load.tensors.prefix)
+        found = load_tensors(tensors, prefix=prefix, layout=layout, head_dim=load.head_dim)
+    elif load.tensors is None or not load.data.changes_tensors:
+        return None, {}
+    else:
+        found = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
+    return quantise(found) if dtype == "float8_e4m3fn" else (found, {})
 
 
-def _device(hw: str | Path | DeviceSpec, overrides: Mapping[str, str] | None) -> DeviceSpec:
-    device = load_device(hw) if isinstance(hw, str | Path) else hw
-    return apply_overrides(device, overrides) if overrides else device
+def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
+    """Return the problem with its inputs' arrangement in memory and their scales."""
+    if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
+        return problem
+    return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
 
 
 def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
@@ -260,6 +282,8 @@ def simulate_program(
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    if isinstance(device, NodeDevice):
+        return time_on_node(program, device, method, trace_groups)
     result = METHODS[method](program, device, trace_groups=trace_groups)
     check_sanity(result)
     return result

@@ -6,25 +6,22 @@ Beside ``run`` the only place where schedules, timing and nodes meet.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from npusim import formats
-from npusim.errors import SpecError, TilingError
+from npusim.errors import SpecError
 from npusim.ir.check import check
 from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Waves
 from npusim.node.machine import femtoseconds
 from npusim.node.reduction import execute, reduction_error
-from npusim.node.simulate import simulate
+from npusim.node.simulate import simulate, worst
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device
-from npusim.spec.node import LayerProblem, NodeDevice, NodeSpec, load_node
-from npusim.spec.overrides import apply_overrides
+from npusim.spec.node import LayerProblem, NodeDevice, load_node_device
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
@@ -41,18 +38,18 @@ if TYPE_CHECKING:
     from npusim.schedules.allreduce import PartialSums
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
-    from npusim.spec.node import KernelTimes
+    from npusim.spec.node import KernelTimes, NodeSpec
     from npusim.spec.problem import Problem
     from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
-__all__ = ["kernel_timer", "layer_problem", "run_on_node", "search_blocks"]
+__all__ = ["kernel_timer", "layer_problem", "run_on_node", "time_on_node"]
 
 
 def run_on_node(
     schedule: str,
     *,
-    hw: str | Path | NodeSpec,
+    hw: str | Path | NodeSpec | NodeDevice,
     load: Workload,
     problem: AnyProblem | LayerProblem | None = None,
     sizes: Mapping[str, Any] | None = None,
@@ -68,28 +65,41 @@ def run_on_node(
     Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices.  Raises a
     subclass of `NpusimError` that says what is wrong.
     """
-    node = hw if isinstance(hw, NodeSpec) else load_node(hw)
-    if overrides:
-        node = cast("NodeSpec", apply_overrides(cast("DeviceSpec", node), overrides))
-    device = load_device(node.device)
-    chosen = find_schedule(schedule, node.family)
+    machine = load_node_device(hw, overrides)
+    node = machine.node
+    chosen = find_schedule(schedule, machine.family)
     what: Any = _problem_of(schedule, problem or layer_problem(load, node, sizes or {}))
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = cast("PartialSums", chosen.precision(precision or _stored(what)))
-    program = chosen.build(what, fields, cast("DeviceSpec", node), preset)
+    program = chosen.build(what, fields, machine, preset)
     check(program, None, thorough=False)
-    if method not in METHODS:
-        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    ranks = what.ranks if isinstance(what, LayerProblem) else node.device_count.value
-    timer = kernel_timer(node, device, method)
-    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
-    check_sanity(timing)
+    timing = time_on_node(program, machine, method, trace_groups)
     return RunResult(
         name=f"{schedule}-{node.name}-{load.name}", schedule=schedule, precision=preset.name,
-        formats=preset.formats(), device=NodeDevice.of(node, device), workload=load.name, inputs="none",
+        formats=preset.formats(), device=machine, workload=load.name, inputs="none",
         problem=what, tiling=fields, program=program, timing=timing, numerics=None,
         notes=_notes(node, timing, program, preset.partial, bits=numerics),
     )  # fmt: skip
+
+
+def time_on_node(
+    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = ()
+) -> NodeTiming:
+    """Return the time of a node program, its kernels by a named method, checked for sanity.
+
+    Raises
+    ------
+    SpecError
+        There is no such method, or the devices are not all joined.
+    """
+    if method not in METHODS:
+        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    node, device = machine.node, machine.each
+    ranks = len(program.phases[0].blocks)
+    timer = kernel_timer(node, device, method)
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
+    check_sanity(timing)
+    return timing
 
 
 def layer_problem(load: Workload, node: NodeSpec, sizes: Mapping[str, Any]) -> LayerProblem:
@@ -142,7 +152,7 @@ def _notes(
     ways = ", ".join(dict.fromkeys(timing.modes))
     notes = [
         f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * us:.1f} us, "
-        f"simulated {timing.allreduce_s * us:.1f} us"
+        f"simulated {timing.running_s[1] * us:.1f} us{_issue(timing, us)}"
     ]
     if timing.compute_s:
         notes.append(
@@ -159,6 +169,12 @@ def _notes(
     if node.kernels is not None:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
     return tuple(notes)
+
+
+def _issue(timing: NodeTiming, us: float) -> str:
+    """Return what the host needs to issue collectives, where its file says so."""
+    issue = (timing.allreduce_s - timing.running_s[1]) * us
+    return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
 
 
 def _operations(program: TileProgram) -> Iterator[Item]:
@@ -180,41 +196,6 @@ def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
         f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: RMSE {error.rmse:.2e} against float64; "
         f"{float(np.mean(differing)):.0%} differ in bits between ring and {other.algorithm}"
     )
-
-
-def search_blocks(
-    schedule: str,
-    *,
-    hw: str,
-    load: Workload,
-    problem: AnyProblem | None = None,
-    blocks: Sequence[int] = (1, 2, 3, 4, 6, 8),
-    first_shares: Sequence[float | None] = (None,),
-    tiling: Mapping[str, object] | None = None,
-    method: str = "auto",
-) -> list[tuple[float, int, float | None]]:
-    """Return ``(latency_us, blocks, first_share)`` of every choice that fits, the fastest first.
-
-    Raises
-    ------
-    TilingError
-        No choice fits.
-    """
-    found: list[tuple[float, int, float | None]] = []
-    fault: TilingError | None = None
-    for count, share in product(blocks, first_shares):
-        fields = {**(tiling or {}), "blocks": count} | ({"first_share": share} if share else {})
-        try:
-            result = run_on_node(
-                schedule, hw=hw, load=load, problem=problem, tiling=fields, method=method, trace_groups=()
-            )  # fmt: skip
-        except TilingError as error:
-            fault = error
-            continue
-        found.append((result.latency_us, count, share))
-    if not found and fault is not None:
-        raise fault
-    return sorted(found, key=lambda f: (f[0], f[1]))
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
@@ -262,7 +243,8 @@ def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: Device
     return KernelWork(
         femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
         terms=tuple((key, part / total) for key, part in terms.items()),
-        method="+".join(sorted({r.method for r in results})),
+        methods=tuple(sorted({r.method for r in results})),
+        approximation=worst(r.approximation for r in results),
     )  # fmt: skip
 
 
@@ -301,5 +283,5 @@ def _from_table(
     alone = ceil_div(count, cores) * waves.block_fs
     constant = (f"node.kernels.{kernel.role}.flops_per_s", 1.0)
     return KernelWork(
-        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), method="fitted kernels"
+        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), methods=("fitted kernels",)
     )

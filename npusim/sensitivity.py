@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.run import simulate_program
-from npusim.spec.overrides import apply_overrides
+from npusim.spec.node import load_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
     from npusim.spec.quantity import Quantity
 
 #: The step of issue-grade sensitivity tables: a fifth up and down.
 STEP = 0.2
 #: Constants that act on every run besides those in the costs of operations.
-GLOBAL_PREFIXES = ("flags.", "launch.", "links.")
+GLOBAL_PREFIXES = ("flags.", "launch.", "links.", "memory.l2.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +50,24 @@ def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
 
 def _doubtful(result: RunResult) -> Iterator[tuple[str, Quantity]]:
     used = result.timing.term_cycles if result.timing else {}
+    # A route's latency and an engine's queue depth delay results without keeping the engine busy.
+    places = {key.rpartition(".")[0] for key in used} | {_engine(key) for key in used}
     for key, fact in result.device.quantities():
-        matters = key in used or key.startswith(GLOBAL_PREFIXES)
+        matters = key.rpartition(".")[0] in places or key.startswith(GLOBAL_PREFIXES)
         if matters and fact.basis in ("assumed", "fitted") and fact.value:
             yield key, fact
+
+
+def _engine(key: str) -> str:
+    """Return the engine a constant belongs to: ``cores.<core>.engines.<engine>``."""
+    return ".".join(key.split(".")[:4])
 
 
 def _change(result: RunResult, key: str, fact: Quantity, factor: float) -> float:
     value = fact.value * factor
     text = str(round(value)) if isinstance(fact.value, int) else repr(value)
-    device: DeviceSpec = apply_overrides(result.device, {key: text})
+    if text == str(fact.value):
+        return 0.0
+    device = load_machine(result.device, {key: text})
     timing = simulate_program(result.program, device, "auto")
     return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

@@ -66,8 +66,13 @@ def spread_over_alternates(
         again = evaluate(rebuild(name), problem, inputs, rows=[row], heads=[head])
         after = again.rows[batch, head, row].astype(np.float64)
         norm = float(np.sqrt(np.nansum(before**2)))
-        distance = float(np.sqrt(np.nansum((after - before) ** 2)))
+        with np.errstate(invalid="ignore"):  # Inf in both is no difference
+            distance = float(np.sqrt(np.nansum((after - before) ** 2)))
         found.append(
-            Spread(name, distance / norm if norm else 0.0, float((after != before).mean()))
+            Spread(
+                name,
+                distance / norm if norm else 0.0,
+                float(((after != before) & ~(np.isnan(after) & np.isnan(before))).mean()),
+            )
         )
     return tuple(sorted(found, key=lambda s: s.arithmetic))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from npusim.errors import TensorError
+from npusim.formats import cast, get_format
 from npusim.formats.float_format import format_of_dtype
 from npusim.spec.packaged import list_tensors, packaged_tensors
 
@@ -16,25 +18,51 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tensors = dict[str, "NDArray[Any]"]
+Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
+#: Axes of each layout, by CANN's names for the inputs of its fused attention.
+LAYOUT_AXES = MappingProxyType(
+    {
+        "bnsd": ("batch", "heads", "tokens", "head size"),
+        "bsnd": ("batch", "tokens", "heads", "head size"),
+        "bsh": ("batch", "tokens", "heads x head size"),
+        "tnd": ("tokens of all sequences", "heads", "head size"),
+    }
+)
 NAMES = ("q", "k", "v")
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def load_tensors(source: str | Path | Mapping[str, NDArray[Any]], *, prefix: str = "") -> Tensors:
-    """Return ``{"q", "k", "v"}`` as (batch, heads, rows, head size), float16 or bfloat16.
+def load_tensors(
+    source: str | Path | Mapping[str, NDArray[Any]],
+    *,
+    prefix: str = "",
+    layout: Layout = "bnsd",
+    head_dim: int | None = None,
+) -> Tensors:
+    """Return ``{"q", "k", "v"}`` as (batch, heads, tokens, head size), each of one of `DTYPES`.
 
     ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
     ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
 
+    ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where
+    ``head_dim`` cuts the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key
+    ``cu_seqlens`` (or ``cu_seqlens_q`` and ``cu_seqlens_k``), beside the tensors' keys, holds the
+    ends of the sequences, as long as they are equally long; without one there is one sequence.
+
     Raises
     ------
     TensorError
-        The file is missing, truncated or has other keys; shapes do not fit together; a dtype is
-        not float16 or bfloat16; or a value is NaN (position named).
+        The file is missing, truncated or has other keys; shapes do not fit together or the layout;
+        a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = dict(source) if isinstance(source, Mapping) else _read(Path(source))
-    found = _pick(raw, prefix, where)
+    if layout not in get_args(Layout):
+        raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
+    found, chosen = _pick(raw, prefix, where)
+    for name, values in found.items():
+        ends = _sequence_ends(raw, chosen, name) if layout == "tnd" else None
+        found[name] = _as_bnsd(name, values, layout, where, head_dim=head_dim, ends=ends)
     for name, values in found.items():
         _check(name, values, where)
     _check_together(found, where)
@@ -61,7 +89,8 @@ def _read(path: Path) -> Tensors:
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
 
 
-def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> Tensors:
+def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Tensors, str]:
+    """Return the three tensors and the prefix of their keys, with its dot."""
     if prefix:
         keys = {n: f"{prefix}.{n}" for n in NAMES}
     elif all(n in raw for n in NAMES):
@@ -77,14 +106,73 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> Tensors:
     missing = [k for k in keys.values() if k not in raw]
     if missing:
         raise TensorError(f"{where}: no key {missing[0]!r}; it has {', '.join(sorted(raw))}")
-    return {n: raw[k] for n, k in keys.items()}
+    return {n: raw[k] for n, k in keys.items()}, keys["q"].removesuffix("q")
+
+
+def _as_bnsd(
+    name: str, values: NDArray[Any], layout: str, where: str, *, head_dim: int | None,
+    ends: NDArray[Any] | None,
+) -> NDArray[Any]:  # fmt: skip
+    """Return a view of one tensor with axes (batch, heads, tokens, head size)."""
+    axes = LAYOUT_AXES[layout]
+    if values.ndim != len(axes):
+        raise TensorError(
+            f"{where}: {name} has shape {values.shape}; layout {layout} has {len(axes)} axes "
+            f"({', '.join(axes)})"
+        )
+    if layout == "bnsd":
+        return values
+    if layout == "bsh":
+        width = values.shape[2]
+        if head_dim is None or width % head_dim:
+            size = "none is known" if head_dim is None else f"{head_dim}, the workload's"
+            raise TensorError(
+                f"{where}: {name} has {width} columns; layout bsh needs a head size that divides them: {size}"
+            )
+        values = values.reshape(*values.shape[:2], width // head_dim, head_dim)
+    if layout == "tnd":
+        count = 1 if ends is None else len(ends)
+        lengths = [len(values)] if ends is None else [int(n) for n in np.diff(ends, prepend=0)]
+        if len(set(lengths)) != 1 or lengths[0] < 1 or count * lengths[0] != len(values):
+            listed = " ".join(str(n) for n in lengths[:8])
+            raise TensorError(
+                f"{where}: {name} has {len(values)} tokens in sequences of {listed}; sequences of one call "
+                "must be equally long and cover all tokens: give others one by one"
+            )
+        values = values.reshape(count, lengths[0], *values.shape[1:])
+    return values.transpose(0, 2, 1, 3)
+
+
+def _sequence_ends(raw: Mapping[str, NDArray[Any]], prefix: str, name: str) -> NDArray[Any] | None:
+    """Return where each sequence of packed tokens ends; None where the file does not say."""
+    own = "q" if name == "q" else "k"
+    for key in (f"{prefix}cu_seqlens_{own}", f"{prefix}cu_seqlens", "cu_seqlens"):
+        if key in raw:
+            ends = np.asarray(raw[key]).reshape(-1)
+            return ends[1:] if len(ends) and ends[0] == 0 else ends
+    return None
+
+
+def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dict[str, float]]:
+    """Return the tensors in a narrow format and ``{"q_scale": ..., ...}``, one scale a tensor.
+
+    A scale is float32(largest absolute value / largest finite value of ``fmt``), so that the whole
+    range is used (per-tensor "amax" scaling); stored values are the quotients, rounded to nearest
+    even and saturated.  A tensor of zeros, or one in ``fmt`` already, keeps the scale 1.
+    """
+    limit = get_format(fmt).max_finite
+    found, scales = {}, {}
+    for name, values in tensors.items():
+        is_done = values.dtype == get_format(fmt).dtype
+        largest = 0.0 if is_done else float(np.abs(values.astype(np.float64)).max())
+        scale = float(np.float32(largest / limit)) or 1.0
+        scales[f"{name}_scale"] = scale
+        wide = values.astype(np.float64) / scale
+        found[name] = values if is_done else cast(wide, fmt, overflow="saturate")
+    return found, scales
 
 
 def _check(name: str, values: NDArray[Any], where: str) -> None:
-    if values.ndim != 4:
-        raise TensorError(
-            f"{where}: {name} has shape {values.shape}; 4 axes (batch, heads, tokens, head size) needed"
-        )
     fmt = format_of_dtype(values.dtype)
     if fmt is None or fmt.name not in DTYPES:
         raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")

@@ -22,6 +22,7 @@ from npusim.cli import options
 from npusim.cli.app import app
 from npusim.report.result_json import load_result
 from npusim.spec.load import list_devices, list_workloads
+from npusim.spec.node import list_nodes
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -364,8 +365,9 @@ def test_check_fails_with_1_until_accepted(
 
 def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
     text = _ok("hw", "list")
-    assert all(name in text for name in list_devices())
-    assert len(_document("hw", "list", "--json")["devices"]) == len(list_devices())
+    known = [*list_devices(), *list_nodes()]
+    assert all(name in text for name in known)
+    assert [d["name"] for d in _document("hw", "list", "--json")["devices"]] == known
     text = _ok("hw", "show", "ascend_910b2", "--only", "links.hbm")
     assert "links.hbm.bytes_per_s" in text
     assert "1.45e+12  measured" in text

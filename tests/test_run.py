@@ -159,7 +159,7 @@ WITH_NAN[0, 1, 7, 3] = WITH_NAN[0, 1, 9, 0] = np.nan
 BAD_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "three axes": (
         given(k=ones(2, 20, 16)),
-        r"k has shape \(2, 20, 16\); 4 axes \(batch, heads, tokens, head size\) needed",
+        r"k has shape \(2, 20, 16\); layout bnsd has 4 axes \(batch, heads, tokens, head size\)",
     ),
     "keys and values": (given(v=ones(1, 2, 21, 16)), r"keys 20 but values 21"),
     "head sizes": (given(q=ones(1, 2, 20, 32)), r"head size 32 of q but 16 of k"),

@@ -74,7 +74,7 @@ def explore(
     causal: o.Causal = None,
     dtype: o.Dtype = None,
     problem: o.ProblemText = None,
-    hw: o.Hw = o.DEFAULT_HW,
+    hw: o.Hw = None,
     overrides: o.Overrides = None,
     tiling: o.Tilings = None,
     precision: o.Precision = None,

@@ -14,14 +14,15 @@ __all__ = ["show_fields"]
 SCHEMA_VERSION = 1
 
 
-def show_fields(name: str, hw: str, *, as_json: bool) -> None:
+def show_fields(name: str, hw: str | None, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
     from npusim.report.text import Cell, Facts, Grid, Heading, cells
-    from npusim.schedules import find_schedule
-    from npusim.spec.load import load_device
+    from npusim.cli.options import DEFAULT_HW
+    from npusim.schedules import default_hw, find_schedule
+    from npusim.spec.node import load_machine
     from npusim.spec.tiling import tiling_fields
 
-    schedule = find_schedule(name, load_device(hw).family)
+    schedule = find_schedule(name, load_machine(hw or default_hw(name, DEFAULT_HW)).family)
     fields = tiling_fields(schedule.tiling)
     default = schedule.default_precision
     if as_json:

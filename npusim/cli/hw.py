@@ -11,6 +11,7 @@ from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
+    from npusim.spec.node import NodeSpec
 
 __all__ = ["app"]
 
@@ -27,17 +28,19 @@ app = typer.Typer(
 )
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A packaged device, or your own .yaml.")
+    str, typer.Argument(metavar="NAME|FILE", help="A packaged device or node, or your own .yaml.")
 ]
 
 
 @app.command("list", cls=Command, epilog=examples(("npusim hw list --json", "for a script")))
 def list_all(json: o.Json = False) -> None:
-    """List the devices that come with npusim."""
+    """List the devices that come with npusim, and the nodes of several."""
     from npusim.report.text import Grid, cells
     from npusim.spec.load import list_devices, load_device
+    from npusim.spec.node import list_nodes, load_node
 
-    devices = [load_device(name) for name in list_devices()]
+    devices: list[DeviceSpec | NodeSpec] = [load_device(name) for name in list_devices()]
+    devices += [load_node(name) for name in list_nodes()]
     if json:
         rows = [
             {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()}
@@ -76,9 +79,9 @@ def show_one(
     json: o.Json = False,
 ) -> None:
     """Show every number of a device with its basis and source."""
-    from npusim.spec.load import load_device
+    from npusim.spec.node import load_machine
 
-    device = load_device(name, o.key_values(overrides, "-C"))
+    device = load_machine(name, o.key_values(overrides, "-C"))
     if json:
         content = device.model_dump(mode="json", by_alias=True)
         show_json(
@@ -139,13 +142,13 @@ def validate(
 ) -> None:
     """Check hardware files; name each fault with file and line."""
     from npusim.report.text import Cell, Facts
-    from npusim.spec.load import load_device
+    from npusim.spec.node import load_machine
 
     faults: dict[str, list[str]] = {}
     facts = []
     for file in files:
         try:
-            device = load_device(file)
+            device = load_machine(file)
         except SpecError as error:
             faults[file] = str(error).splitlines()
             facts.append((file, tuple(Cell(line, "bad") for line in faults[file])))

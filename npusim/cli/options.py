@@ -46,9 +46,10 @@ ScheduleName = Annotated[
     ),
 ]
 Hw = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--hw", metavar="NAME|FILE", rich_help_panel=_DEVICE, autocompletion=_devices,
+        show_default=f"{DEFAULT_HW}, or what the schedule is for",
         help="Device: a name of npusim hw list, or your own .yaml.",
     ),
 ]  # fmt: skip
@@ -112,11 +113,12 @@ Precision = Annotated[
     ),
 ]  # fmt: skip
 Dtype = Annotated[
-    Literal["float16", "bfloat16"] | None,
+    Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None,
     typer.Option(
-        "--dtype", rich_help_panel=_PROBLEM, show_default="the workload's", help="Of Q, K and V."
+        "--dtype", rich_help_panel=_PROBLEM, show_default="the workload's",
+        help="Of Q, K and V; --tensors are quantised to float8_e4m3fn.",
     ),
-]
+]  # fmt: skip
 ProblemText = Annotated[
     str | None,
     typer.Option(
@@ -128,7 +130,8 @@ Method = Annotated[
     str,
     typer.Option(
         "--method", metavar="NAME", rich_help_panel=_HOW,
-        help="How time is computed: auto, des (the reference), replay (links not shared), block, fold, steady.",
+        help="How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
+        "reserved: approximate; replay: where no link is shared.",
     ),
 ]  # fmt: skip
 Json = Annotated[

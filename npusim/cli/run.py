@@ -1,7 +1,7 @@
 """``npusim run``: bits and cycles of one schedule on one device."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +39,13 @@ Prefix = Annotated[
         help="Of the tensors' keys: <prefix>.q; needed where a file holds several.",
     ),
 ]  # fmt: skip
+Layout = Annotated[
+    Literal["bnsd", "bsnd", "bsh", "tnd"],
+    typer.Option(
+        "--layout", rich_help_panel=_BITS,
+        help="Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
+    ),
+]  # fmt: skip
 Rows = Annotated[
     str,
     typer.Option(
@@ -68,6 +75,13 @@ NoNumerics = Annotated[
         "--no-numerics", rich_help_panel=_BITS, show_default=False, help="Time only, no bits."
     ),
 ]
+Diagnose = Annotated[
+    bool,
+    typer.Option(
+        "--diagnose", rich_help_panel=_BITS, show_default=False,
+        help="Ranges, resonance, underflow, mass lost and saturation too.",
+    ),
+]  # fmt: skip
 Trace = Annotated[
     Literal["perfetto", "chrome", "none"],
     typer.Option(
@@ -153,7 +167,7 @@ def run(
     causal: o.Causal = None,
     dtype: o.Dtype = None,
     problem: o.ProblemText = None,
-    hw: o.Hw = o.DEFAULT_HW,
+    hw: o.Hw = None,
     overrides: o.Overrides = None,
     tiling: o.Tilings = None,
     precision: o.Precision = None,
@@ -161,10 +175,12 @@ def run(
     method: o.Method = "auto",
     tensors: Tensors = None,
     prefix: Prefix = "",
+    layout: Layout = "bnsd",
     rows: Rows = "sample",
     heads: Heads = "sample",
     seed: Seed = None,
     no_numerics: NoNumerics = False,
+    diagnose: Diagnose = False,
     trace: Trace = "perfetto",
     trace_groups: TraceGroups = "0",
     out: Out = None,
@@ -184,23 +200,25 @@ def run(
         show_fields(name, hw, as_json=json)
         return
     groups = () if trace == "none" or no_save else o.indices(trace_groups, "--trace-groups")
-    chosen_rows, chosen_heads = o.chosen(rows, "--rows"), o.chosen(heads, "--heads")
     numbers, tiles = o.key_values(overrides, "-C"), o.tiling_values(tiling)
     if not no_save:
         _check_place(out)
     with working(f"simulating {name} ..."):
-        from npusim.run import run as run_schedule
-
-        result = run_schedule(
-            name,
-            hw=hw, overrides=numbers, workload=workload, problem=o.problem_values(problem), seq=seq,
-            seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
-            dtype=dtype, tiling=tiles, precision=precision, arithmetic=arithmetic, method=method,
-            tensors=tensors, prefix=prefix, rows=chosen_rows, heads=chosen_heads, seed=seed,
-            numerics=not no_numerics, trace_groups=groups,
+        result = _simulate(
+            name, hw=hw, overrides=numbers, workload=workload, problem=o.problem_values(problem),
+            seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel,
+            causal=causal, dtype=dtype, tiling=tiles, precision=precision, arithmetic=arithmetic,
+            method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed, rows=o.chosen(rows, "--rows"),
+            heads=o.chosen(heads, "--heads"), numerics=not no_numerics, diagnose=diagnose, trace_groups=groups,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
     _print(result, folder, as_json=json, sensitive=sensitivity)
+
+
+def _simulate(name: str, **options: Any) -> "RunResult":
+    from npusim.run import run as run_schedule
+
+    return run_schedule(name, **options)
 
 
 def _check_place(out: Path | None) -> None:

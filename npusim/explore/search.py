@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
 from npusim.run import DEFAULT_HW, DEFAULT_WORKLOAD, run
-from npusim.schedules import find_schedule
+from npusim.schedules import default_hw, find_schedule
 from npusim.spec.device import DeviceSpec
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.overrides import apply_overrides
+from npusim.spec.load import load_workload
+from npusim.spec.node import NodeDevice, NodeSpec, load_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from npusim.run_result import RunResult
     from npusim.spec.kernels import AnyProblem
+    from npusim.spec.model import SpecModel
     from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
 
@@ -65,10 +66,16 @@ class Request:
 
     def __getstate__(self) -> dict[str, object]:
         # A device holds classes that pydantic makes while running, which do not pickle.
-        return {**self.__dict__, "device": self.device.model_dump_json(by_alias=True)}
+        parts: tuple[SpecModel, ...] = (self.device,)
+        if isinstance(self.device, NodeDevice):
+            parts = (self.device.each, self.device.node)
+        return {**self.__dict__, "device": [part.model_dump_json(by_alias=True) for part in parts]}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        device = DeviceSpec.model_validate_json(str(state["device"]))
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        each, *node = state["device"]
+        device = DeviceSpec.model_validate_json(each)
+        if node:
+            device = NodeDevice.of(NodeSpec.model_validate_json(node[0]), device)
         self.__dict__.update({**state, "device": device})
 
     def run(self, point: Point) -> RunResult:
@@ -127,7 +134,7 @@ def explore(
     schedule: str,
     fields: Mapping[str, Iterable[int | float | str]],
     *,
-    hw: str | Path | DeviceSpec = DEFAULT_HW,
+    hw: str | Path | DeviceSpec | None = None,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
     problem: AnyProblem | None = None,
     seq: int | None = None,
@@ -169,8 +176,7 @@ def explore(
     >>> len(found.outcomes)
     2
     """
-    device = load_device(hw) if isinstance(hw, str | Path) else hw
-    device = apply_overrides(device, overrides) if overrides else device
+    device = load_machine(default_hw(schedule, DEFAULT_HW) if hw is None else hw, overrides)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     request = Request(
         schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import TYPE_CHECKING
 
 from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
+
+if TYPE_CHECKING:
+    from npusim.ir.warps import WarpPlan
 
 
 @unique
@@ -48,6 +52,7 @@ class Attributes:
     started: bool = False  #: a row sum whose last source is its start value
     rounding: str = "nearest_even"
     overflow: str = ""
+    warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps
 
     @property
     def accumulator_format(self) -> str:

@@ -61,14 +61,18 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A region of a global tensor that a block reads ``times`` over, or writes (``times`` 0)."""
+    """A region of a global tensor that blocks read, the keenest ``times`` over, or write (``times`` 0).
+
+    ``read_bytes`` is what all of them read of it together; ``None``: one block, ``times`` the region.
+    """
 
     region: GlobalTile
     times: int = 1
+    read_bytes: int | None = None
 
     @property
     def is_write(self) -> bool:
-        """Whether the block writes the region."""
+        """Whether the region is written."""
         return self.times == 0
 
 
@@ -79,19 +83,23 @@ class Phase:
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
     global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
-    ``touches`` lists what a block reads and writes in global tensors, region by region.
+    ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
+    ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
     """
 
     name: str
     blocks: Sequence[Block]
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
-    touches: Callable[[Block], Iterable[Touch]]
+    touches: Callable[[Sequence[Block]], Iterable[Touch]]
     assignment: Assignment = "round_robin"
     serves: Serves = "rows"
+    dealt: Sequence[Sequence[int]] = ()
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
+        if self.dealt:
+            return [self.blocks[number] for number in self.dealt[group]]
         return self.blocks[group::group_count]
 
 

@@ -8,8 +8,8 @@ is still there if that was no more than the cache holds.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,14 @@ class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
     ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read, outputs
-    written.
+    written.  ``shared_reads`` is how much of the other core groups reads the same region in the same
+    step, averaged over a tensor's bytes: 0 none of them, 1 all.
     """
 
     read_misses: Mapping[str, float]
     write_misses: Mapping[str, float]
     compulsory_bytes: int = 0
+    shared_reads: Mapping[str, float] = field(default_factory=dict)
 
 
 def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Residency:
@@ -54,7 +56,12 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Re
         name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
         for name in program.tensors
     }
-    return Residency(reads, writes, cache.compulsory)
+    others = max(1, group_count - 1)
+    shared = {
+        name: min(1.0, cache.met[name] / cache.read[name] / others) if cache.read[name] else 0.0
+        for name in program.tensors
+    }
+    return Residency(reads, writes, cache.compulsory, shared)
 
 
 class _Cache:
@@ -64,6 +71,7 @@ class _Cache:
         self.capacity = capacity
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
         self._furthest: dict[Key, int] = {}  # rows ever touched
@@ -75,6 +83,7 @@ class _Cache:
         since = list(accumulate(reversed(self._step_bytes)))[::-1]
         for key, use in touched.items():
             self.read[key[0]] += use.read_bytes
+            self.met[key[0]] += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
             if use.is_compulsory:
                 self.compulsory += max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
@@ -109,26 +118,30 @@ class _Use:
     is_write: bool
     is_compulsory: bool
 
+    @property
+    def readers(self) -> float:
+        """Groups that read it, on average over its bytes; at least one."""
+        return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
+
 
 def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
     for start in range(0, len(phase.blocks), group_count):
         touched: dict[Key, _Use] = {}
-        for block in phase.blocks[start : start + group_count]:
-            for touch in phase.touches(block):
-                region = touch.region
-                key = _key(region)
-                row_bytes = region.payload_bytes // region.rows
-                size = region.payload_bytes * touch.times
-                use = touched.get(key)
-                if use is None:
-                    touched[key] = _Use(
-                        region.rows, row_bytes, touch.times, size, touch.is_write,
-                        region.tensor.role in ("input", "output"),
-                    )  # fmt: skip
-                else:
-                    use.rows = max(use.rows, region.rows)
-                    use.times = max(use.times, touch.times)
-                    use.read_bytes += size
+        for touch in phase.touches(phase.blocks[start : start + group_count]):
+            region = touch.region
+            key = _key(region)
+            payload = region.payload_bytes
+            size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
+            use = touched.get(key)
+            if use is None:
+                touched[key] = _Use(
+                    region.rows, payload // region.rows, touch.times, size, touch.is_write,
+                    region.tensor.role in ("input", "output"),
+                )  # fmt: skip
+            else:
+                use.rows = max(use.rows, region.rows)
+                use.times = max(use.times, touch.times)
+                use.read_bytes += size
         cache.step(touched)
 
 

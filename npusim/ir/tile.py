@@ -43,7 +43,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
-    """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups."""
+    """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
+
+    ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
+    """
 
     name: str
     batch: int
@@ -52,6 +55,7 @@ class GlobalTensor:
     cols: int
     fmt: str
     role: Role
+    is_interleaved: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -144,3 +148,11 @@ class RingTile:
 
 
 Operand = Tile | RingTile | GlobalTile
+
+
+def memory_of(operand: Operand) -> str:
+    """Return the device file's name of the memory an operand lies in: ``L1``, ``SMEM``, ``GM``."""
+    if isinstance(operand, GlobalTile):
+        return "GM"
+    space = operand.space if isinstance(operand, Tile) else operand.ring.space
+    return "GM" if space == "gm" else space.rpartition(".")[2]

@@ -22,7 +22,15 @@ from npusim.layout.algebra import (
 )
 from npusim.layout.arrangement import Arrangement, arrangement
 from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
-from npusim.layout.execute import from_registers, gather, mma, scatter, to_registers, warp_product
+from npusim.layout.execute import (
+    chained_product,
+    from_registers,
+    gather,
+    mma,
+    scatter,
+    to_registers,
+    warp_product,
+)
 from npusim.layout.fractal import BUFFER_FORMATS, nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
 from npusim.layout.gf2 import BitMatrix
@@ -66,6 +74,7 @@ __all__ = [
     "best_order",
     "bundle",
     "chain",
+    "chained_product",
     "coalesce",
     "complement",
     "composition",

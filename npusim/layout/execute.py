@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     Index: TypeAlias = NDArray[np.intp]
     Multiply: TypeAlias = Callable[[Array, Array, Array], Array]
 
-__all__ = ["from_registers", "gather", "mma", "scatter", "to_registers", "warp_product"]
+__all__ = [
+    "chained_product",
+    "from_registers",
+    "gather",
+    "mma",
+    "scatter",
+    "to_registers",
+    "warp_product",
+]
 
 
 def gather(fragment: Fragment, tiles: Array) -> Array:
@@ -152,6 +160,47 @@ def warp_product(
         left, right = a[..., :, k, None, :, :], b[..., None, k, :, :, :]
         c = mma(instruction, left, right, c, multiply)
     return c
+
+
+def chained_product(
+    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply
+) -> Array:
+    """Return what `warp_product` returns, for a ``multiply`` that runs instructions one after the other.
+
+    Each group's fragments are put side by side: one call multiplies ``(..., groups, m rows, all k)``
+    by ``(..., groups, all k, n columns)``, adding up k instruction by instruction in rising order, as
+    ``formats.matmul`` does.
+
+    Raises
+    ------
+    LayoutError
+        A and B have different numbers of fragments along k.
+    """
+    if b.shape[-4] != a.shape[-3]:
+        raise LayoutError(f"{instruction}: A has {a.shape[-3]} fragments along k, B {b.shape[-4]}")
+    stacked = (
+        _side_by_side(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True)
+    )
+    whole = multiply(*stacked)
+    down, across = c.shape[-4:-2]
+    rows, columns = instruction.c.rows, instruction.c.columns
+    tiles = whole.reshape(*whole.shape[:-2], down, rows, across, columns)
+    return gather(instruction.c, _moveaxis(tiles, (-5, -4, -3, -2, -1), (-3, -5, -2, -4, -1)))
+
+
+def _side_by_side(fragment: Fragment, registers: Array) -> Array:
+    """Return each group's whole matrix, ``(..., groups, rows, columns)``, from its fragments."""
+    tiles = scatter(fragment, registers)  # (..., down, across, groups, rows, columns)
+    moved = _moveaxis(tiles, (-5, -4, -3, -2, -1), (-4, -2, -5, -3, -1))
+    *lead, down, rows, across, columns = moved.shape
+    return moved.reshape(*lead, down * rows, across * columns)
+
+
+def _moveaxis(tiles: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
+    """Return ``numpy.moveaxis``; imported when it is needed."""
+    import numpy as np
+
+    return np.moveaxis(tiles, source, target)
 
 
 def _numpy_product(a: Array, b: Array, c: Array) -> Array:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npusim.node.collective import Algorithm, Kind
     from npusim.spec.kernels import GemmProblem
     from npusim.spec.problem import Problem
+    from npusim.timing.result import Approximation
 
 KernelRole = Literal["attention", "linear"]
 
@@ -57,7 +58,8 @@ class KernelWork:
 
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
     resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
-    ``terms`` are the constants behind the time and their shares of it, ``method`` how it was found.
+    ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
+    ``approximation`` how far they are from exact.
     """
 
     alone_fs: int
@@ -66,7 +68,8 @@ class KernelWork:
     demand: tuple[tuple[str, float], ...] = ()
     waves: Waves | None = None
     terms: tuple[tuple[str, float], ...] = ()
-    method: str = ""
+    methods: tuple[str, ...] = ()
+    approximation: Approximation | None = None
 
     @property
     def whole_fs(self) -> int:

@@ -120,5 +120,5 @@ def node_program(
     )  # fmt: skip
 
 
-def _touches(_rank: int) -> Iterator[Touch]:
+def _touches(_ranks: Sequence[int]) -> Iterator[Touch]:
     return iter(())

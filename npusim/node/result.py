@@ -15,7 +15,8 @@ class NodeTiming(TimingResult):
     issue included; ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the
     alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs,
     ``overlap_s`` that in which kernels and collectives run side by side; ``running_s`` are the times
-    of kernels and of collectives as they ran.
+    of kernels and of collectives as they ran.  ``alone_s`` is what the kernels, cut as they are,
+    take on a device that does nothing else, without the host's issue.
     """
 
     attention_s: float = 0.0
@@ -24,6 +25,7 @@ class NodeTiming(TimingResult):
     exposed_s: float = 0.0
     overlap_s: float = 0.0
     running_s: tuple[float, float] = (0.0, 0.0)
+    alone_s: float = 0.0
     closed_form_s: float = 0.0
     modes: tuple[str, ...] = field(default=())  #: each collective's, as ``mesh by sdma (stream)``
 

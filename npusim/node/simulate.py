@@ -18,7 +18,7 @@ from npusim.node.topology import Topology
 from npusim.timing.result import QueueUse, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
+    from collections.abc import Collection, Generator, Iterable
 
     from simpy.events import Event
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
     from npusim.spec.device import DeviceSpec
     from npusim.spec.node import NodeSpec
+    from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]
 
@@ -236,9 +237,8 @@ class _Simulation:
         ]
         is_alone = not self.kernels
         return NodeTiming(
-            method=" over ".join(
-                ["node-des", *sorted({w.method for _, w in self.kernels if w.method})]
-            ),
+            method=_method(work for _, work in self.kernels),
+            approximation=worst(work.approximation for _, work in self.kernels),
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
@@ -255,6 +255,7 @@ class _Simulation:
             overlap_s=_common(*self.ran) / FEMTOSECONDS,
             running_s=(_length(self.ran[0]), _length(self.ran[1])),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
+            alone_s=sum(w.launch_fs + w.alone_fs for _, w in self.kernels) / FEMTOSECONDS,
             closed_form_s=sum(closed),
             modes=tuple(
                 f"{c.algorithm} by {c.driver} ({p.mode_name})"
@@ -277,6 +278,17 @@ class _Simulation:
             for name, size in self._busiest_links().items()
             if self.node.links[name].model != "edges"
         }
+
+
+def _method(kernels: Iterable[KernelWork]) -> str:
+    """Return how times were found: ``node-des over steady and reserved``."""
+    below = sorted({name for work in kernels for name in work.methods})
+    return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
+
+
+def worst(found: Iterable[Approximation | None]) -> Approximation | None:
+    """Return the approximation with the largest measured difference; None if all times are exact."""
+    return max((a for a in found if a is not None), key=lambda a: abs(a.error), default=None)
 
 
 def _length(intervals: list[tuple[int, int]]) -> float:

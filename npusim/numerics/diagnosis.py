@@ -126,7 +126,8 @@ class Probe:
 
     def look_at_inputs(self, q: Array, k: Array, row: int) -> None:
         """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""
-        queries, keys = np.asarray(q, np.float64), np.asarray(k, np.float64)
+        queries = np.asarray(q, np.float64) * self.problem.q_scale
+        keys = np.asarray(k, np.float64) * self.problem.k_scale
         raw = queries @ keys.T
         if self.problem.causal:
             last = np.arange(row, row + len(q))[:, None] + self.problem.causal_offset

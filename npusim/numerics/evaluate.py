@@ -86,6 +86,7 @@ def evaluate(
         first_events=tuple(done.events.first.values()),
         arithmetic=_arithmetic(program),
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
+        events=tuple(done.events.events),
     )
 
 

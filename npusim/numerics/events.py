@@ -19,15 +19,25 @@ if TYPE_CHECKING:
     from npusim.ir.walk import ResolvedOp
 
 
+#: Events kept beside their counts: more would fill a trace with one message.
+EVENTS_KEPT = 10_000
+
+
 @dataclass
 class EventLog:
-    """Counts elements by operation and keeps the first event of each kind."""
+    """Counts elements by operation, and keeps events: the first of each kind, and one an operation.
+
+    ``phase``, ``lanes`` and ``position`` say what is executed: the blocks' names, one a lane, and how
+    many of their operations were done.
+    """
 
     phase: str = ""
     lanes: Sequence[str] = ()
+    position: int = 0
     overflow: Counter[str] = field(default_factory=Counter)
     nan: Counter[str] = field(default_factory=Counter)
     first: dict[str, NumericEvent] = field(default_factory=dict)
+    events: list[NumericEvent] = field(default_factory=list)
 
     def look(
         self,
@@ -56,18 +66,21 @@ class EventLog:
             if not count:
                 continue
             counter[label] += count
-            if kind not in self.first:
-                lane, row, col = (int(x[0]) for x in np.nonzero(where))
-                self.first[kind] = NumericEvent(
-                    kind,
-                    label,
-                    resolved.op.queue,
-                    self.phase,
-                    self.lanes[lane],
-                    resolved.path,
-                    row,
-                    col,
-                )
+            self._keep(kind, label, resolved, where)
+
+    def _keep(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
+        """Keep one event for each lane with an element in ``where``."""
+        for lane in np.nonzero(where.any(axis=(1, 2)))[0]:
+            if kind in self.first and len(self.events) >= EVENTS_KEPT:
+                return
+            row, col = (int(x[0]) for x in np.nonzero(where[lane]))
+            event = NumericEvent(
+                kind, label, resolved.op.queue, self.phase, self.lanes[lane], resolved.path, row, col,
+                int(where[lane].sum()), self.position,
+            )  # fmt: skip
+            self.first.setdefault(kind, event)
+            if len(self.events) < EVENTS_KEPT:
+                self.events.append(event)
 
 
 def _finite_and_number(

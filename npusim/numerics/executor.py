@@ -80,6 +80,19 @@ def execute(
     return state
 
 
+def execute_operations(
+    program: TileProgram, phase: Phase, operations: Iterable[ResolvedOp], state: Execution
+) -> None:
+    """Execute resolved operations of one core group one after the other, in the order given.
+
+    Any order that the program's queues and flags allow leaves the same bits in ``state``; `execute`
+    takes program order.
+    """
+    memories = _Lockstep(program, phase, [phase.name], state)
+    for resolved in operations:
+        memories.execute(resolved, ())
+
+
 def _lanes(phase: Phase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield groups of blocks of one shape, at most ``LANES`` together."""
     groups: dict[Hashable, list[Any]] = {}
@@ -107,7 +120,8 @@ class _Lockstep:
         walker = Walker(self.program)
         first, *others = (self.phase.body(b) for b in self.blocks)
         rest = [_flatten(items) for items in others]
-        for resolved in walk(walker, first):
+        for position, resolved in enumerate(walk(walker, first)):
+            self.events.position = position
             self.execute(resolved, [next(ops) for ops in rest])
 
     def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp]) -> None:

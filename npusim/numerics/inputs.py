@@ -47,7 +47,8 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
         key = (name, batch, head)
         if key not in made:
             rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-            made[key] = formats.cast(_draw(problem, name, rng), problem.dtype)
+            drawn = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
+            made[key] = formats.cast(drawn, problem.dtype)
         return made[key]
 
     return source

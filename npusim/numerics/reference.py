@@ -22,16 +22,17 @@ ULP_BINS = (("0", 0), ("1", 1), ("2", 2), ("3-4", 4), ("5-8", 8))
 def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
-    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) in any format.  Every input is finite.
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.
     """
     wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-    scores = wide_q @ wide_k.T * problem.scale
+    scores = wide_q @ wide_k.T * problem.score_scale
     if problem.causal:
         queries = np.arange(row, row + len(q))[:, None] + problem.causal_offset
         scores = np.where(np.arange(len(k))[None, :] <= queries, scores, -np.inf)
     scores -= scores.max(axis=1, keepdims=True)
     weights = np.exp(scores)
-    result: NDArray[np.float64] = weights @ wide_v / weights.sum(axis=1, keepdims=True)
+    total = weights.sum(axis=1, keepdims=True)
+    result: NDArray[np.float64] = weights @ wide_v / total * problem.v_scale
     return result
 
 

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumericEvent:
-    """The first place where a kind of event happened: ``overflow`` (finite in, Inf out) or ``nan``."""
+    """``overflow`` (finite in, Inf out) or ``nan`` (from numbers) in one operation of one block.
+
+    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within
+    the operation's tile, ``count`` how many elements of it; ``position`` counts the block's operations
+    before this one.
+    """
 
     kind: str
     operation: str
@@ -26,6 +31,8 @@ class NumericEvent:
     path: tuple[tuple[str, int], ...]
     row: int
     col: int
+    count: int = 1
+    position: int = 0
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={index}" for name, index in self.path)
@@ -57,8 +64,10 @@ class NumericResult:
     """Bits of the chosen blocks, and what happened on the way.
 
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).
-    ``overflow_counts`` and ``nan_counts`` count elements per operation; ``arithmetic`` names the
-    matrix units' arithmetic and its evidence.
+    ``overflow_counts`` and ``nan_counts`` count elements per operation; ``events`` lists every
+    operation of every computed block that had some, in program order (the first
+    `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
+    ``arithmetic`` names the matrix units' arithmetic and its evidence.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]]
@@ -70,6 +79,7 @@ class NumericResult:
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
     diagnosis: Diagnosis | None = None
+    events: tuple[NumericEvent, ...] = ()
 
     @cached_property
     def output(self) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.ir.op import Attributes, Opcode
+from npusim.numerics.lanes import exchanged, product_on_lanes
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -32,8 +33,9 @@ def apply(
     return row(sources, before, fmt, attributes)
 
 
-def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
-    return sources[0]
+def _copy(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
+    plan = attributes.warp
+    return exchanged(sources[0], plan) if plan and plan.exchange else sources[0]
 
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -52,6 +54,11 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
         b = np.concatenate([b, np.zeros((*b.shape[:-2], tail, b.shape[-1]), b.dtype)], axis=-2)
+    if attributes.warp:
+        start = before if attributes.accumulate else np.zeros_like(before)
+        return product_on_lanes(
+            a, b, start, attributes.warp, arithmetic, is_transposed=attributes.transpose_b
+        )
     return formats.matmul(a, b, before if attributes.accumulate else None, arithmetic=arithmetic)
 
 

@@ -76,11 +76,10 @@ class EffectiveWeights:
         assert self._total is not None
         lanes, rows = self._total.shape[:2]
         weights = np.zeros((lanes, rows, self.keys))
-        later = np.ones((lanes, rows, 1))
+        later = 1.0 / self._total
         for first, p, old in reversed(self._tiles):
-            weights[:, :, first : first + p.shape[-1]] = p * later
+            np.multiply(p, later, out=weights[:, :, first : first + p.shape[-1]])
             later = later if old is None else later * old
-        weights /= self._total
         for block, own in zip(self._blocks, weights, strict=True):
             self.finished(block, own)
         self._tiles, self._total = [], None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.report.record import units_of
 from npusim.report.tracks import track_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def queues_of(timing: TimingRecord, group: int) -> tuple[QueueRecord, ...]:
 
 def bottleneck(timing: TimingRecord) -> Bottleneck | None:
     """Return the busiest queue of the core group that ends last; None if nothing ran."""
-    queues = queues_of(timing, deciding_group(timing))
+    queues = units_of(queues_of(timing, deciding_group(timing)))
     if not queues or not timing.cycles:
         return None
     busiest = max(queues, key=lambda q: q.busy_cycles)

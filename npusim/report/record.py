@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim import __version__
+from npusim.node.result import NodeTiming
+from npusim.report.roofline import Roofline, roofline_of
 
 if TYPE_CHECKING:
     from npusim.numerics.result import NumericEvent, NumericResult
@@ -23,11 +25,13 @@ __all__ = [
     "DeviceRecord",
     "EventRecord",
     "NumericRecord",
+    "OverlapRecord",
     "QueueRecord",
     "RunRecord",
     "SpreadRecord",
     "TimingRecord",
     "record_of",
+    "units_of",
 ]
 
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
@@ -50,7 +54,7 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class QueueRecord:
-    """Use of one queue of one core group, in cycles."""
+    """Use of one queue of one core group, in cycles; or of a pipe (``is_pipe``) that queues share."""
 
     group: int
     queue: str
@@ -58,6 +62,7 @@ class QueueRecord:
     operations: int
     end_cycles: int
     stalls: dict[str, int]
+    is_pipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,26 @@ class ConstantRecord:
 
 
 @dataclass(frozen=True)
+class OverlapRecord:
+    """A node's kernels and collectives alone, and how far they run side by side (`NodeTiming`)."""
+
+    attention_us: float
+    linear_us: float
+    allreduce_us: float
+    closed_form_us: float
+    exposed_us: float
+    overlap_efficiency: float
+    modes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TimingRecord:
-    """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it."""
+    """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it.
+
+    ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
+    ``compulsory_bytes`` are those of inputs and outputs.  ``approximation_error`` is the difference of
+    an approximate method from an exact one, measured on a part of the program (None: exact).
+    """
 
     method: str
     cycles: int
@@ -84,6 +107,10 @@ class TimingRecord:
     link_bytes: dict[str, int]
     queues: tuple[QueueRecord, ...]
     constants: tuple[ConstantRecord, ...]
+    overlap: OverlapRecord | None = None
+    compulsory_bytes: int = 0
+    roofline: Roofline | None = None
+    approximation_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +134,11 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class NumericRecord:
-    """What the computed bits look like beside float64; None where a figure is not finite."""
+    """What the computed bits look like beside float64; None where a figure is not finite.
+
+    ``diagnosis`` has the figures of `npusim.numerics.diagnosis.Diagnosis` that have a meaning; None
+    where none was asked for.
+    """
 
     sample: str
     rmse: float | None
@@ -122,6 +153,7 @@ class NumericRecord:
     nan_counts: dict[str, int]
     first_events: tuple[EventRecord, ...]
     arithmetic: dict[str, str]
+    diagnosis: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +224,7 @@ def _device(device: DeviceSpec) -> DeviceRecord:
 
 def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
     queues = tuple(
-        QueueRecord(group, u.name, u.busy_cycles, u.operations, u.end_cycles, dict(u.stalls))
+        QueueRecord(group, u.name, u.busy_cycles, u.operations, u.end_cycles, dict(u.stalls), u.is_pipe)
         for group, uses in enumerate(timing.queues)
         for u in uses
     )
@@ -207,8 +239,29 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
         bound_cycles=dict(timing.bound_cycles),
         link_bytes=dict(timing.link_bytes),
         queues=queues,
-        constants=_constants(result.device, timing, sum(q.busy_cycles for q in queues)),
+        constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(queues))),
+        compulsory_bytes=timing.compulsory_bytes,
+        roofline=roofline_of(result),
+        approximation_error=timing.approximation.error if timing.approximation else None,
+        overlap=_overlap(timing) if isinstance(timing, NodeTiming) else None,
     )
+
+
+def _overlap(timing: NodeTiming) -> OverlapRecord:
+    return OverlapRecord(
+        attention_us=timing.attention_s * 1e6,
+        linear_us=timing.linear_s * 1e6,
+        allreduce_us=timing.allreduce_s * 1e6,
+        closed_form_us=timing.closed_form_s * 1e6,
+        exposed_us=timing.exposed_s * 1e6,
+        overlap_efficiency=timing.overlap_efficiency,
+        modes=timing.modes,
+    )
+
+
+def units_of(queues: tuple[QueueRecord, ...]) -> tuple[QueueRecord, ...]:
+    """Return what executes: the queues, or the pipes if they share some (then a queue only issues)."""
+    return tuple(q for q in queues if q.is_pipe) or queues
 
 
 def _constants(
@@ -244,6 +297,7 @@ def _numerics(numerics: NumericResult) -> NumericRecord:
         nan_counts=dict(numerics.nan_counts),
         first_events=tuple(_event(event) for event in numerics.first_events),
         arithmetic=dict(numerics.arithmetic),
+        diagnosis=None if numerics.diagnosis is None else numerics.diagnosis.figures(),
     )
 
 

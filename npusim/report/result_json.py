@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -73,6 +73,8 @@ def _read(kind: type[_RecordType], data: object, file: str, key: str) -> _Record
     for field in fields(kind):  # type: ignore[arg-type]
         place = f"{key}.{field.name}" if key else field.name
         if field.name not in data:
+            if field.default is not MISSING:
+                continue  # came after the first results were written
             raise SpecError(f"{file}  {place}: missing")
         values[field.name] = _value(hints[field.name], data[field.name], file, place)
     return kind(**values)

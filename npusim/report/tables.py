@@ -13,12 +13,14 @@ from npusim.report.bottleneck import (
     main_stall,
     queues_of,
 )
+from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.report.tracks import track_of
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from npusim.report.record import QueueRecord, RunRecord, TimingRecord
+    from npusim.report.roofline import Roofline
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
 
@@ -105,7 +107,8 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         f"{format_duration(timing.launch_us * 1e-6)}{tflops}"
     )
     cycles = (
-        f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {timing.method})"
+        f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {timing.method}"
+        f"{_approximation(timing)})"
     )
     rows: list[Fact] = [("latency", cells(latency)), ("cycles", cells(cycles))]
     if timing.bound_cycles:
@@ -115,7 +118,27 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
         rows.append(("bound", (Cell(text, style),)))
     rows.append(("bound by", cells(_bound_by(timing))))
+    if timing.roofline is not None:
+        rows.append(("roofline", cells(*_roofline(timing.roofline))))
     return tuple(rows)
+
+
+def _approximation(timing: TimingRecord) -> str:
+    if timing.approximation_error is None:
+        return ""
+    return f", approximate: {timing.approximation_error * 100:+.2f} % from exact on a part of the program"
+
+
+def _roofline(at: Roofline) -> tuple[str, str]:
+    """Return which roof is above a run and how near it comes, and the intensities it has."""
+    roof = "matrix units" if at.intensity >= at.ridge else "device memory"
+    attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
+    return (
+        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof} allow, {percent(at.reached)} "
+        "(kernel alone)",
+        f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
+        f"ridge {at.ridge:,.0f}",
+    )
 
 
 def _bound_by(timing: TimingRecord) -> str:
@@ -123,7 +146,8 @@ def _bound_by(timing: TimingRecord) -> str:
     if found is None:
         return "nothing ran"
     track = track_of(found.queue.group, found.queue.queue)
-    busy = f"{track.pipe} of {track.core}, busy {percent(found.busy_share)}"
+    slack = timing.cycles - found.queue.busy_cycles
+    busy = f"{track.pipe} of {track.core}, busy {percent(found.busy_share)}, slack {whole(slack)} cycles"
     if found.busy_share < BOUND_SHARE:
         return f"waiting; busiest is {busy}"
     return busy
@@ -194,8 +218,12 @@ def _links(record: RunRecord, timing: TimingRecord) -> Grid:
     for name, size in timing.link_bytes.items():
         rate = size / seconds if seconds else 0.0
         share = rate / record.device.link_bytes_per_s[name]
-        rows.append(cells(name, format_bytes(size), f"{rate / 1e9:,.0f} GB/s", percent(share)))
-    return Grid(("link", "bytes", "achieved", "of its bandwidth"), "<>>>", tuple(rows))
+        least = f"{size / timing.compulsory_bytes:,.2f}x" if timing.compulsory_bytes else ""
+        rows.append(
+            cells(name, format_bytes(size), least, f"{rate / 1e9:,.0f} GB/s", percent(share))
+        )
+    header = ("link", "bytes", "of compulsory", "achieved", "of its bandwidth")
+    return Grid(header, "<>>>>", tuple(rows))
 
 
 def _numerics(record: RunRecord) -> list[Fact]:
@@ -218,6 +246,8 @@ def _numerics(record: RunRecord) -> list[Fact]:
     rows += [Cell(f"first {event}", "bad") for event in bits.first_events]
     rows.append(Cell(f"against float64 on {bits.sample}"))
     found = [("numerics", tuple(rows))]
+    if bits.diagnosis is not None:
+        found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
     if bits.arithmetic:
         units = ", ".join(f"{name} ({evidence})" for name, evidence in bits.arithmetic.items())
         weak = "assumed" in bits.arithmetic.values()

@@ -6,6 +6,7 @@ of the next one at the same cycle are the same number, and nothing overlaps.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,10 @@ from npusim.ir.walk import Walker, walk
 from npusim.report.tracks import Track, track_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericEvent
     from npusim.run_result import RunResult
-    from npusim.timing.result import Span
+    from npusim.timing.result import QueueUse, Span, TimingResult
 
 __all__ = ["Slice", "Timeline", "timeline_of"]
 
@@ -55,7 +54,7 @@ def timeline_of(result: RunResult) -> Timeline:
     tracks: dict[Track, list[Slice]] = {
         track_of(group, queue.name): []
         for group in sorted({s.group for s in spans})
-        for queue in result.program.queues
+        for queue in _pipes(result.timing) or result.program.queues
     }
     for index, span in enumerate(spans):
         tracks[track_of(span.group, span.queue)].append(
@@ -66,7 +65,7 @@ def timeline_of(result: RunResult) -> Timeline:
                 span.start,
                 span.end,
                 span.path,
-                tuple(str(event) for event in events.get(index, ())),
+                tuple(map(_told, events.get(index, ()))),
             )
         )
     for slices in tracks.values():
@@ -74,55 +73,63 @@ def timeline_of(result: RunResult) -> Timeline:
     return Timeline(result.name, tracks)
 
 
+def _told(event: NumericEvent) -> str:
+    return str(event) if event.count == 1 else f"{event}, {event.count} elements"
+
+
+def _pipes(timing: TimingResult) -> list[QueueUse]:
+    """Return the pipes that a GPU's queues share: there its operations are drawn."""
+    return [use for use in timing.queues[0] if use.is_pipe]
+
+
 def _events_by_span(result: RunResult, spans: tuple[Span, ...]) -> dict[int, list[NumericEvent]]:
-    """Return the first numeric events of traced groups by the span they belong to."""
+    """Return the numeric events of traced groups by the span they belong to."""
     found: dict[int, list[NumericEvent]] = {}
-    if result.numerics is None:
+    if result.numerics is None or not result.numerics.events:
         return found
-    for event in result.numerics.first_events:
-        for group in sorted({s.group for s in spans}):
-            count = result.device.group_count.value
-            ordinal = _ordinal(result.program, event, group, count)
-            if ordinal is not None:
-                index = _nth(spans, group, event, ordinal)
-                if index is not None:
-                    found.setdefault(index, []).append(event)
+    count = result.device.group_count.value
+    for group in sorted({s.group for s in spans}):
+        blocks = {str(b) for p in result.program.phases for b in p.blocks_of_group(group, count)}
+        events = [e for e in result.numerics.events if e.block in blocks]
+        if not events:
+            continue
+        ordinals = _ordinals(result.program, group, count, {(e.phase, e.block) for e in events})
+        like: dict[Kind, list[int]] = {}
+        for index, span in enumerate(spans):
+            if span.group == group:
+                like.setdefault((span.queue, span.label), []).append(index)
+        for indices in like.values():
+            indices.sort(key=lambda i: spans[i].start)
+        for event in events:
+            ordinal = ordinals[event.phase, event.block, event.position]
+            same = like.get((event.queue, _label(event)), [])
+            if ordinal < len(same):
+                found.setdefault(same[ordinal], []).append(event)
     return found
 
 
-def _ordinal(program: TileProgram, event: NumericEvent, group: int, group_count: int) -> int | None:
-    """Return how many like operations the group runs before the event's; None if not its own."""
-    blocks = {str(b) for p in program.phases for b in p.blocks_of_group(group, group_count)}
-    if event.block not in blocks:
-        return None
-    passed = 0
-    for phase, block, label, queue, path in _operations(program, group, group_count):
-        if (label, queue) != (_label(event), event.queue):
-            continue
-        if (phase, block, path) == (event.phase, event.block, event.path):
-            return passed
-        passed += 1
-    return None
+#: Queue and label of operations.
+Kind = tuple[str, str]
 
 
-def _operations(
-    program: TileProgram, group: int, group_count: int
-) -> Iterator[tuple[str, str, str, str, tuple[tuple[str, int], ...]]]:
+def _ordinals(
+    program: TileProgram, group: int, group_count: int, wanted: set[tuple[str, str]]
+) -> dict[tuple[str, str, int], int]:
+    """Return how many operations of its kind a group runs before each operation of wanted blocks.
+
+    Keys are phase, block and position in the block; ``wanted`` are phases and blocks.
+    """
+    found: dict[tuple[str, str, int], int] = {}
+    passed: Counter[Kind] = Counter()
     for phase in program.phases:
         for block in phase.blocks_of_group(group, group_count):
-            for resolved in walk(Walker(program), phase.body(block)):
-                op = resolved.op
-                yield phase.name, str(block), op.label, op.queue, resolved.path
-
-
-def _nth(spans: tuple[Span, ...], group: int, event: NumericEvent, ordinal: int) -> int | None:
-    like = [
-        i
-        for i, s in enumerate(spans)
-        if (s.group, s.queue, s.label) == (group, event.queue, _label(event))
-    ]
-    like.sort(key=lambda i: spans[i].start)
-    return like[ordinal] if ordinal < len(like) else None
+            name = str(block)
+            for position, resolved in enumerate(walk(Walker(program), phase.body(block))):
+                kind = resolved.op.queue, resolved.op.label
+                if (phase.name, name) in wanted:
+                    found[phase.name, name, position] = passed[kind]
+                passed[kind] += 1
+    return found
 
 
 def _label(event: NumericEvent) -> str:

@@ -1,6 +1,7 @@
 """Attention algorithms as tile programs: steps x mapping, one file per algorithm.
 
-``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all.
+``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all;
+``default_hw`` names the device that a schedule is for.
 """
 
 from __future__ import annotations
@@ -22,23 +23,29 @@ from npusim.schedules import (
     standard,
     tiling_allreduce,
     two_level,
+    volta_flash,
 )
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEDULES", "Schedule", "find_schedule"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule"]
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
             *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard, gemm, copy)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, volta_flash)),
         )
     }
 )
+
+
+def default_hw(name: str, usual: str) -> str:
+    """Return the packaged device that a schedule is for: ``usual``, if not one of its own."""
+    return next((s.hw for (n, _), s in SCHEDULES.items() if n == name and s.hw), usual)
 
 
 def find_schedule(name: str, family: str) -> Schedule:
@@ -51,8 +58,9 @@ def find_schedule(name: str, family: str) -> Schedule:
         return schedule
     families = [f for n, f in SCHEDULES if n == name]
     if families:
+        nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(
-            f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}"
+            f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}"
         )
     known = sorted({n for n, _ in SCHEDULES})
     near = difflib.get_close_matches(name, known, 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.node.collective import Algorithm
     from npusim.schedules.registry import Builder
     from npusim.spec.kernels import CopyProblem
-    from npusim.spec.node import NodeSpec
+    from npusim.spec.node import NodeDevice, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,10 @@ def communication(
 
 
 def build(
-    problem: CopyProblem, tiling: AllReduceTiling, node: NodeSpec, _precision: PartialSums
+    problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums
 ) -> TileProgram:
-    """Return a collective over all devices of ``node``, ``problem.bytes`` on each."""
+    """Return a collective over all devices of a node, ``problem.bytes`` on each."""
+    node = device.node
     ranks = node.device_count.value
     way = communication(node, ranks, tiling, problem.bytes)
     comm = replace(way, kind=tiling.kind, servers=tiling.servers)

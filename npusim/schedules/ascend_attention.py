@@ -7,7 +7,7 @@ the AIC), V2 (rescale and add on the AIVs).  C1 and V1 run ``lead`` tiles ahead 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -99,11 +99,9 @@ class AscendAttention:
             period=period,
         )
 
-    def touches(self, block: AttentionBlock) -> Iterator[Touch]:
-        """Yield what a block reads and writes; V is read once for each band of 128 rows."""
-        for touch in self.tensors.touches(block):
-            is_value = touch.region.tensor is self.tensors.v
-            yield Touch(touch.region, ceil_div(block.rows, L0_EDGE)) if is_value else touch
+    def touches(self, blocks: Sequence[AttentionBlock]) -> Iterator[Touch]:
+        """Yield what blocks in step read and write."""
+        return self.tensors.touches(blocks, L0_EDGE)
 
     # ---------------------------------------------------------------- blocks
 

@@ -15,7 +15,7 @@ from npusim.schedules.on_ascend import FIXP, MTE2, AscendGroup, move, product, w
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
@@ -99,14 +99,15 @@ class AscendGemm:
         )
         return Phase(self.name, blocks, self.block, _shape, self.touches)
 
-    def touches(self, block: GemmBlock) -> Iterator[Touch]:
+    def touches(self, blocks: Sequence[GemmBlock]) -> Iterator[Touch]:
         """Yield the panels of A and B a tile of C needs, and the tile."""
         o = self.operands
-        yield Touch(o.a.tile(block.batch, block.head, block.row, block.rows))
-        yield Touch(o.right(block, 0, o.depth))
-        yield Touch(
-            o.c.tile(block.batch, block.head, block.row, block.rows, block.col, block.cols), 0
-        )
+        for block in blocks:
+            yield Touch(o.a.tile(block.batch, block.head, block.row, block.rows))
+            yield Touch(o.right(block, 0, o.depth))
+            yield Touch(
+                o.c.tile(block.batch, block.head, block.row, block.rows, block.col, block.cols), 0
+            )
 
     def block(self, block: GemmBlock) -> Iterator[Item]:
         """Yield one tile of C, k ascending."""

@@ -7,14 +7,14 @@ table and stored.  Rows too long for UB are worked on in chunks of columns, in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Phase, Touch
+from npusim.ir.program import Item, Phase, Serves, Touch
 from npusim.schedules.on_ascend import (
     PING_PONG,
     SLICE_ELEMENTS,
@@ -26,10 +26,12 @@ from npusim.schedules.on_ascend import (
     move,
 )  # fmt: skip
 from npusim.schedules.steps.table import Table, bind, choose
-from npusim.schedules.steps.unfused import NORMALISE, SCALE_MASK, SOFTMAX, STATISTICS
+from npusim.schedules.steps.unfused import NORMALISE, SOFTMAX, STATISTICS
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
     from npusim.ir.tile import GlobalTensor, GlobalTile, Tile
@@ -51,6 +53,9 @@ class RowBlock:
     row: int
     rows: int
 
+    def __str__(self) -> str:
+        return f"batch {self.batch} head {self.head} rows {self.row}..{self.row + self.rows - 1}"
+
 
 MaskCut = Callable[[int, int, int, int], "GlobalTile | None"]
 
@@ -68,21 +73,22 @@ class AscendRows:
         self.cols = min(source.cols, SLICE_ELEMENTS)
         self.slice_rows = max(1, min(group.largest_share(block_rows), SLICE_ELEMENTS // self.cols))
 
-    def phase(self) -> Phase:
-        """Return the kernel as a phase of a program."""
+    def phase(self, serves: Serves = "rows") -> Phase:
+        """Return the kernel as a phase of a program; ``serves`` as in `Phase`."""
         blocks = tuple(
             RowBlock(batch, head, row, rows)
             for batch in range(self.source.batch)
             for head in range(self.source.heads)
             for row, rows in chunks(self.source.rows, self.block_rows)
         )
-        return Phase(self.name, blocks, self.block, _shape, self.touches)
+        return Phase(self.name, blocks, self.block, _shape, self.touches, serves=serves)
 
-    def touches(self, block: RowBlock) -> Iterator[Touch]:
+    def touches(self, blocks: Sequence[RowBlock]) -> Iterator[Touch]:
         """Yield the rows a block reads (twice where they do not fit UB whole) and writes."""
-        at = (block.batch, block.head, block.row, block.rows)
-        yield Touch(self.source.tile(*at), self.passes)
-        yield Touch(self.out.tile(*at), 0)
+        for block in blocks:
+            at = (block.batch, block.head, block.row, block.rows)
+            yield Touch(self.source.tile(*at), self.passes)
+            yield Touch(self.out.tile(*at), 0)
 
     def block(self, block: RowBlock) -> Iterator[Item]:
         """Yield the slices of every vector core's share."""
@@ -105,54 +111,58 @@ class AscendRows:
         return tensor.tile(block.batch, block.head, block.row + part.row, part.rows, col, cols)
 
 
-class ScaleMask(AscendRows):
-    """Scale and causal mask of stored scores, in their own format."""
+class ElementWise(AscendRows):
+    """One step table over all elements, chunk by chunk: ``what`` from ``what_in``.
+
+    ``work`` gives the formats of further tiles the table names; with ``mask`` it has a mask to select by.
+    """
 
     def __init__(
-        self, group: AscendGroup, source: GlobalTensor, out: GlobalTensor, block_rows: int, scale: float,
-        mask: MaskCut | None,
+        self, name: str, group: AscendGroup, source: GlobalTensor, out: GlobalTensor, block_rows: int,
+        table: Table, what: str, constants: dict[str, float], *,
+        work: Mapping[str, str] | None = None, mask: MaskCut | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            "scale_mask", group, source, out, block_rows, {"scale": scale, "masked": -math.inf}
-        )
-        self.mask_cut = mask
+        super().__init__(name, group, source, out, block_rows, constants)
+        self.table, self.what, self.mask_cut = table, what, mask
         size = self.slice_rows * self.cols
         self.rings = {
             core.index: (
-                group.ub_in(core, "scale S", self._stored(source, size), PING_PONG),
-                group.ub_out(core, "scale out", self._stored(out, size), PING_PONG),
-                group.ub_in(core, "scale mask", size, PING_PONG) if mask else None,
+                group.ub_in(core, f"{name} in", self._stored(source, size), PING_PONG),
+                group.ub_out(core, f"{name} out", self._stored(out, size), PING_PONG),
+                group.ub_in(core, f"{name} mask", size, PING_PONG) if mask else None,
             )
+            for core in group.vector_cores
+        }
+        self.work = {
+            core.index: {
+                n: group.allocator.tile(core.ub, n, self.slice_rows, self.cols, fmt)
+                for n, fmt in (work or {}).items()
+            }
             for core in group.vector_cores
         }
 
     def slice(self, core: VectorCore, block: RowBlock, part: RowSlice) -> Iterator[TileOp]:
         """Yield the columns of one slice of rows, chunk by chunk."""
-        s_in, s_out, mask = self.rings[core.index]
-        fmt = self.source.fmt
+        ring_in, ring_out, mask = self.rings[core.index]
+        what, out_fmt = self.what, self.out.fmt
         for col, cols in chunks(self.source.cols, self.cols):
             shape = (part.rows, cols)
-            yield move(
-                "S.load",
-                core.load,
-                s_in.fill(*shape, fmt),
-                self._cut(self.source, block, part, col, cols),
-            )
+            source = self._cut(self.source, block, part, col, cols)
+            yield move(f"{what}.load", core.load, ring_in.fill(*shape, source.fmt), source)
             bound: dict[str, Source] = {
-                **self.constants, "S_in": s_in.front(*shape, fmt), "S": s_out.fill(*shape, fmt)
-            }  # fmt: skip
+                **self.constants,
+                f"{what}_in": ring_in.front(*shape, source.fmt),
+                what: ring_out.fill(*shape, out_fmt),
+                **{n: t.part(0, part.rows, 0, cols) for n, t in self.work[core.index].items()},
+            }
             if mask is not None and self.mask_cut is not None:
                 cut = self.mask_cut(block.row + part.row, part.rows, col, cols)
                 assert cut is not None
                 yield move("mask.load", core.load, mask.fill(*shape, "int8"), cut)
                 bound["mask"] = mask.front(*shape, "int8")
-            yield compute("scale_mask", core.vector, bind(SCALE_MASK, bound))
-            yield move(
-                "S.store",
-                core.store,
-                self._cut(self.out, block, part, col, cols),
-                s_out.front(*shape, fmt),
-            )
+            yield compute(self.name, core.vector, bind(self.table, bound))
+            target = self._cut(self.out, block, part, col, cols)
+            yield move(f"{what}.store", core.store, target, ring_out.front(*shape, out_fmt))
 
 
 class Softmax(AscendRows):

@@ -71,6 +71,9 @@ class AttentionBlock:
     causal_offset: int | None
     runs: tuple[KvRun, ...]
 
+    def __str__(self) -> str:
+        return f"batch {self.batch} head {self.head} rows {self.row}..{self.row + self.rows - 1}"
+
     @property
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""

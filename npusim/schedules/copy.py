@@ -16,7 +16,7 @@ from npusim.spec.tiling import Field, Tiling
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from npusim.schedules.steps.flash import FlashPrecision
     from npusim.spec.device import DeviceSpec
@@ -59,10 +59,11 @@ class AscendCopy:
             yield move("copy.load", core.load, ring.fill(*shape), self.source.tile(0, 0, row, 1))
             yield move("copy.store", core.store, self.target.tile(0, 0, row, 1), ring.front(*shape))
 
-    def touches(self, block: CopyBlock) -> Iterator[Touch]:
+    def touches(self, blocks: Sequence[CopyBlock]) -> Iterator[Touch]:
         """Yield the rows a block copies."""
-        yield Touch(self.source.tile(0, 0, block.row, block.rows))
-        yield Touch(self.target.tile(0, 0, block.row, block.rows), 0)
+        for block in blocks:
+            yield Touch(self.source.tile(0, 0, block.row, block.rows))
+            yield Touch(self.target.tile(0, 0, block.row, block.rows), 0)
 
 
 def build(

@@ -19,6 +19,7 @@ from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
+    from npusim.schedules.steps.attention import AttentionSteps
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -87,6 +88,11 @@ def _operands(precision: Fp8Precision, dtype: str) -> Fp8Precision:
     return chosen
 
 
+def _steps(precision: Fp8Precision, problem: Problem) -> AttentionSteps:
+    p = problem
+    return fp8_steps(precision, p.score_scale, is_masked=p.causal, value_scale=p.v_scale)
+
+
 def build_on_gpu(
     problem: Problem, tiling: GpuFp8Tiling, device: DeviceSpec, precision: Fp8Precision
 ) -> TileProgram:
@@ -103,16 +109,10 @@ def build_on_gpu(
     chosen = _operands(precision, problem.dtype)
     if problem.dtype != E4M3:
         warnings += ("inputs in float32 isolate the cast of P: no FP8 product is computed",)
-    steps = fp8_steps(chosen, problem.scale, is_masked=problem.causal)
     program = gpu_program(
-        "fp8_attention",
-        device,
-        problem,
-        steps,
-        tiling.block_q,
-        tiling.block_kv,
+        "fp8_attention", device, problem, _steps(chosen, problem), tiling.block_q, tiling.block_kv,
         is_reverse=precision.is_reverse,
-    )
+    )  # fmt: skip
     return replace(program, notes=(*program.notes, *warnings))
 
 
@@ -121,17 +121,20 @@ def build_on_ascend(
 ) -> TileProgram:
     """Return the same steps on Ascend: a study of P's cast, its product in the inputs' format."""
     warnings = _check(precision)
+    if problem.dtype == E4M3:
+        raise TilingError(
+            f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}"
+        )
     chosen = _operands(precision, problem.dtype)
-    steps = fp8_steps(chosen, problem.scale, is_masked=problem.causal)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     rows = slice_rows(tiling.vector_rows, 2 * tiling.block_kv)
     mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
     program = ascend_program(
-        "fp8_attention", device, problem, steps, mapping, is_reverse=precision.is_reverse
-    )
+        "fp8_attention", device, problem, _steps(chosen, problem), mapping, is_reverse=precision.is_reverse
+    )  # fmt: skip
     study = (
-        f"{device.name} has no FP8 matrix unit: P is cast to E4M3 and multiplied as {problem.dtype}; "
-        "a study of numerics, its time that of no real kernel"
+        f"{device.name} has no FP8 matrix unit: P is cast to E4M3 and multiplied as {problem.dtype}, "
+        "anew for each tile; a study of numerics, its time that of no real kernel"
     )
     return replace(program, notes=(*program.notes, study, *warnings))
 
@@ -139,7 +142,7 @@ def build_on_ascend(
 SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"
 ASCEND = Schedule(
     name="fp8_attention", family="ascend", summary=SUMMARY, tiling=Fp8Tiling, precisions=ASCEND_PRECISIONS,
-    default_precision="hpc_ops", causal=False, build=build_on_ascend,
+    default_precision="hpc_ops", causal=False, build=build_on_ascend, reads_scales=True,
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu

@@ -21,7 +21,7 @@ from npusim.spec.tiling import Field
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-    from npusim.spec.node import NodeSpec
+    from npusim.spec.node import NodeDevice
 
 
 class GemmAllReduceTiling(OverlapTiling):
@@ -32,7 +32,7 @@ class GemmAllReduceTiling(OverlapTiling):
 
 
 def build(
-    problem: GemmProblem, tiling: GemmAllReduceTiling, node: NodeSpec, precision: PartialSums
+    problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
 ) -> TileProgram:
     """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
 
@@ -41,8 +41,8 @@ def build(
     TilingError
         More blocks than rows.
     """
-    ranks = node.device_count.value
-    comm = communication(node, ranks, tiling, problem.n * element_bytes(precision))
+    ranks = device.node.device_count.value
+    comm = communication(device.node, ranks, tiling, problem.n * element_bytes(precision))
     blocks = [
         RowBlock(row, rows, (Kernel("linear", (linear(rows, problem),)),))
         for row, rows in cut_rows(problem.m, tiling.blocks, tiling.first_share)

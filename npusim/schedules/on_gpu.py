@@ -17,7 +17,7 @@ from npusim.schedules.attention_blocks import AttentionBlock, KvTile, tile_at
 from npusim.schedules.steps.table import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from npusim.ir.op import Source
     from npusim.ir.tile import Tile
@@ -87,9 +87,9 @@ class GpuAttention:
             return 1
         return block_kv if name in self.steps.score_tiles else value_dim
 
-    def touches(self, block: AttentionBlock) -> Iterator[Touch]:
-        """Yield what a block reads and writes."""
-        return self.tensors.touches(block)
+    def touches(self, blocks: Sequence[AttentionBlock]) -> Iterator[Touch]:
+        """Yield what blocks in step read and write."""
+        return self.tensors.touches(blocks)
 
     def block(self, block: AttentionBlock) -> Iterator[Item]:
         """Yield one Q block of one head in program order."""

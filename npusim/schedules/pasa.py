@@ -11,26 +11,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.errors import TilingError
-from npusim.ir.tile import GlobalTensor
 from npusim.schedules.attention_blocks import Deal
-from npusim.schedules.attention_program import Group, ascend_program, gpu_program
-from npusim.schedules.attention_tensors import attention_tensors
+from npusim.schedules.attention_program import ascend_program, gpu_program
+from npusim.schedules.pasa_phases import PasaPhases
 from npusim.schedules.registry import Schedule
-from npusim.schedules.shift_keys import ShiftedKeys
-from npusim.schedules.steps.attention import for_inputs
-from npusim.schedules.steps.pasa import (
-    PasaPrecision,
-    ShiftingMatrix,
-    optimal_beta,
-    pasa_steps,
-)
+from npusim.schedules.steps.pasa import PasaPrecision
 from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
-    from npusim.ir.program import Phase, TileProgram
-    from npusim.schedules.steps.attention import AttentionSteps
+    from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -67,9 +57,9 @@ class PasaTiling(Tiling):
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
     )
-    scale_in: Literal["matrix", "scores"] = Field(
+    scale_in: Literal["matrix", "queries", "scores"] = Field(
         default="matrix",
-        description="where 1/sqrt(d) goes: into M, or onto S' after its float16 store",
+        description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
     )
 
 
@@ -107,52 +97,11 @@ PRECISIONS = MappingProxyType(
 )
 
 
-class Pasa:
-    """Steps and shifted keys of one problem, for either mapping."""
-
-    def __init__(self, problem: Problem, tiling: PasaTiling, precision: PasaPrecision) -> None:
-        if tiling.beta >= 1:
-            raise TilingError(
-                f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)"
-            )
-        self.problem, self.tiling = problem, tiling
-        n = min(tiling.block_kv, problem.seq_kv)
-        beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta
-        alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
-        self.steps: AttentionSteps = pasa_steps(
-            for_inputs(precision, problem.dtype), beta, alpha_in_matrix=alpha,
-            scale=None if tiling.scale_in == "matrix" else problem.scale,
-            is_ideal=tiling.correction == "ideal",
-        )  # fmt: skip
-        lengths = {n, problem.seq_kv % n or n}
-        matrices = {
-            length: ShiftingMatrix(length, beta, alpha, precision.shifted)
-            for length in sorted(lengths)
-        }
-        self.constants = {f"M{length}": m.values for length, m in matrices.items()}
-        plain = attention_tensors(problem, precision.output)
-        shifted = replace(plain.k, name="k_shifted", fmt=precision.shifted, role="workspace")
-        self.tensors = replace(plain, k=shifted)
-        self.keys = ShiftedKeys(
-            plain.k, shifted,
-            {n: GlobalTensor(f"M{n}", 1, 1, n, n, plain.k.fmt, "constant") for n in matrices},
-        )  # fmt: skip
-
-    def before(self, group: Group) -> tuple[Phase, ...]:
-        """Return the phase that shifts the keys."""
-        return (self.keys.phase(self.problem, self.tiling.block_kv, group, self.steps.arithmetic),)
-
-    def complete(self, program: TileProgram) -> TileProgram:
-        """Return the program with M among its tensors."""
-        tensors = {**program.tensors, **{t.name: t for t in self.keys.matrices.values()}}
-        return replace(program, tensors=tensors, constants={**program.constants, **self.constants})
-
-
 def build_on_ascend(
     problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one Ascend device."""
-    pasa = Pasa(problem, tiling, precision)
+    pasa = PasaPhases(problem, tiling, precision)
     rows = slice_rows(tiling.vector_rows, tiling.block_kv)
     mapping = AscendAttentionTiling(
         tiling.block_q, tiling.block_kv, rows, tiling.depth, deal=tiling.deal
@@ -165,7 +114,7 @@ def build_on_gpu(
     problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one GPU, values only."""
-    pasa = Pasa(problem, tiling, precision)
+    pasa = PasaPhases(problem, tiling, precision)
     build = partial(
         gpu_program, "pasa", device, problem, pasa.steps, tiling.block_q, tiling.block_kv
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from npusim.spec.model import SpecModel
 
 
+#: FlashAttention-2 (its README): "all head dimensions up to 256".
+LARGEST_HEAD = 256
 #: A builder takes its own schedule's problem, tiling and precision classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
@@ -29,6 +31,8 @@ class Schedule:
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
     ``causal``: without an explicit choice a run takes the workload's mask; if False, none.
+    ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
+    not the usual one.
     """
 
     name: str
@@ -40,6 +44,8 @@ class Schedule:
     causal: bool
     build: Builder
     problem: type[SpecModel] = Problem
+    reads_scales: bool = False
+    hw: str = ""
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
@@ -55,8 +61,12 @@ class Schedule:
         if not isinstance(problem, self.problem):
             wanted, given = self.problem.__name__, type(problem).__name__
             raise SpecError(f"schedule {self.name} computes a {wanted}, not a {given}")
+        if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
+            raise SpecError(
+                f"schedule {self.name} does not undo scales of float8 inputs; all must be 1"
+            )
         try:
-            return self.build(problem, tiling, device, precision)
+            return _with_warning(self.build(problem, tiling, device, precision), problem)
         except BufferOverflowError as error:
             fitting = self._largest_blocks(problem, tiling, device, precision)
             raise BufferOverflowError(f"{error}; {fitting}") from None
@@ -84,3 +94,16 @@ class Schedule:
         if not found:
             return "no smaller block alone makes it fit"
         return f"largest that fits, the other fields unchanged: {' or '.join(found)}"
+
+
+def _with_warning(program: TileProgram, problem: AnyProblem) -> TileProgram:
+    """Return the program with a note where no published kernel has such heads."""
+    if not isinstance(problem, Problem):
+        return program
+    size = max(problem.head_dim, problem.value_head_dim)
+    if size <= LARGEST_HEAD:
+        return program
+    note = (
+        f"head size: {size} is beyond {LARGEST_HEAD}, the most that FlashAttention-2's kernels take"
+    )
+    return replace(program, notes=(*program.notes, note))

@@ -6,7 +6,7 @@ accumulated in the matrix unit and stored once in float16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,6 +31,9 @@ class KeyBlock:
     head: int
     row: int
     keys: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} KV head {self.head} keys {self.row}..{self.row + self.keys - 1}"
 
 
 def key_blocks(problem: Problem, keys: int) -> tuple[KeyBlock, ...]:
@@ -70,12 +73,13 @@ class ShiftedKeys:
             serves="kv_head",
         )
 
-    def touches(self, block: KeyBlock) -> Iterator[Touch]:
+    def touches(self, blocks: Sequence[KeyBlock]) -> Iterator[Touch]:
         """Yield the block of keys, the shifting matrix, and the shifted keys."""
-        at = (block.batch, block.head, block.row, block.keys)
-        yield Touch(self.keys.tile(*at))
-        yield Touch(self.matrices[block.keys].tile(0, 0, 0, block.keys))
-        yield Touch(self.shifted.tile(*at), 0)
+        for block in blocks:
+            at = (block.batch, block.head, block.row, block.keys)
+            yield Touch(self.keys.tile(*at))
+            yield Touch(self.matrices[block.keys].tile(0, 0, 0, block.keys))
+            yield Touch(self.shifted.tile(*at), 0)
 
 
 def _shape(block: KeyBlock) -> int:

@@ -7,18 +7,20 @@ FastAttention's figure 7.
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.ir.program import TileProgram
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
-from npusim.schedules.ascend_rows import ScaleMask, Softmax
+from npusim.schedules.ascend_rows import ElementWise, Softmax
 from npusim.schedules.attention_tensors import attention_tensors
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.registry import Schedule
 from npusim.schedules.steps.attention import for_inputs
 from npusim.schedules.steps.flash import FlashPrecision
+from npusim.schedules.steps.unfused import SCALE_MASK
 from npusim.schedules.tiling_mask import TilingMask
 from npusim.spec.tiling import Field, Tiling
 
@@ -78,7 +80,10 @@ def build(
             gemm,
             choice.arithmetic,
         ),
-        lambda: ScaleMask(group, raw, scores, tiling.block_rows, p.scale, cut),
+        lambda: ElementWise(
+            "scale_mask", group, raw, scores, tiling.block_rows, SCALE_MASK, "S",
+            {"scale": p.scale, "masked": -math.inf}, mask=cut,
+        ),
         lambda: Softmax(group, scores, weights, tiling.block_rows),
         lambda: AscendGemm(
             "values", group, GemmOperands(weights, io.v, io.o), gemm, choice.arithmetic

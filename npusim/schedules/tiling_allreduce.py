@@ -22,7 +22,6 @@ from npusim.schedules.allreduce import (
 from npusim.schedules.gemm_allreduce import linear
 from npusim.schedules.registry import Schedule
 from npusim.spec.kernels import GemmProblem
-from npusim.spec.load import load_device
 from npusim.spec.node import NODE_FAMILY
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Field
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-    from npusim.spec.node import LayerProblem, NodeSpec
+    from npusim.spec.node import LayerProblem, NodeDevice
 
 
 class TilingAllReduceTiling(OverlapTiling):
@@ -45,7 +44,7 @@ class TilingAllReduceTiling(OverlapTiling):
 
 
 def build(
-    problem: LayerProblem, tiling: TilingAllReduceTiling, node: NodeSpec, precision: PartialSums
+    problem: LayerProblem, tiling: TilingAllReduceTiling, device: NodeDevice, precision: PartialSums
 ) -> TileProgram:
     """Return attention, projection and AllReduce of one layer on ``problem.ranks`` devices.
 
@@ -54,10 +53,10 @@ def build(
     TilingError
         More blocks than rows, or more ranks than devices.
     """
-    comm = communication(node, problem.ranks, tiling, problem.hidden * element_bytes(precision))
+    comm = communication(device.node, problem.ranks, tiling, problem.hidden * element_bytes(precision))
     name = tiling.attention
     if name == "auto":
-        name = {"ascend": "two_level"}.get(load_device(node.device).family, "flash")
+        name = {"ascend": "two_level"}.get(device.each.family, "flash")
     product = GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)
     attention, blocks = problem.attention, []
     for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):

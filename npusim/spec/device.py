@@ -198,9 +198,7 @@ class DeviceSpec(SpecModel):
             raise SpecError(f"{self.name}: no core {name!r}; it has: {', '.join(self.cores)}")
         return self.cores[name]
 
-    def engine(
-        self, core: str, name: str
-    ) -> DmaEngine | FixpipeEngine | MatrixEngine | VectorEngine | ScalarEngine:
+    def engine(self, core: str, name: str) -> EngineSpec:
         """Return an engine by core and pipe name; raise `SpecError` naming those there are."""
         engines = self.core(core).engines
         if name not in engines:
@@ -258,7 +256,12 @@ class DeviceSpec(SpecModel):
 
     def digest(self) -> str:
         """Return a hash of the content, the same for equal devices: for a result's provenance."""
-        return hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
+        return content_digest(self)
+
+
+def content_digest(model: SpecModel) -> str:
+    """Return a short hash of a file's content."""
+    return hashlib.sha256(model.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
 
 
 def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:

@@ -1,4 +1,4 @@
-"""The units of a core that work on their own: DMA pipes, fixpipe, matrix, vector, scalar.
+"""The units of a core that work on their own: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's pipes.
 
 An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
 """
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from npusim.errors import SpecError
+from npusim.spec.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
 from npusim.spec.model import SpecModel, Text
 from npusim.spec.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 
@@ -26,13 +27,11 @@ class RouteSpec(SpecModel):
     latency_cycles: WholeQuantity
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
     unaligned_factor: Positive | None = Field(
-        default=None, description="time for rows that miss the preferred alignment, over aligned"
+        default=None,
+        description="time for rows in GM that start inside a request, over rows that start with one",
     )
-    nd2nz_factor: Positive | None = Field(
-        default=None, description="bandwidth left when rows are rearranged to fractals on the way"
-    )
-    nd2nz_unaligned_factor: Positive | None = Field(
-        default=None, description="time for unaligned rows that are rearranged, over aligned"
+    same_address_factor: Positive | None = Field(
+        default=None, description="time where all core groups read the same addresses together, over apart"
     )
     burst_overhead_cycles: Quantity | None = Field(
         default=None, description="per row that does not continue the one before in GM"
@@ -126,6 +125,23 @@ class MatrixEngine(_QueueSpec):
         return self.arithmetic[input_format].value
 
 
+class WarpMatrixEngine(MatrixEngine):
+    """The matrix units of a multiprocessor, fed by warps from registers: TENSOR.
+
+    ``fractals`` are one warp's product; its machine instructions depend on the accumulators.
+    """
+
+    model: Literal["warp_matrix"]  # type: ignore[assignment]
+    steps: dict[str, MmaStepsSpec] = Field(description="by format of the accumulators")
+
+    def steps_of(self, accumulator_format: str) -> MmaStepsSpec:
+        """Return the steps for a format of accumulators; raise `SpecError` naming those there are."""
+        if accumulator_format not in self.steps:
+            known = ", ".join(self.steps)
+            raise SpecError(f"no product adds up in {accumulator_format}; there are: {known}")
+        return self.steps[accumulator_format]
+
+
 class VectorOpSpec(SpecModel):
     """``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
 
@@ -182,6 +198,7 @@ class ScalarEngine(SpecModel):
 
 
 EngineSpec = Annotated[
-    DmaEngine | FixpipeEngine | MatrixEngine | VectorEngine | ScalarEngine,
+    DmaEngine | FixpipeEngine | MatrixEngine | WarpMatrixEngine | VectorEngine | ScalarEngine
+    | LanePipe | SharedMemoryPipe | WarpIssue,
     Field(discriminator="model"),
 ]

@@ -5,17 +5,18 @@ Also the problems that only a node has: a layer's attention with its output proj
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from npusim.errors import SpecError
-from npusim.spec.device import DeviceSpec, LinkSpec, _facts
+from npusim.spec.device import DeviceSpec, LinkSpec, _facts, content_digest
 from npusim.spec.inherit import read_inherited
-from npusim.spec.load import validated
+from npusim.spec.load import load_device, validated
 from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
+from npusim.spec.overrides import apply_overrides
 from npusim.spec.packaged import is_node_name, list_packaged, resolve
 from npusim.spec.problem import Problem
 from npusim.spec.quantity import Positive, PositiveWhole, Quantity, Sourced
@@ -31,7 +32,9 @@ __all__ = [
     "NodeSpec",
     "is_node",
     "list_nodes",
+    "load_machine",
     "load_node",
+    "load_node_device",
 ]
 
 NODE_FAMILY = "node"
@@ -143,6 +146,10 @@ class NodeSpec(SpecModel):
         """Return what schedules of nodes are registered under."""
         return NODE_FAMILY
 
+    def digest(self) -> str:
+        """Return a hash of the content, as a device has one."""
+        return content_digest(self)
+
     @property
     def default_driver(self) -> str:
         """Return the first driver of the file."""
@@ -172,23 +179,40 @@ class NodeSpec(SpecModel):
 
 
 class NodeDevice(DeviceSpec):
-    """One device of a node as reports see it: the node's name and links, and facts of both files."""
+    """A node with its device: one of the devices as reports see it, and facts of both files.
 
+    Name and links are the node's too, "core groups" are the node's devices; ``each`` is the device
+    as its own file has it.  ``family`` is what schedules of nodes are registered under.
+    """
+
+    family: Literal["node"]  # type: ignore[assignment]  # a node is no core family, but has schedules
     node: NodeSpec
+    each: DeviceSpec = Field(exclude=True)
 
     @classmethod
     def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
-        """Return ``device`` as one of ``node``; its "core groups" are the node's devices."""
+        """Return ``device`` as one of ``node``."""
         links = {
             name: LinkSpec(
                 bytes_per_s=link.bytes_per_s, nominal_bytes_per_s=link.nominal_bytes_per_s
             )
             for name, link in node.links.items()
         }
-        changes = {"name": node.name, "group_count": node.device_count, "node": node}
-        return cls.model_construct(
-            **{**dict(device), **changes, "links": {**device.links, **links}}
-        )
+        own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
+        own |= {"name": node.name, "description": node.description}
+        own |= {"group_count": node.device_count, "links": {**device.links, **links}}
+        return cls.model_construct(**{**dict(device), **own})
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether kernels have times: from the node's table, or because the device's file has them."""
+        return self.node.kernels is not None or self.each.is_timed
+
+    def facts(self) -> Iterator[tuple[str, Sourced]]:
+        """Yield every sourced number with its dotted key; the node's begin with ``node.``."""
+        for key, fact in super().facts():
+            if not key.startswith("each."):
+                yield key, fact
 
 
 class LayerProblem(Problem):
@@ -229,7 +253,7 @@ class LayerProblem(Problem):
 def is_node(name_or_path: object) -> bool:
     """Return whether a node is meant: a name like ``<device>_x<count>``, or a file with its schema."""
     if not isinstance(name_or_path, str | Path):
-        return isinstance(name_or_path, NodeSpec)
+        return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return f"schema: {NODE_SCHEMA}" in path.read_text(encoding="utf-8")
@@ -259,3 +283,46 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     if node.device_count.value > 1:
         return node
     raise SpecError(f"{path}: device_count: {node.device_count.value}, but a node has at least 2")
+
+
+def load_node_device(
+    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, str] | None = None
+) -> NodeDevice:
+    """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
+
+    Keys of the node's file come first (``links.hccs.bytes_per_s``, also written ``node.links...``),
+    all others are the device's.  Raises `SpecError` as `load_node`, and for a faulty override.
+    """
+    node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
+    of_node, of_device = {}, {}
+    for key, value in (overrides or {}).items():
+        own = key.removeprefix("node.")
+        if own != key or _is_of_node(own.split("."), node):
+            of_node[own] = value
+        else:
+            of_device[key] = value
+    name = node.device
+    node = apply_overrides(node, of_node) if of_node else node
+    if not isinstance(hw, NodeDevice) or node.device != name:
+        return NodeDevice.of(node, load_device(node.device, of_device))
+    return NodeDevice.of(node, apply_overrides(hw.each, of_device) if of_device else hw.each)
+
+
+def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
+    if steps[0] == "links":
+        return len(steps) < 2 or steps[1] in node.links
+    return steps[0] in type(node).model_fields
+
+
+def load_machine(
+    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, str] | None = None
+) -> DeviceSpec:
+    """Return a device, or a node with its device, by packaged name or path or as it is loaded.
+
+    ``overrides`` are ``-C key=value``.  Raises `SpecError` as `load_device` and `load_node_device`.
+    """
+    if isinstance(hw, NodeSpec | NodeDevice):
+        return load_node_device(hw, overrides)
+    if isinstance(hw, DeviceSpec):
+        return apply_overrides(hw, overrides) if overrides else hw
+    return (load_node_device if is_node(hw) else load_device)(hw, overrides)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from npusim.errors import SpecError
 from npusim.spec.document import parse_scalar
@@ -13,13 +13,13 @@ from npusim.spec.messages import explain, suggest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.spec.device import DeviceSpec
-
 __all__ = ["apply_overrides"]
 
+Machine = TypeVar("Machine", bound=BaseModel)
 
-def apply_overrides(device: DeviceSpec, overrides: Mapping[str, str]) -> DeviceSpec:
-    """Return the device with values changed; each gets basis ``assumed``, source ``command line``.
+
+def apply_overrides(device: Machine, overrides: Mapping[str, str]) -> Machine:
+    """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
     text (``name``).

@@ -21,12 +21,20 @@ FRACTAL = 16
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 
 
+#: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
+#: is what CANN's BSND, BSH and TND have in common).
+Layout = Literal["bnsd", "bsnd"]
+#: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
+InputScale = Annotated[StrictFloat, Field(gt=0, description="what a stored value is multiplied by")]
+
+
 class Problem(SpecModel):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
     V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
-    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.
+    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.  Float8 inputs are stored
+    divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
     Raises
     ------
@@ -51,6 +59,10 @@ class Problem(SpecModel):
         default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)),
         description="factor of QK^T",
     )
+    layout: Layout = "bnsd"
+    q_scale: InputScale = 1.0
+    k_scale: InputScale = 1.0
+    v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
 
     if not TYPE_CHECKING:
@@ -82,6 +94,10 @@ class Problem(SpecModel):
             raise SpecError(
                 f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0"
             )
+        if self.is_scaled and self.dtype != "float8_e4m3fn":
+            raise SpecError(
+                f"q_scale, k_scale, v_scale: only float8_e4m3fn inputs have them, not {self.dtype}"
+            )
         if self.scale == 0:
             raise SpecError("scale: 0 makes all keys equal; must not be 0")
         return self
@@ -90,6 +106,16 @@ class Problem(SpecModel):
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether stored inputs stand for other values."""
+        return (self.q_scale, self.k_scale, self.v_scale) != (1.0, 1.0, 1.0)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of Q K^T of the stored values."""
+        return self.scale * self.q_scale * self.k_scale
 
     def visible_keys(self, query: int) -> int:
         """Return how many keys query row ``query`` sees."""

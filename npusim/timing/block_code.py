@@ -33,6 +33,7 @@ from npusim.timing.block_machine import (
     RANGE_BITS,
     REPEAT,
     RET,
+    TAKE_TYPE,
     Program,
 )
 from npusim.timing.cost import bytes_per_cycle
@@ -150,7 +151,7 @@ class Code:
         """Return the number of an operation; those that take the same time the same way share it."""
         waits = tuple((own, peer) for own, peer, _, _ in op.waits)
         cost = (op.queue, op.occupancy, op.latency, op.issue_cycles)
-        key = (cost, waits, op.sets, op.flows, op.label, op.terms)
+        key = (cost, waits, op.sets, op.flows, op.pipes, op.label, op.terms)
         place = self._operations.get(key)
         if place is None:
             place = self._operations[key] = len(self.operations)
@@ -261,14 +262,15 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
     links = {name: index for index, name in enumerate(streams.device.links)}
     queues, endpoints = streams.program.queues, streams.endpoints
     owners = {q.name: i for i, q in enumerate(queues)}
-    op, wait, sets, flow = [], [], [], []
+    op, wait, sets, flow, take = [], [], [], [], []
     for o in operations:
         costs = (o.queue, o.occupancy, o.latency, o.issue_cycles)
-        op.append((*costs, len(wait), len(sets), len(flow)))
+        op.append((*costs, len(wait), len(sets), len(flow), len(take)))
+        take += o.pipes
         wait += [(own, peer) for own, peer, _, _ in o.waits]
         sets += o.sets
         flow += [(links[name], size) for name, size in o.flows]
-    op.append((0, 0, 0, 0, len(wait), len(sets), len(flow)))
+    op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take)))
     depths = zip(streams.queue_depths(), (streams.issuers.index(q.issuer) for q in queues), strict=True)
     ends = [
         (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints
@@ -279,6 +281,8 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         wait=_records(PAIR_TYPE, wait),
         set=np.array(sets, np.int64),
         flow=_records(FLOW_TYPE, flow),
+        take=_records(TAKE_TYPE, take),
+        pipe=np.zeros(len(streams.pipes), np.int64),
         code=_records(CODE_TYPE, []),
         operand=np.zeros(0, np.int64),
         entry=nothing,

@@ -4,13 +4,15 @@ Only transfers on shared links need to happen in order of time.  Everything else
 times that are known: an engine goes through its queue at once, up to the first operation whose
 flag has not been set, and a scalar unit issues up to the first queue without room.  An operation
 with transfers that begins later is an event; so is the end of the next transfer on each link.
-Within a tick the order is of no consequence (``npusim.timing.link``).
+Within a tick the order is of no consequence (``npusim.timing.link``); shared pipes are granted last.
 """
 
 from __future__ import annotations
 
+from npusim.timing.block_heap import pop, push
 from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_machine import (
+    ASKING,
     CALL,
     CROSSED,
     END,
@@ -25,6 +27,7 @@ from npusim.timing.block_machine import (
     OP,
     RANGE_BITS,
     REPEAT,
+    REQUESTS,
     RET,
     SPANS,
     TARGET,
@@ -32,8 +35,7 @@ from npusim.timing.block_machine import (
     WINDOW_AT,
     Machine,
     Program,
-    Records,
-)
+)  # fmt: skip
 
 #: An operation on an engine, and what a dispatcher fetches at its end.
 NOTHING = -1
@@ -147,6 +149,11 @@ def work(p: Program, m: Machine, e: int, now: int) -> None:
         op, begin = m.engine[e].op, m.engine[e].ready
         m.engine[e].wait_at = NOTHING
         m.engine[e].begun = begin
+        if p.op[op].takes != p.op[op + 1].takes:
+            m.engine[e].flying = ASKING
+            push(m.request, m.size[REQUESTS], begin * len(m.engine) + e, e)
+            m.size[REQUESTS] += 1
+            return
         if p.op[op].flows != p.op[op + 1].flows:
             if begin <= now:
                 join(p, m, e)
@@ -308,37 +315,31 @@ def settle(p: Program, m: Machine, link: int, now: int) -> None:
     m.link[link].due = now - (-rest // p.link[link].rate)
 
 
-# ---------------------------------------------------------------- heaps
-
-
 @inline
-def push(heap: Records, size: int, key: int, engine: int) -> None:
-    """Add to a heap of ``size`` that has its least key first."""
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if heap[above].key <= key:
-            break
-        heap[at].key, heap[at].engine = heap[above].key, heap[above].engine
-        at = above
-    heap[at].key, heap[at].engine = key, engine
-
-
-@inline
-def pop(heap: Records, size: int) -> None:
-    """Take the first off a heap that has ``size`` left after that."""
-    key, engine, at = heap[size].key, heap[size].engine, 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and heap[below + 1].key < heap[below].key:
-            below += 1
-        if heap[below].key >= key:
-            break
-        heap[at].key, heap[at].engine = heap[below].key, heap[below].engine
-        at = below
-    heap[at].key, heap[at].engine = key, engine
+def grant(p: Program, m: Machine, now: int) -> None:
+    """Let the operations that are ready in this tick have their pipes, in the order of their queues."""
+    while m.size[REQUESTS] and m.request[0].key // len(m.engine) == now:
+        e = m.request[0].engine
+        m.size[REQUESTS] -= 1
+        pop(m.request, m.size[REQUESTS])
+        op, member, begin = m.engine[e].op, e // len(p.queue), now
+        for at in range(p.op[op].takes, p.op[op + 1].takes):
+            begin = max(begin, m.pipe[member, p.take[at].pipe].free)
+        for at in range(p.op[op].takes, p.op[op + 1].takes):
+            pipe, cycles = p.take[at].pipe, p.take[at].cycles
+            m.pipe[member, pipe].free = begin + cycles
+            m.pipe[member, pipe].busy += cycles
+            m.pipe[member, pipe].done += 1
+        m.engine[e].waited += begin - now
+        m.engine[e].begun, m.engine[e].flying = begin, 0
+        if p.op[op].flows == p.op[op + 1].flows:
+            complete(p, m, e, begin + p.op[op].occupancy)
+            remember(m, e)
+        elif begin == now:
+            join(p, m, e)
+        else:
+            push(m.event, m.size[EVENTS], begin, e)
+            m.size[EVENTS] += 1
 
 
 # ---------------------------------------------------------------- the run
@@ -364,20 +365,25 @@ def next_event(m: Machine) -> int:
     now = m.event[0].key if m.size[EVENTS] else NEVER
     for link in range(len(m.link)):
         now = min(now, m.link[link].due)
-    return now
+    return min(now, m.request[0].key // len(m.engine)) if m.size[REQUESTS] else now
 
 
 @inline
 def happen(p: Program, m: Machine, now: int) -> None:
-    """Begin and end the transfers of this tick."""
+    """Begin and end the transfers of this tick; once there are none, grant shared pipes."""
+    is_quiet = True
     while m.size[EVENTS] and m.event[0].key == now:
+        is_quiet = False
         e = m.event[0].engine
         m.size[EVENTS] -= 1
         pop(m.event, m.size[EVENTS])
         join(p, m, e)
     for link in range(len(m.link)):
         if m.link[link].due == now:
+            is_quiet = False
             settle(p, m, link, now)
+    if is_quiet:
+        grant(p, m, now)
 
 
 @kernel

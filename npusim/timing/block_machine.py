@@ -27,10 +27,13 @@ OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
 #: clock (``NOW``) and by its own (``MOMENT``).  ``FETCHED`` marks the calls fetched since, counted
 #: from instruction ``WINDOW_AT``, bit by bit.
 (
-    EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, SIZES,
-) = range(12)  # fmt: skip
+    EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, REQUESTS,
+    SIZES,
+) = range(13)  # fmt: skip
 #: Later than any event.
 NEVER = 1 << 62
+#: In place of transfers in flight: the operation waits for its turn on shared pipes.
+ASKING = -1
 #: Sub-units of a byte in a link's clock, as in ``npusim.timing.link``.
 FRACTION_BITS = 20
 #: Bits of an int64 that a product of bytes in flight and their number may take; two are left for sums.
@@ -49,6 +52,8 @@ class Program(NamedTuple):
     wait: Records
     set: Ints  #: endpoints
     flow: Records
+    take: Records  #: shared pipes that an operation keeps busy
+    pipe: Ints  #: one entry for each shared pipe of a core group
     code: Records
     operand: Ints  #: counts of loops that blocks bring
     entry: Ints  #: (bodies, issuers): first instruction
@@ -59,9 +64,10 @@ class Program(NamedTuple):
     member: Records
 
 
-OP_TYPE = record("queue", "occupancy", "latency", "issue", "waits", "sets", "flows")
+OP_TYPE = record("queue", "occupancy", "latency", "issue", "waits", "sets", "flows", "takes")
 PAIR_TYPE = record("own", "peer")
 FLOW_TYPE = record("link", "bytes")
+TAKE_TYPE = record("pipe", "cycles")
 CODE_TYPE = record("kind", "argument", "operand")
 ENDPOINT_TYPE = record("lag", "period", "latency", "owner")
 QUEUE_TYPE = record("depth", "issuer")
@@ -83,6 +89,8 @@ class Machine(NamedTuple):
     link: Records
     transfer: Records  #: (links, engines): heap by the clock value at which a transfer ends
     event: Records  #: heap by the time at which an operation with transfers begins
+    request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
+    pipe: Records  #: (members, pipes)
     todo: Ints  #: stack of engines and dispatchers to look at
     is_todo: Ints
     ran: Ints  #: how often each operation ran, in core groups
@@ -91,13 +99,13 @@ class Machine(NamedTuple):
 
 
 #: ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
-#: far are over.  ``flying``: transfers not yet through.  ``head`` and ``length``: of the queue.
-#: ``blocked``: dispatcher that waits for room, or -1.  ``next_waiter``: engine that waits for the same
+#: far are over.  ``flying``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
+#: of the queue.  ``blocked``: dispatcher that waits for room, or -1.  ``next_waiter``: engine that waits for the same
 #: counter, or -1.  ``free``: end of the operation before.  ``end``: last result.  ``idle``: cycles
-#: without an instruction.
+#: without an instruction.  ``waited``: cycles in which its pipes were another's.
 ENGINE_TYPE = record(
     "op", "wait_at", "ready", "begun", "flying", "head", "length", "blocked", "next_waiter",
-    "free", "end", "busy", "done", "idle",
+    "free", "end", "busy", "done", "idle", "waited",
 )  # fmt: skip
 #: ``time``: when the operation was issued, or when its place became free.
 ENTRY_TYPE = record("op", "time")
@@ -112,6 +120,8 @@ STACK_TYPE = record("pc", "operand", "left", "entry")
 #: ``flow_cycles``: transfers in flight, summed over cycles.
 STATE_TYPE = record("units", "updated", "load", "due", "flows", "bytes", "flow_cycles")
 HEAP_TYPE = record("key", "engine")
+#: ``free``: when the last operation on a pipe ends.
+USED_TYPE = record("free", "busy", "done")
 SPAN_TYPE = record("engine", "op", "start", "end")
 
 
@@ -132,6 +142,8 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
         "link": (STATE_TYPE, (links,)),
         "transfer": (HEAP_TYPE, (links, engines)),
         "event": (HEAP_TYPE, (engines,)),
+        "request": (HEAP_TYPE, (engines,)),
+        "pipe": (USED_TYPE, (members, len(program.pipe))),
         "todo": (plain, (engines + dispatchers,)),
         "is_todo": (plain, (engines + dispatchers,)),
         "ran": (plain, (len(program.op) - 1,)),

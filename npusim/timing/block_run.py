@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import DeadlockError
 from npusim.timing.block_machine import SPANS, TODO, build_machine
+from npusim.timing.gpu_pipes import PIPE_BUSY, pipe_uses, span_of
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.summary import NO_INSTRUCTION, summarise
 
@@ -64,7 +65,7 @@ class Run:
         links = dict(zip(streams.device.links, m.link["bytes"].tolist(), strict=True))
         e = m.engine
         booked = Booked(e["busy"], e["done"], e["end"], e["idle"], m.counter["stalled"])
-        uses = uses_of(streams, self.classes.groups, booked)
+        uses = self._with_pipes(uses_of(streams, self.classes.groups, booked))
         return summarise(streams, method, self.cycles, uses, links, counts, self._spans())
 
     def run_phase(self, phase: int, run: RunPhase) -> None:
@@ -89,6 +90,23 @@ class Run:
         # A phase is over when its last result is there; one without work still is dispatched.
         self.cycles = self.now = max(self.now, int(m.engine["end"].max(initial=0)))
 
+    def _with_pipes(self, uses: tuple[tuple[QueueUse, ...], ...]) -> tuple[tuple[QueueUse, ...], ...]:
+        """Return the use of queues and, after them, of the pipes that they share."""
+        names = self.streams.pipes
+        if not names:
+            return uses
+        found = list(uses)
+        waited = self.machine.engine["waited"].reshape(len(self.classes.groups), -1).tolist()
+        pipes = (self.machine.pipe[key].tolist() for key in ("busy", "done", "free"))
+        for groups, waits, *used in zip(self.classes.groups, waited, *pipes, strict=True):
+            for use, cycles in zip(uses[groups[0]], waits, strict=True):
+                if cycles:
+                    use.stalls[PIPE_BUSY] = cycles
+            own = (*uses[groups[0]], *pipe_uses(names, groups[0], *used))
+            for group in groups:
+                found[group] = own
+        return tuple(found)
+
     def _spans(self) -> tuple[Span, ...]:
         """Return the operations of the traced groups, each class's once for each of its groups."""
         queues, operations = self.streams.program.queues, self.code.operations
@@ -97,7 +115,8 @@ class Run:
             member, queue = divmod(e, len(queues))
             for group in self.classes.groups[member]:
                 if group in self.trace_groups:
-                    kept.append(Span(group, queues[queue].name, operations[op].label, start, end))
+                    use = QueueUse(queues[queue].name, group)
+                    kept.append(span_of(operations[op], self.streams, use, start, end))
         return tuple(kept)
 
     def _describe(self, phase: Phase) -> str:

@@ -9,16 +9,21 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.errors import ProgramError, UnknownOpcodeError
+from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.residency import residency
-from npusim.ir.tile import GlobalTile, Operand, Tile
+from npusim.ir.tile import GlobalTile, Operand, memory_of
 from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec, VectorEngine
+from npusim.spec.gpu_engine import WarpIssue
+from npusim.timing.gpu_cost import warp_cost
 from npusim.timing.vector_cost import Terms, vector_cycles
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.ir.op import Source
     from npusim.ir.program import Queue
     from npusim.ir.walk import Templates
     from npusim.spec.device import BankSpec, DeviceSpec
@@ -29,13 +34,15 @@ class Cost(NamedTuple):
 
     ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
     ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
-    constant behind each share of the cycles, by its key in the device file.
+    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
+    that pipes shared by several queues are busy: an operation begins when all of them are free.
     """
 
     occupancy_cycles: int
     latency_cycles: int = 0
     link_bytes: tuple[tuple[str, int], ...] = ()
     terms: Terms = ()
+    pipe_cycles: tuple[tuple[str, int], ...] = ()
 
 
 class CostModel:
@@ -52,6 +59,8 @@ class CostModel:
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
         queue = self._queues[op.queue]
+        if isinstance(self.device.engine(queue.core, queue.engine), WarpIssue):
+            return self._of_warps(op, queue.core)
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -64,6 +73,15 @@ class CostModel:
             for key, cycles in cost.terms:
                 terms[key] = terms.get(key, 0.0) + cycles
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
+
+    def _of_warps(self, op: TileOp, core: str) -> Cost:
+        """Return the cost of an operation of warps, which one of the core's shared pipes executes."""
+        if not isinstance(self.device.engine(core, op.engine), DmaEngine):
+            return Cost(*warp_cost(op, self.device, core))
+        moves = [self.of_step(step, core, op.engine) for step in op.steps]
+        assert len(moves) == 1, op.label
+        port = moves[0].occupancy_cycles
+        return moves[0]._replace(pipe_cycles=((f"{core}.{op.engine}", port),))
 
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``."""
@@ -90,16 +108,20 @@ class CostModel:
         if not (step.opcode is Opcode.COPY or is_cast) or isinstance(src, float):
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only moves data")
         source, destination = memory_of(src), memory_of(step.dst)
-        route = spec.route(source, destination)
+        try:
+            route = spec.route(source, destination)
+        except SpecError as error:
+            what = f"{step.opcode.name} of {step.dst.rows} x {step.dst.cols} {step.dst.fmt}"
+            raise SpecError(f"{self.device.name}: {key}: {error}, and {what} takes it") from None
         path = f"{key}.routes.{_route_name(spec, route)}"
         moved = max(_stored_bytes(src, source), _stored_bytes(step.dst, destination))
         if isinstance(spec, FixpipeEngine):
+            _check_output(step, spec, route, path)
             moved = step.dst.payload_bytes
         port = moved / route.bytes_per_cycle.value
         terms = [(f"{path}.bytes_per_cycle", port)]
-        if route.burst_overhead_cycles is not None:
-            broken = _bursts(step) * route.burst_overhead_cycles.value
-            port, terms = port + broken, [*terms, (f"{path}.burst_overhead_cycles", broken)]
+        for name, extra in self._through_memory(step, route, port):
+            port, terms = port + extra, [*terms, (f"{path}.{name}", extra)]
         if isinstance(spec, FixpipeEngine):
             drain = src.rows * src.cols / spec.elements_per_cycle.value
             if drain > port:
@@ -113,7 +135,33 @@ class CostModel:
             return Cost(
                 ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency)))
             )
+        latency += self._miss_latency(step.srcs[0])
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
+
+    def _through_memory(
+        self, step: Step, route: RouteSpec, port: float
+    ) -> Iterator[tuple[str, float]]:
+        """Yield what a move through GM pays beside its bytes: the constant's name, and cycles.
+
+        Which addresses a tile has is not known here, as blocks of one shape have one cost: rows are
+        aligned if the pitch of their tensor is, and shared by as many groups as on average.
+        """
+        if route.burst_overhead_cycles is not None:
+            yield "burst_overhead_cycles", _bursts(step) * route.burst_overhead_cycles.value
+        request = self.device.memory.gm.request_min_bytes.value
+        if route.unaligned_factor is not None and _starts_inside_requests(step, request):
+            yield "unaligned_factor", port * (route.unaligned_factor.value - 1)
+        source = step.srcs[0]
+        if route.same_address_factor is not None and isinstance(source, GlobalTile):
+            shared = self.residency.shared_reads[source.tensor.name]
+            yield "same_address_factor", port * (route.same_address_factor.value - 1) * shared
+
+    def _miss_latency(self, source: Source) -> int:
+        """Return what a read takes longer where it misses L2, by the share of its tensor that does."""
+        if not isinstance(source, GlobalTile):
+            return 0
+        share = self.residency.read_misses[source.tensor.name]
+        return ceil(share * self.device.memory.l2.miss_extra_latency_cycles.value)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         if not route.links:
@@ -140,16 +188,17 @@ def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
     return float(rate.value) / float(device.clock_hz.value)
 
 
-def memory_of(operand: Operand) -> str:
-    """Return the device file's name of the memory an operand lies in: ``L1``, ``UB``, ``GM``."""
-    if isinstance(operand, GlobalTile):
-        return "GM"
-    space = operand.space if isinstance(operand, Tile) else operand.ring.space
-    return "GM" if space == "gm" else space.rpartition(".")[2]
-
-
 def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:
     return next(name for name, r in spec.routes.items() if r is route)
+
+
+def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) -> None:
+    """Raise :class:`UnknownOpcodeError` for a format that the fixpipe does not write on this route."""
+    allowed = route.output_formats or spec.casts
+    if step.dst.fmt not in allowed:
+        raise UnknownOpcodeError(
+            f"{step.opcode.name} to {step.dst.fmt} has no cost on {path}: it writes {', '.join(allowed)}"
+        )
 
 
 def _bursts(step: Step) -> int:
@@ -157,13 +206,30 @@ def _bursts(step: Step) -> int:
     jumps = 0
     for operand in step.operands():
         if isinstance(operand, GlobalTile):
-            gapless = operand.cols == operand.tensor.cols
+            whole = operand.tensor
+            gapless = operand.cols == whole.cols and (whole.heads == 1 or not whole.is_interleaved)
         elif memory_of(operand) == "GM":
             gapless = operand.cols == operand.stride
         else:
             continue
         jumps += 0 if gapless else operand.rows - 1
     return jumps
+
+
+def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
+    """Return whether rows of a move begin within a request of global memory, not with one.
+
+    Rows without gaps are one run of bytes on the way to or from UB; to L1 each row is a run.
+    """
+    to_fractals = memory_of(step.dst) == "L1"
+    for operand in step.operands():
+        if memory_of(operand) != "GM" or operand.rows == 1:
+            continue
+        pitch = operand.tensor.cols if isinstance(operand, GlobalTile) else operand.stride
+        is_run = pitch == operand.cols and not to_fractals
+        if not is_run and pitch * get_format(operand.fmt).size_bytes % request_bytes:
+            return True
+    return False
 
 
 #: Rows and columns of a fractal: operands in L1 and L0 are padded to whole fractals (ascend.md 1.2).

@@ -15,17 +15,19 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from simpy.core import Environment
-from simpy.events import NORMAL, Event
 
 from npusim.errors import DeadlockError
 from npusim.timing.cost import bytes_per_cycle
-from npusim.timing.link import SharedLink
+from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
+from npusim.timing.link import Alarm, SharedLink
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+
+    from simpy.events import Event
 
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
@@ -59,23 +61,6 @@ class _Counter:
         self.waiters: list[tuple[int, _Engine]] = []
 
 
-class _Alarm:
-    """A SimPy event that one owner schedules again and again, at most once at a time."""
-
-    __slots__ = ("_callback", "_event", "_schedule")
-
-    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
-        self._schedule, self._callback = env.schedule, [callback]
-        self._event = Event(env)
-        self._event._ok = True
-        self._event._value = None
-
-    def set(self, delay: int) -> None:
-        """Call back ``delay`` cycles from now."""
-        self._event.callbacks = self._callback
-        self._schedule(self._event, NORMAL, delay)
-
-
 class _Engine:
     """One queue with its engine: takes operations in order, waits, works, hands on."""
 
@@ -88,8 +73,10 @@ class _Engine:
         "_finish",
         "_flows",
         "_index",
+        "_is_served",
         "_links",
-        "_op",
+        "_number",
+        "_pipes",
         "_port_end",
         "_ready",
         "_sim",
@@ -99,13 +86,16 @@ class _Engine:
         "blocked",
         "depth",
         "entries",
+        "op",
         "spans",
         "use",
     )  # fmt: skip
 
     def __init__(
-        self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int
-    ) -> None:
+        self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int,
+        number: int, pipes: Pipes,
+    ) -> None:  # fmt: skip
+        self._number, self._pipes, self._is_served = number, pipes, False
         self._sim, self._counters = sim, counters
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
         self.entries: deque[Issued] = deque()
@@ -113,9 +103,9 @@ class _Engine:
         self.blocked: _Dispatcher | None = None
         self.use = QueueUse(name, group)
         self.spans = sim.spans if group in sim.trace_groups else None
-        self._start = _Alarm(sim.env, self._begin)
-        self._finish = _Alarm(sim.env, self._finished)
-        self._op: TimedOp | None = None
+        self._start = Alarm(sim.env, self._begin)
+        self._finish = Alarm(sim.env, self._finished)
+        self.op: TimedOp | None = None
         self._base: Sequence[int] = ()
         self._index = self._flows = 0
         self._begun = self._ready = self._started = self._port_end = 0
@@ -123,15 +113,15 @@ class _Engine:
 
     @property
     def is_idle(self) -> bool:
-        return self._op is None
+        return self.op is None
 
     @property
     def stuck(self) -> str:
         """What the engine waits for, if it waits for a flag."""
-        if self._op is None or not self._stalled:
+        if self.op is None or not self._stalled:
             return ""
-        own = self._op.waits[self._index][0]
-        return f"{self._op.label} waits for {self._causes[own]}"
+        own = self.op.waits[self._index][0]
+        return f"{self.op.label} waits for {self._causes[own]}"
 
     def reopen(self, now: int) -> None:
         """Begin a new phase: time before ``now`` is no wait for instructions."""
@@ -141,9 +131,9 @@ class _Engine:
         """Take the next operation from the queue, if there is one."""
         entries = self.entries
         if not entries:
-            self._op = None
+            self.op = None
             return
-        self._op, self._base = entries.popleft()
+        self.op, self._base = entries.popleft()
         if self.blocked is not None:
             dispatcher, self.blocked = self.blocked, None
             dispatcher.go()
@@ -158,8 +148,8 @@ class _Engine:
 
     def _flags(self) -> bool:
         """Go through the waits; return False if a flag has yet to be set."""
-        assert self._op is not None
-        waits, base, counters = self._op.waits, self._base, self._counters
+        assert self.op is not None
+        waits, base, counters = self.op.waits, self._base, self._counters
         for index in range(self._index, len(waits)):
             own, peer, delta, period = waits[index]
             need = base[own] + delta
@@ -184,10 +174,10 @@ class _Engine:
 
     def wake(self, visible: int, now: int) -> None:
         """The flag waited for was set just now; waits see it from ``visible`` on."""
-        assert self._op is not None
+        assert self.op is not None
         self._stalled = False
         if visible > self._ready:
-            self._stall(self._op.waits[self._index][0], visible)
+            self._stall(self.op.waits[self._index][0], visible)
         self._index += 1
         if self._flags():
             self._launch(now)
@@ -197,10 +187,16 @@ class _Engine:
 
         Its end is known at once unless it shares links: those it joins when it starts.
         """
-        op = self._op
+        op = self.op
         assert op is not None
         self._started = self._ready
-        if not op.flows:
+        if op.pipes:
+            self._is_served = False
+            if self._ready > now:
+                self._start.set(self._ready - now)
+            else:
+                self._pipes.ask(self._number, self)
+        elif not op.flows:
             self._finish.set(self._ready + op.occupancy - now)
         elif self._ready > now:
             self._start.set(self._ready - now)
@@ -208,10 +204,30 @@ class _Engine:
             self._join()
 
     def _begin(self, _event: Event) -> None:
-        self._join()
+        op = self.op
+        assert op is not None
+        if op.pipes and not self._is_served:
+            self._pipes.ask(self._number, self)
+        else:
+            self._join()
+
+    def served(self, begin: int, now: int) -> None:
+        """The pipes are this operation's from ``begin`` on."""
+        op = self.op
+        assert op is not None
+        if begin > now:
+            stalls = self.use.stalls
+            stalls[PIPE_BUSY] = stalls.get(PIPE_BUSY, 0) + begin - now
+        self._started, self._is_served = begin, True
+        if not op.flows:
+            self._finish.set(begin + op.occupancy - now)
+        elif begin > now:
+            self._start.set(begin - now)
+        else:
+            self._join()
 
     def _join(self) -> None:
-        op = self._op
+        op = self.op
         assert op is not None
         self._flows = len(op.flows)
         self._port_end = self._started + op.occupancy
@@ -229,7 +245,7 @@ class _Engine:
 
     def _complete(self, now: int) -> None:
         """Book the operation and hand on its slots."""
-        op, use, counters = self._op, self.use, self._counters
+        op, use, counters = self.op, self.use, self._counters
         assert op is not None
         self._begun = now
         use.busy_cycles += now - self._started
@@ -237,7 +253,7 @@ class _Engine:
         counts = self._counts
         counts[op.key] = counts.get(op.key, 0) + 1
         if self.spans is not None:
-            self.spans.append(Span(use.group, use.name, op.label, self._started, now))
+            self.spans.append(span_of(op, self._sim.streams, use, self._started, now))
         done = now + op.latency
         use.end_cycles = max(use.end_cycles, done)
         for own in op.sets:
@@ -265,7 +281,7 @@ class _Dispatcher:
     ) -> None:
         self._stream, self._engines = stream, engines
         self._pending: Issued | None = None
-        self._alarm = _Alarm(env, self._issued)
+        self._alarm = Alarm(env, self._issued)
         self._alarm.set(delay)
 
     def _issued(self, _event: Event) -> None:
@@ -306,8 +322,13 @@ class _Simulation:
         self.counts: OpCounts = {}
         self.groups = range(self.device.group_count.value)
         self.cursors = [[0] * len(streams.endpoints) for _ in self.groups]
+        self.pipes = [self._pipes() for _ in self.groups]
         self.engines = [self._group(group) for group in self.groups]
         self.cycles = 0
+
+    def _pipes(self) -> Pipes:
+        env = self.env
+        return Pipes(len(self.streams.pipes), lambda: int(env.now), lambda call: Alarm(env, call))
 
     def _group(self, group: int) -> list[_Engine]:
         # A waiter never looks further back than the slots both sides can be apart.
@@ -316,14 +337,20 @@ class _Simulation:
             for e in self.streams.endpoints
         ]
         return [
-            _Engine(self, counters, queue.name, depth, group)
-            for queue, depth in zip(self.program.queues, self.streams.queue_depths(), strict=True)
+            _Engine(self, counters, queue.name, depth, group, number, self.pipes[group])
+            for number, (queue, depth) in enumerate(
+                zip(self.program.queues, self.streams.queue_depths(), strict=True)
+            )
         ]
 
     def result(self) -> TimingResult:
         for phase in self.program.phases:
             self._run(phase)
-        uses = tuple(tuple(e.use for e in engines) for engines in self.engines)
+        names = self.streams.pipes
+        uses = tuple(
+            (*(e.use for e in engines), *pipe_uses(names, group, pipes.busy, pipes.done, pipes.free))
+            for group, (engines, pipes) in enumerate(zip(self.engines, self.pipes, strict=True))
+        )
         links = {name: link.total_bytes for name, link in self.links.items()}
         return summarise(
             self.streams, "des", self.cycles, uses, links, self.counts, tuple(self.spans)

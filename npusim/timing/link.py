@@ -12,15 +12,36 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from simpy.events import NORMAL, Event, EventPriority
+
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from simpy import Environment, Event
+    from simpy import Environment
 
 #: Sub-units of a byte in the link's virtual clock.
 FRACTION_BITS = 20
+#: After everything else that happens in a tick.
+AFTER_ALL = EventPriority(NORMAL + 1)
+
+
+class Alarm:
+    """A SimPy event that one owner schedules again and again, at most once at a time."""
+
+    __slots__ = ("_callback", "_event", "_schedule")
+
+    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
+        self._schedule, self._callback = env.schedule, [callback]
+        self._event = Event(env)
+        self._event._ok = True
+        self._event._value = None
+
+    def set(self, delay: int, priority: EventPriority = NORMAL) -> None:
+        """Call back ``delay`` cycles from now."""
+        self._event.callbacks = self._callback
+        self._schedule(self._event, priority, delay)
 
 
 class SharedLink:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Ints, Machine, Program
     from npusim.timing.fold import Classes
-    from npusim.timing.reserved_kernel import Blocks, Groups, Known
+    from npusim.timing.reserved_block import Blocks, Groups, Known
     from npusim.timing.result import TimingResult
 
 #: Iterations of a long loop: before its pace is taken, while it is, and after; it is cut to their sum.
@@ -81,6 +81,10 @@ class Reserved:
 
     def __init__(self, code: Code, classes: Classes) -> None:
         self.code, self.streams = code, code.streams
+        if self.streams.pipes:
+            raise ProgramError(
+                f"{self.streams.program.name}: method reserved has no queues that share pipes; use steady"
+            )
         self.classes = classes.one_by_one()
         self.cycles = self.simulated = 0
 
@@ -88,10 +92,11 @@ class Reserved:
         """Run every phase and return what it took."""
         streams, groups = self.streams, len(self.classes.groups)
         queues, endpoints = len(streams.program.queues), len(streams.endpoints)
-        booked = Booked(
-            *(np.zeros((groups, queues), np.int64) for _ in range(4)),  # busy, done, end, idle
-            np.zeros((groups, endpoints), np.int64),
-        )
+
+        def nothing(columns: int = queues) -> Ints:
+            return np.zeros((groups, columns), np.int64)
+
+        booked = Booked(nothing(), nothing(), nothing(), nothing(), stalled=nothing(endpoints))
         for phase in self.classes.blocks:
             folded = fold_groups([(own,) for own in phase])
             if len(folded.groups) <= FEW_CLASSES:
@@ -130,7 +135,8 @@ class Reserved:
 
     def _run_phase(self, phase: Sequence[Sequence[int]], booked: Booked) -> None:
         """Run one phase group by group from where the one before it ended, and add what it books."""
-        from npusim.timing.reserved_kernel import WINDOW, run_groups
+        from npusim.timing.reserved_block import WINDOW
+        from npusim.timing.reserved_kernel import run_groups
         from npusim.timing.steady_kernel import BUSY, ENGINE_TOTALS, IDLE
 
         blocks, leader = cut_blocks(self.code, phase)
@@ -157,7 +163,7 @@ class Reserved:
 
     def _begin(self, machine: Machine, known: Known, leader: int, window: int) -> None:
         """Keep the state in which a group enters its first block, as number 0."""
-        from npusim.timing.reserved_kernel import BEFORE
+        from npusim.timing.reserved_block import BEFORE
 
         dispatch = self.streams.device.timed_launch().block_dispatch_cycles.value
         engines = len(machine.engine)
@@ -174,7 +180,7 @@ class Reserved:
 
 def sole_member(code: Code, groups: int) -> Program:
     """Return the arrays for one core group whose links others share in parts of a transfer."""
-    from npusim.timing.reserved_kernel import PART_BITS
+    from npusim.timing.reserved_block import PART_BITS
 
     program = code.program([1], [False])
     largest = int(program.flow["bytes"].max(initial=0))
@@ -186,7 +192,7 @@ def sole_member(code: Code, groups: int) -> Program:
 
 def slack(program: Program) -> Ints:
     """Return how many transfers of others, in parts, leave every transfer of one's own as fast as its port."""
-    from npusim.timing.reserved_kernel import PART_BITS
+    from npusim.timing.reserved_block import PART_BITS
 
     found = []
     for link in range(len(program.link)):
@@ -207,7 +213,7 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
 
     The engine with most operations leads; blocks are told apart by what it is at.
     """
-    from npusim.timing.reserved_kernel import Blocks
+    from npusim.timing.reserved_block import Blocks
 
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
     kinds, counts = {c.block: c for c in cut.values()}, Counts(code)
@@ -238,26 +244,29 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
 def shortened(code: Code, classes: Classes, limit: int) -> Classes:
     """Return the first few blocks of every core group, long loops cut, with some ``limit`` operations.
 
-    Enough to hold ``reserved`` against ``fold``.  Loops are cut to different lengths: cores that all
-    do the same in step are not what ``reserved`` is for.
+    Enough to hold ``reserved`` against ``fold``.  Loops of different lengths are cut to different
+    lengths, equal ones to equal: cores that do the same in step do so in the sample, where it shows
+    that ``reserved`` is not for them.
     """
     phases = []
     for phase in classes.one_by_one().blocks:
         left, kept = limit // len(classes.blocks), [list[int]() for _ in phase]
         for turn in range(max(map(len, phase))):
-            row = [_cut(code, own[turn], _length(g, turn)) for g, own in enumerate(phase) if turn < len(own)]
-            left -= sum(code.operation_count(cut.block) for cut in row)
+            busy = [(k, own[turn]) for k, own in zip(kept, phase, strict=True) if turn < len(own)]
+            row = [_cut(code, block, _length(code.blocks[block], turn)).block for _, block in busy]
+            left -= sum(map(code.operation_count, row))
             if left < 0 and turn:
                 break
-            for own, cut in zip((k for k, b in zip(kept, phase) if turn < len(b)), row, strict=True):
-                own.append(cut.block)
+            for (own, _), cut in zip(busy, row, strict=True):
+                own.append(cut)
         phases.append([tuple(own) for own in kept])
     return fold_groups(list(zip(*phases, strict=True)))
 
 
-def _length(group: int, turn: int) -> int:
-    """Return a length from 4 to ``LONG`` for the loops of a group's block, spread evenly."""
-    return 4 + (7 * group + 5 * turn) % (LONG - 4 + 1)  # 7 and 5 have no factor in common with 11
+def _length(block: Block, turn: int) -> int:
+    """Return a length from 4 to ``LONG`` for a block's longest loop, spread evenly over its lengths."""
+    longest = max(block.counts, default=0)
+    return 4 + (7 * longest + 5 * turn) % (LONG - 4 + 1)  # 7 and 5 have no factor in common with 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +308,7 @@ def _loop_of(code: Code, counts: Counts, block: Block, queue: int) -> tuple[int,
 
 def build_known(program: Program, machine: Machine, columns: int) -> Known:
     """Return empty tables of states and results; what is not used costs no memory."""
-    from npusim.timing.reserved_kernel import OTHERS, Known
+    from npusim.timing.reserved_block import OTHERS, Known
 
     def empty(*shape: int) -> Any:
         return np.empty(shape, np.int64)
@@ -315,7 +324,7 @@ def build_known(program: Program, machine: Machine, columns: int) -> Known:
 
 def build_groups(program: Program, groups: int, columns: int) -> Groups:
     """Return core groups that have yet to begin."""
-    from npusim.timing.reserved_kernel import Groups
+    from npusim.timing.reserved_block import Groups
 
     def zeros(width: int) -> Any:
         return np.zeros((groups, width), np.int64)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class QueueUse:
     """Busy and waiting cycles of one queue of one core group, and how many operations it ran.
 
-    ``stalls`` maps a cause (``"P ready"``, ``"S free"``, ``"no instruction"``) to cycles.
+    ``stalls`` maps a cause (``"P ready"``, ``"S free"``, ``"no instruction"``) to cycles.  ``is_pipe``:
+    not a queue, but a pipe of a GPU's core that its queues share.
     """
 
     name: str
@@ -18,6 +19,7 @@ class QueueUse:
     operations: int = 0
     stalls: dict[str, int] = field(default_factory=dict)
     end_cycles: int = 0
+    is_pipe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

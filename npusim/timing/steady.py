@@ -67,11 +67,11 @@ def build_snapshots(program: Program, machine: Machine) -> Snapshots:
     words = (
         engines * (6 + 2 * machine.entry.shape[1])
         + len(machine.dispatcher) * (4 + 2 * levels)
-        + len(program.member) * len(program.pair) * (3 + history)
+        + len(program.member) * (len(program.pair) * (3 + history) + len(program.pipe))
         + len(program.link) * (2 + 2 * engines)
     )
     pairs = machine.stack.size + len(machine.counter) + len(program.link)
-    totals = engines * ENGINE_TOTALS + 2 * pairs + len(machine.ran)
+    totals = engines * ENGINE_TOTALS + 2 * (pairs + machine.pipe.size) + len(machine.ran)
 
     def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.zeros(shape, np.int64)

@@ -19,6 +19,7 @@ from npusim.timing.block_machine import (
     EVENTS,
     MASTER,
     NEVER,
+    REQUESTS,
     Ints,
     Machine,
     Program,
@@ -26,9 +27,9 @@ from npusim.timing.block_machine import (
 
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
-#: Totals of an engine that ``note_totals`` writes: free, end, done, busy, idle.
-ENGINE_TOTALS = 5
-FREE, LAST, DONE, BUSY, IDLE = range(ENGINE_TOTALS)
+#: Totals of an engine that ``note_totals`` writes: free, end, done, busy, idle, waited for pipes.
+ENGINE_TOTALS = 6
+FREE, LAST, DONE, BUSY, IDLE, WAITED = range(ENGINE_TOTALS)
 
 
 class Snapshots(NamedTuple):
@@ -196,6 +197,17 @@ def note_link(m: Machine, link: int, moment: int, out: Ints, start: int) -> int:
     return n + 2 * flows
 
 
+@inline
+def note_pipes(p: Program, m: Machine, s: Snapshots, member: int, out: Ints, start: int) -> int:
+    """Write down how long the pipes of a member are taken beyond the next moment to ask for them."""
+    first, floor = member * len(p.queue), NEVER
+    for e in range(first, first + len(p.queue)):
+        floor = min(floor, s.engine_floor[e])
+    for pipe in range(len(p.pipe)):
+        out[start + pipe] = max(m.pipe[member, pipe].free - floor, 0)
+    return start + len(p.pipe)
+
+
 @routine
 def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> int:
     """Write down the joint state; return the number of words."""
@@ -206,6 +218,7 @@ def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> 
     for d in range(len(m.dispatcher)):
         n = note_dispatcher(m, s, d, moment, out, n)
     for member in range(len(p.member)):
+        n = note_pipes(p, m, s, member, out, n)
         for at in range(len(p.pair)):
             n = note_pair(p, m, s, member, at, out, n)
     for link in range(len(m.link)):
@@ -223,7 +236,7 @@ def note_totals(m: Machine, out: Ints) -> None:
     for e in range(len(m.engine)):
         engine = m.engine[e]
         out[n + FREE], out[n + LAST], out[n + DONE] = engine.free, engine.end, engine.done
-        out[n + BUSY], out[n + IDLE] = engine.busy, engine.idle
+        out[n + BUSY], out[n + IDLE], out[n + WAITED] = engine.busy, engine.idle, engine.waited
         n += ENGINE_TOTALS
     for d in range(m.stack.shape[0]):
         for level in range(m.stack.shape[1]):
@@ -237,6 +250,11 @@ def note_totals(m: Machine, out: Ints) -> None:
         n += 2
     for op in range(len(m.ran)):
         out[n + op] = m.ran[op]
+    n += len(m.ran)
+    for member in range(m.pipe.shape[0]):
+        for pipe in range(m.pipe.shape[1]):
+            out[n], out[n + 1] = m.pipe[member, pipe].busy, m.pipe[member, pipe].done
+            n += 2
 
 
 @routine
@@ -247,6 +265,7 @@ def grow_totals(m: Machine, old: Ints, times: int) -> None:
         m.engine[e].done += times * (m.engine[e].done - old[n + DONE])
         m.engine[e].busy += times * (m.engine[e].busy - old[n + BUSY])
         m.engine[e].idle += times * (m.engine[e].idle - old[n + IDLE])
+        m.engine[e].waited += times * (m.engine[e].waited - old[n + WAITED])
         n += ENGINE_TOTALS
     for d in range(m.stack.shape[0]):
         for level in range(m.stack.shape[1]):
@@ -263,6 +282,12 @@ def grow_totals(m: Machine, old: Ints, times: int) -> None:
         n += 2
     for op in range(len(m.ran)):
         m.ran[op] += times * (m.ran[op] - old[n + op])
+    n += len(m.ran)
+    for member in range(m.pipe.shape[0]):
+        for pipe in range(m.pipe.shape[1]):
+            m.pipe[member, pipe].busy += times * (m.pipe[member, pipe].busy - old[n])
+            m.pipe[member, pipe].done += times * (m.pipe[member, pipe].done - old[n + 1])
+            n += 2
 
 
 # ---------------------------------------------------------------- periods
@@ -310,6 +335,14 @@ def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int
             m.dispatcher[d].clock += shift
     for at in range(m.size[EVENTS]):
         m.event[at].key += shift
+    for at in range(m.size[REQUESTS]):
+        m.request[at].key += shift * len(m.engine)
+    at = len(old) - 2 * m.pipe.size
+    for member in range(m.pipe.shape[0]):
+        for pipe in range(m.pipe.shape[1]):
+            if m.pipe[member, pipe].done != old[at + 1]:
+                m.pipe[member, pipe].free += shift
+            at += 2
     for link in range(len(m.link)):
         if m.link[link].flows:
             m.link[link].updated += shift

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import SpecError
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.cost import Cost, CostModel
+from npusim.timing.gpu_pipes import shared_pipes
 
 if TYPE_CHECKING:
     from npusim.ir.program import Phase, TileProgram
@@ -33,6 +34,7 @@ class TimedOp:
     sets: tuple[int, ...]
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
+    pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Streams:
         self.templates = Templates(program)
         self.endpoints = self.templates.walker.endpoints
         self.costs = CostModel(self.templates, device)
+        self.pipes = shared_pipes(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
@@ -116,9 +119,10 @@ class Streams:
         if key not in self._ops:
             cost: Cost = self.costs.of_op(op.op)
             waits = tuple((e, p, d, self.endpoints[e].period) for e, p, d in op.waits)
+            pipes = tuple((self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles)
             self._ops[key] = TimedOp(
                 len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
-                waits, op.sets, self._issue_cycles(op), cost.terms,
+                waits, op.sets, self._issue_cycles(op), cost.terms, pipes,
             )  # fmt: skip
             self._listed.append(self._ops[key])
         return self._ops[key]

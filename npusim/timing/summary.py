@@ -25,10 +25,13 @@ def summarise(
     """Return the result of one simulation."""
     device = streams.device
     terms: dict[str, float] = {}
-    work = [0] * len(streams.program.queues)
+    work: dict[str, int] = {}
+    names = [queue.name for queue in streams.program.queues]
     for index, count in counts.items():
         op = streams.timed_op(index)
-        work[op.queue] += op.occupancy * count
+        takes = [(streams.pipes[pipe], taken) for pipe, taken in op.pipes]
+        for unit, taken in takes or [(names[op.queue], op.occupancy)]:
+            work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
     launch = float(device.timed_launch().kernel_overhead_s.value) * len(streams.program.phases)
@@ -41,18 +44,18 @@ def summarise(
         queues=uses,
         link_bytes=link_bytes,
         term_cycles=terms,
-        operations=sum(u.operations for group in uses for u in group),
+        operations=sum(u.operations for group in uses for u in group if not u.is_pipe),
         bound_cycles=_bounds(streams, work, link_bytes),
         compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
     )
 
 
-def _bounds(streams: Streams, work: list[int], link_bytes: dict[str, int]) -> dict[str, int]:
+def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:
     """Return the least time each unit and link needs: its work spread evenly, without a wait."""
     groups = streams.device.group_count.value
-    queues = zip(streams.program.queues, work, strict=True)
-    bounds = {queue.name: ceil_div(cycles, groups) for queue, cycles in queues}
+    units = streams.pipes or [queue.name for queue in streams.program.queues]
+    bounds = {unit: ceil_div(work.get(unit, 0), groups) for unit in units}
     for name, size in link_bytes.items():
         rate = bytes_per_cycle(streams.device, name)
         bounds[name] = ceil(size / rate) if size else 0

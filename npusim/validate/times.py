@@ -15,9 +15,8 @@ from npusim.node.result import NodeTiming
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device
 from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
-from npusim.spec.node import LayerProblem, is_node, load_node
+from npusim.spec.node import LayerProblem, NodeDevice, load_machine
 from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.run_result import RunResult
+    from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
     from npusim.spec.measurements import Interval
 
@@ -120,9 +120,9 @@ def validate_times(
         raise SpecError(
             f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …"
         )
+    predictor = Predictor(method)
     for case in chosen:
-        _check_exists(case)
-    predictor = _Predictor(method)
+        _check_exists(predictor, case)
     residuals: list[Residual] = []
     for case in chosen:
         if progress:
@@ -141,17 +141,16 @@ def _matches(case: MeasurementCase, pattern: str) -> bool:
     return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
-def _check_exists(case: MeasurementCase) -> None:
+def _check_exists(predictor: Predictor, case: MeasurementCase) -> None:
     for one in filter(None, (case, case.baseline_case())):
         try:
-            what = load_node(one.device) if is_node(one.device) else load_device(one.device)
-            find_schedule(one.schedule, what.family)
+            find_schedule(one.schedule, predictor.machine(one.device).family)
         except SpecError as error:
             raise SpecError(f"case {case.name}: {error}; leave it out with --only") from None
 
 
 def _residuals(
-    predictor: _Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
+    predictor: Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
 ) -> list[Residual]:
     allowed = file.band_of(case)
     found = []
@@ -166,13 +165,20 @@ def _residuals(
     return found
 
 
-class _Predictor:
+class Predictor:
     """Runs cases, each distinct one once."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str = "auto") -> None:
         self.method = method
         self.methods: dict[str, str] = {}
         self._done: dict[str, RunResult] = {}
+        self._machines: dict[str, DeviceSpec] = {}
+
+    def machine(self, name: str) -> DeviceSpec:
+        """Return a device or a node by name, read once."""
+        if name not in self._machines:
+            self._machines[name] = load_machine(name)
+        return self._machines[name]
 
     def quantity(self, case: MeasurementCase, quantity: str) -> float:
         """Return one predicted quantity of a case."""
@@ -204,8 +210,9 @@ class _Predictor:
         key = case.model_copy(update={"name": "", "group": None, "baseline": None, "band": None})
         text = f"{key.device} {key.schedule} {key.precision} {_tiling(key)} {key.workload!r}"
         if text not in self._done:
+            machine = self.machine(case.device)
             self._done[text] = run(
-                case.schedule, hw=case.device, problem=_problem(case), tiling=_tiling(case),
+                case.schedule, hw=machine, problem=_problem(case, machine), tiling=_tiling(case),
                 precision=case.precision, numerics=False, method=self.method, trace_groups=(),
             )  # fmt: skip
         result = self._done[text]
@@ -223,24 +230,24 @@ def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
     return {**(case.tiling or {}), **chosen}
 
 
-def _problem(case: MeasurementCase) -> AnyProblem:
+def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     w = case.workload
     if w.kind == "gemm":
         sizes = {"m": w.m, "n": w.n, "k": w.k} | ({"dtype": w.dtype} if w.dtype else {})
         return GemmProblem.model_validate(sizes)
     if w.kind == "copy":
         return CopyProblem.model_validate({"bytes": w.bytes})
-    if is_node(case.device):
-        return _layer(case)
+    if isinstance(machine, NodeDevice):
+        return _layer(case, machine)
     return w.problem()
 
 
-def _layer(case: MeasurementCase) -> LayerProblem:
+def _layer(case: MeasurementCase, machine: NodeDevice) -> LayerProblem:
     """Return a layer's share of a node; heads are those of the whole layer."""
     w = case.workload
     if w.hidden is None:
         raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
-    ranks = w.tensor_parallel or load_node(case.device).device_count.value
+    ranks = w.tensor_parallel or machine.node.device_count.value
     shared = w.model_copy(update={"tensor_parallel": ranks})
     return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
@@ -274,4 +281,4 @@ def _regret(pairs: list[tuple[float, float]]) -> float:
     return chosen / min(p[0] for p in pairs) - 1
 
 
-__all__ = ["GroupRank", "Residual", "TimesReport", "validate_times"]
+__all__ = ["GroupRank", "Predictor", "Residual", "TimesReport", "validate_times"]

@@ -39,7 +39,7 @@ def touching(*phases: Sequence[Sequence[Touch]], slot_bytes: int = 0) -> TilePro
             range(len(blocks)),
             lambda _b: (),
             lambda _b: 0,
-            lambda b, blocks=blocks: blocks[b],
+            lambda together, blocks=blocks: [touch for b in together for touch in blocks[b]],
         )
         for i, blocks in enumerate(phases)
     ]

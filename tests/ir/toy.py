@@ -102,8 +102,8 @@ def phase(
 ) -> Phase:
     """Return a phase; what its blocks touch in global tensors is what their operations do."""
 
-    def touches(block: Any) -> Iterator[Touch]:
-        for op in flatten(body(block)):
+    def touches(blocks: Sequence[Any]) -> Iterator[Touch]:
+        for op in (op for block in blocks for op in flatten(body(block))):
             for step in op.steps:
                 yield from (Touch(s) for s in step.srcs if isinstance(s, GlobalTile))
                 if isinstance(step.dst, GlobalTile):

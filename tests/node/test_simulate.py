@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.errors import SpecError, TilingError
+from npusim.explore import explore
 from npusim.node.driver import plan_collective
 from npusim.node.kernel import Child, CollectiveCall, Kernel, KernelWork, Waves, progress_rate
 from npusim.node.program import Communication, RowBlock, cut_rows, node_program
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
-from npusim.run_node import run_on_node, search_blocks
+from npusim.run_node import run_on_node
 from npusim.schedules.tiling_allreduce import row_pieces
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device, load_workload
-from npusim.spec.node import LayerProblem, NodeSpec
+from npusim.spec.node import LayerProblem, NodeSpec, load_machine
 from npusim.spec.problem import Problem
 from tests.node.conftest import assumed, changed
 
@@ -204,16 +205,16 @@ def test_heads_that_ranks_do_not_divide_are_refused(run_node: Run) -> None:
         run_node("tiling_allreduce", "ascend_910b2_x8", layer)
 
 
-def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not() -> None:
+def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not(mesh: NodeSpec) -> None:
     layer = LayerProblem.around(
         Problem(heads=5, seq_q=1024, head_dim=128, causal=True), hidden=5120, ranks=8
     )
-    found = search_blocks(
-        "tiling_allreduce", hw="ascend_910b2_x8", load=load_workload("pangu_38b"), problem=layer, blocks=(1, 2, 8)
-    )  # fmt: skip
-    by_blocks: dict[int, Any] = {blocks: us for us, blocks, _ in found}
-    assert by_blocks[2] < by_blocks[1]
-    assert by_blocks[2] < by_blocks[8]
+    fields = {"blocks": [1, 2, 8], "first_share": [0.25, 0.5]}
+    found = explore("tiling_allreduce", fields, hw=load_machine(mesh), problem=layer)
+    us: dict[Any, float] = {tuple(o.point.values()): o.latency_us or 0 for o in found.feasible}
+    assert us[2, 0.5] < us[1, 0.5]
+    assert us[2, 0.5] < us[8, 0.5]
+    assert us[1, 0.25] == us[1, 0.5]
 
 
 def test_timeline_has_both_tracks_of_every_traced_device(mesh: NodeSpec) -> None:

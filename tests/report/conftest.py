@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from npusim.ir.walk import Walker, walk
 from npusim.numerics.result import ErrorSummary, NumericEvent, NumericResult
 from npusim.report.record import RunRecord, record_of
 from npusim.run import run
@@ -30,7 +31,13 @@ def record(result: RunResult) -> RunRecord:
 @pytest.fixture(scope="session")
 def overflowed(result: RunResult) -> RunResult:
     """The same run with bits: an overflow in the scores of core group 1's only block."""
-    block = str(result.program.phases[-1].blocks[1])
+    phase = result.program.phases[-1]
+    block = str(phase.blocks[1])
+    operations = walk(Walker(result.program), phase.body(phase.blocks[1]))
+    position = next(i for i, r in enumerate(operations) if r.op.label == "S.drain")
+    event = NumericEvent(
+        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("kv", 0),), 3, 5, 7, position
+    )  # fmt: skip
     error = ErrorSummary(
         rmse=2.5e-4, max_abs_error=float("inf"), max_ulp=274, ulp_histogram={"0": 3, "1": 1},
         nan_count=2, inf_count=1, nan_row_fraction=0.25, count=4,
@@ -42,9 +49,8 @@ def overflowed(result: RunResult) -> RunResult:
         error=error,
         overflow_counts={"S.drain.cast": 7},
         nan_counts={"softmax.exp": 2},
-        first_events=(
-            NumericEvent("overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("kv", 0),), 3, 5),
-        ),
+        first_events=(event,),
+        events=(event,),
         arithmetic={"ascend.cube.k16.f16.f32": "assumed"},
     )
     return replace(result, numerics=bits)

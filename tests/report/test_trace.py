@@ -11,6 +11,8 @@ import pytest
 
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
+from npusim.run import run
+from npusim.spec.load import load_workload
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
@@ -134,3 +136,27 @@ def test_run_without_a_time_has_an_empty_timeline(result: RunResult) -> None:
     timeline = timeline_of(replace(result, timing=None))
     assert timeline.tracks == {}
     assert json.loads(chrome_trace(timeline))["traceEvents"] == []
+
+
+def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
+    """Scores beyond float16 in every tile: one instant for each store, at its own iteration."""
+    load = load_workload("pasa_uniform").model_copy(update={"heads": 1, "kv_heads": 1})
+    overflowing = run(
+        "flash", workload=load, seq=512, causal=False, precision="fa16_32", rows="all",
+        tiling={"block_q": 128, "block_kv": 128}, trace_groups=(0, 1),
+    )  # fmt: skip
+    assert overflowing.numerics is not None
+    stores = [e for e in overflowing.numerics.events if e.operation == "S.drain.cast"]
+    # 4 blocks of queries with 4 tiles of keys each, every score infinite.
+    assert len(stores) == 16
+    assert {e.count for e in stores} == {128 * 128}
+    assert [dict(e.path)["kv"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
+    total = overflowing.numerics.overflow_counts["S.drain.cast"]
+    assert sum(e.count for e in stores) == total == 512 * 512
+    for track, slices in timeline_of(overflowing).tracks.items():
+        marked = [s for s in slices if s.events]
+        if track.pipe == "FIXP":
+            # Two traced groups with a block each.
+            assert [s.name for s in marked] == ["S.drain"] * 4
+            assert [f"kv={n} " in s.events[0] for n, s in enumerate(marked)] == [True] * 4
+            assert all("16384 elements" in s.events[0] for s in marked)

@@ -14,6 +14,8 @@ from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
 
@@ -68,13 +70,13 @@ def cells(region: GlobalTile) -> set[tuple[int, int, int, int]]:
 
 
 def actual(
-    phase: Phase, block: Any
+    phase: Phase, blocks: Sequence[Any]
 ) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
     """Return bytes read by tensor, and the elements read and written."""
     size: Counter[str] = Counter()
     read: dict[str, set[Any]] = defaultdict(set)
     written: dict[str, set[Any]] = defaultdict(set)
-    for op in flatten(phase.body(block)):
+    for op in (op for block in blocks for op in flatten(phase.body(block))):
         for step in op.steps:
             for source in step.srcs:
                 if isinstance(source, GlobalTile) and source.tensor.name != "mask":
@@ -86,27 +88,30 @@ def actual(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_block_reads_and_writes_the_regions_it_says(case: str, device: DeviceSpec) -> None:
+def test_blocks_read_and_write_the_regions_they_say(case: str, device: DeviceSpec) -> None:
     for phase in build(case, device).phases:
-        for block in (phase.blocks[0], phase.blocks[-1]):
+        for blocks in (phase.blocks[:1], phase.blocks[-1:], phase.blocks):
             read: dict[str, set[Any]] = defaultdict(set)
             written: dict[str, set[Any]] = defaultdict(set)
-            for touch in phase.touches(block):
+            for touch in phase.touches(blocks):
                 if touch.region.tensor.name != "mask":
                     (written if touch.is_write else read)[touch.region.tensor.name] |= cells(
                         touch.region
                     )
-            _, really_read, really_written = actual(phase, block)
+            _, really_read, really_written = actual(phase, blocks)
             assert written == really_written, phase.name
             assert read == really_read, phase.name
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_block_reads_its_regions_as_often_as_it_says(case: str, device: DeviceSpec) -> None:
+def test_blocks_read_their_regions_as_often_as_they_say(case: str, device: DeviceSpec) -> None:
     for phase in build(case, device).phases:
-        for block in (phase.blocks[0], phase.blocks[-1]):
+        for blocks in (phase.blocks[:1], phase.blocks[-1:], phase.blocks):
             said: Counter[str] = Counter()
-            for touch in phase.touches(block):
+            for touch in phase.touches(blocks):
                 if not touch.is_write and touch.region.tensor.name != "mask":
-                    said[touch.region.tensor.name] += touch.region.payload_bytes * touch.times
-            assert said == actual(phase, block)[0], phase.name
+                    size = touch.region.payload_bytes * touch.times
+                    said[touch.region.tensor.name] += (
+                        size if touch.read_bytes is None else touch.read_bytes
+                    )
+            assert said == actual(phase, blocks)[0], phase.name

@@ -95,7 +95,7 @@ def test_paths_load_the_same_as_names() -> None:
             "cores.aic.engines.CUBE.model: matrx",
             [
                 "4  cores.aic.engines.CUBE.model: 'matrx' is not one of: "
-                "'dma', 'fixpipe', 'matrix', 'vector', 'scalar'"
+                "'dma', 'fixpipe', 'matrix', 'warp_matrix', 'vector', 'scalar', 'lanes', 'shared_memory', 'warps'"
             ],
         ),
         (

@@ -247,8 +247,58 @@ def test_a_short_transfer_takes_the_issue_interval(device: DeviceSpec) -> None:
     step = Step(Opcode.COPY, tile("aic.L1", 1, 64, "float16"), (k.tile(0, 0, 0, 1),))
     op = TileOp("K.load", "aic.MTE2", "aic.MTE2", (step,))
     found = model(device, op, tensors=(k,)).of_op(op)
-    # A row of 64 is padded to 16 rows in L1: 2048 B / 110 = 18.6 cycles, less than 20.
-    assert found[:2] == (20, 300)
+    # A row of 64 is padded to 16 rows in L1: 2048 B / 110 = 18.6 cycles, less than 20.  Read once, it
+    # misses L2: 150 cycles beyond the 300.
+    assert found[:2] == (20, 300 + 150)
+
+
+#: Width of a float16 tensor, columns read of it, and what the 64 rows take on their way to L1 and to
+#: UB: 128 B are 64 elements, so that a pitch of 72 starts rows inside a request.  Rows that do not
+#: follow one another are 63 jumps of 0.66 cycles; a row of L1 is padded to 16 elements.
+PITCHES = {
+    "whole rows": (64, 64, 8192 / 110, 8192 / 67),
+    "parts of rows": (128, 64, 8192 / 110 + 63 * 0.66, 8192 / 67 + 63 * 0.66),
+    "rows inside requests": (72, 64, 8192 / 110 * 1.97 + 63 * 0.66, 8192 / 67 * 1.28 + 63 * 0.66),
+    "one run of odd rows": (72, 72, 10240 / 110 * 1.97, 9216 / 67),
+}
+
+
+@pytest.mark.parametrize("case", PITCHES)
+def test_rows_that_jump_or_start_inside_a_request_take_longer(
+    case: str, device: DeviceSpec
+) -> None:
+    width, cols, to_l1, to_ub = PITCHES[case]
+    k = GlobalTensor("k", 1, 1, 64, width, "float16", "input")
+    source = k.tile(0, 0, 0, 64, 0, cols)
+    for core, dst, cycles in (("aic", "aic.L1", to_l1), ("aiv", "aiv.UB", to_ub)):
+        name = f"{core}.MTE2"
+        step = Step(Opcode.COPY, tile(dst, 64, cols, "float16"), (source,))
+        found = model(device, TileOp("load", name, name, (step,)), tensors=(k,))
+        assert found.of_step(step, core, "MTE2").occupancy_cycles == math.ceil(cycles)
+
+
+def test_a_slot_of_odd_width_is_aligned_only_as_one_run(device: DeviceSpec) -> None:
+    # 32 rows of 100 float32 = 400 B, no multiple of 128: parts of a slot's rows jump and are unaligned.
+    part = Step(Opcode.COPY, ub(32, 50), (tile("gm", 32, 50, "float32", stride=100),))
+    run = Step(Opcode.COPY, ub(32, 100), (tile("gm", 32, 100, "float32"),))
+    jumps = 31 * 0.66
+    assert cost(device, "aiv", "MTE2", part)[0] == math.ceil(6400 / 67 * 1.28 + jumps)
+    assert cost(device, "aiv", "MTE2", run)[0] == math.ceil(12800 / 67)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 24])
+def test_groups_that_read_the_same_addresses_together_hinder_one_another(
+    readers: int, device: DeviceSpec
+) -> None:
+    # asc-devkit's data_copy sample: 1.14 where all 24 read in one order; for fewer, by their share.
+    k = GlobalTensor("k", 1, 1, 64, 64, "float16", "input")
+    whole = k.tile(0, 0, 0, 64)
+    step = Step(Opcode.COPY, tile("aic.L1", 64, 64, "float16"), (whole,))
+    op = TileOp("load", "aic.MTE2", "aic.MTE2", (step,))
+    costs = model(device, *[op] * readers, tensors=(k,))
+    assert costs.residency.shared_reads["k"] == pytest.approx((readers - 1) / 23)
+    expected = 8192 / 110 * (1 + 0.14 * (readers - 1) / 23)
+    assert costs.of_op(op).occupancy_cycles == math.ceil(expected)
 
 
 def test_slots_in_global_memory_cross_l2_only_and_tensors_hbm_as_well(device: DeviceSpec) -> None:
@@ -275,6 +325,16 @@ def test_a_tensor_read_twice_comes_from_hbm_once(device: DeviceSpec) -> None:
 def test_a_move_without_a_path_is_refused_with_the_paths_there_are(device: DeviceSpec) -> None:
     step = Step(Opcode.COPY, ub(16, 16, "float32"), (tile("aic.L0C", 16, 16, "float32"),))
     with pytest.raises(SpecError, match=r"no route L0C->UB; routes here: L0C->GM, L0C->L1"):
+        cost(device, "aic", "FIXP", step)
+
+
+def test_the_fixpipe_writes_only_the_formats_of_its_route(device: DeviceSpec) -> None:
+    source = tile("aic.L0C", 16, 16, "float32")
+    step = Step(Opcode.COPY, tile("aic.L1", 16, 16, "float32"), (source,))
+    with pytest.raises(
+        UnknownOpcodeError,
+        match=r"COPY to float32 has no cost on .*l0c_l1: it writes float16, int8",
+    ):
         cost(device, "aic", "FIXP", step)
 
 

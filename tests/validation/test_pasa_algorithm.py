@@ -10,7 +10,7 @@ import pytest
 
 from npusim.report.pages import pasa, pasa_study
 from npusim.report.pages.values import values
-from npusim.schedules import pasa as schedule
+from npusim.schedules import pasa_phases as schedule
 from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 from npusim.spec.data import UniformData
 from npusim.spec.problem import Problem
@@ -83,7 +83,14 @@ def test_float64_pasa_is_exact_with_a_mask_and_shared_keys(precision: str) -> No
 
 
 @pytest.mark.parametrize(
-    "fields", [{"correction": "ideal"}, {"scale_in": "scores"}, {"beta": 0.5}, {"beta": 0.0}]
+    "fields",
+    [
+        {"correction": "ideal"},
+        {"scale_in": "scores"},
+        {"scale_in": "queries"},
+        {"beta": 0.5},
+        {"beta": 0.0},
+    ],
 )
 def test_float64_pasa_does_not_depend_on_its_options(fields: dict[str, object]) -> None:
     problem = Problem(

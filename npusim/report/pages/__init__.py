@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from npusim.errors import SpecError
-from npusim.report.pages import pasa, pcast, tiling_mask
+from npusim.report.pages import ascend_timing, nodes, pasa, pcast, tiling_mask
 from npusim.report.pages.check import differences
 from npusim.spec.messages import suggest
 
@@ -21,6 +21,8 @@ Page = Callable[[Path], list[Path]]
 
 PAGES: Mapping[str, Page] = MappingProxyType(
     {
+        "ascend_timing": ascend_timing.write,
+        "nodes": nodes.write,
         "pasa_numerics": pasa.write,
         "pcast_numerics": pcast.write,
         "tiling_mask": tiling_mask.write,

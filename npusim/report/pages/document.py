@@ -51,7 +51,7 @@ def _text(cell: object) -> str:
 
 
 def _is_figure(text: str) -> bool:
-    return text == "" or text.lstrip("-.<≤")[:1].isdigit() or text in ("NaN", "Inf", "-")
+    return text == "" or text.lstrip("+-.<≤")[:1].isdigit() or text in ("NaN", "Inf", "-")
 
 
 def rounded(value: Any) -> Any:

@@ -142,10 +142,7 @@ def _errors() -> Section:
     ratios: dict[str, list[study.Mean]] = {f"{name} / reverse, S=256": [] for name in compared}
     for keys, heads in HEADS_2.items():
         problem = study.sink_problem(GAP, keys, heads, seed=keys)
-        errors = {
-            name: study.error_by_head(problem, precision) / UNIT
-            for name, precision in study.PRECISIONS.items()
-        }
+        errors = {n: e / UNIT for n, e in study.errors_by_head(problem, study.PRECISIONS).items()}
         for name, by_head in errors.items():
             found[name].append(study.mean_of(by_head))
         for name, line in zip(compared, ratios.values(), strict=True):
@@ -170,10 +167,10 @@ def _sweep() -> Section:
     """Errors over the gap: the ratio is largest at small gaps, the difference at 7."""
     lines: dict[str, list[float]] = {"forward, S=1": [], "reverse, S=256": []}
     for gap in TABLE_1:
-        problem = study.sink_problem(float(gap), KEYS, HEADS, seed=100 + gap)
-        for name, line in lines.items():
-            by_head = study.error_by_head(problem, study.PRECISIONS[name])
-            line.append(float(by_head.mean()))
+        problem = study.sink_problem(float(gap), KEYS, HEADS // 2, seed=100 + gap)
+        chosen = {name: study.PRECISIONS[name] for name in lines}
+        for name, by_head in study.errors_by_head(problem, chosen).items():
+            lines[name].append(float(by_head.mean()))
     worst, best = lines.values()
     rows = [
         [gap, w / UNIT, b / UNIT, w / b, (w - b) / UNIT]
@@ -209,10 +206,8 @@ def _floor() -> Section:
     rows, data = [], []
     for gap, keys, heads in FLOORS:
         problem = study.sink_problem(gap, keys, heads, seed=200)
-        forward, reverse = (
-            study.error_by_head(problem, study.PRECISIONS[f"{order}, S=256"])
-            for order in ("forward", "reverse")
-        )
+        orders = {o: study.PRECISIONS[f"{o}, S=256"] for o in ("forward", "reverse")}
+        forward, reverse = study.errors_by_head(problem, orders).values()
         gain, error = study.mean_of(forward - reverse), float(reverse.mean())
         rows.append([f"{gap:g}", keys, gain.value, gain.error, error, gain.value / error])
         data.append({"gap": gap, "keys": keys, "difference": gain, "error": error})

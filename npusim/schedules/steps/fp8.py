@@ -82,16 +82,26 @@ FINISH = (
 )
 
 
-def fp8_steps(precision: Fp8Precision, scale: float, *, is_masked: bool) -> AttentionSteps:
-    """Return the tables of FP8 attention with the choices of ``precision``."""
+def fp8_steps(
+    precision: Fp8Precision, scale: float, *, is_masked: bool, value_scale: float = 1.0
+) -> AttentionSteps:
+    """Return the tables of FP8 attention with the choices of ``precision``.
+
+    ``scale`` is the factor of Q K^T of stored values, ``value_scale`` what stored values of V are
+    multiplied by; it joins the division by S (papers.md section 4).
+    """
     p = precision
     choices = {O.EXP: Attributes(variant=p.exp_variant), O.ROW_SUM: Attributes(order=p.sum_order)}
     factor = exponent_factor(p.exp_variant)
     constants = {"scale": scale * factor, "masked": masked_score(is_masked and p.is_reverse)}
+    unscale = value_scale
     if p.fold:
         constants["log_scale"] = math.log(p.scale) * factor
     elif p.scale != 1:
-        constants |= {"p_scale": p.scale, "unscale": 1 / p.scale}
+        constants["p_scale"] = p.scale
+        unscale = value_scale / p.scale
+    if unscale != 1:
+        constants["unscale"] = unscale
     wide = (
         "S_in", "S", "E", "P", "P_scaled", "T_in", "T", "O", "O_normal", "m", "m_tile", "m_new", "m_shift",
         "exponent", "alpha", "rescale", "l", "l_tile", "l_add",

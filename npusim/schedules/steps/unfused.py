@@ -1,4 +1,4 @@
-"""Attention without fusion: the element-wise kernels between the two products, as step tables.
+"""Element-wise kernels of their own, as step tables: attention without fusion, inputs prepared.
 
 Scores are stored in the inputs' format after each kernel, as frameworks do; softmax works in
 float32 inside its kernel.
@@ -16,6 +16,14 @@ SCALE_MASK = (
     row(O.MUL, "S", "S_in", "scale"),
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
 )
+#: Inputs on their way to a narrower format; the vector unit goes through float32 (no instruction
+#: turns bfloat16 into float16), and a scale is applied to what the kernel would have read.
+CAST_INPUT = (
+    row(O.CAST, "X_wide", "X_in"),
+    row(O.CAST, "X", "X_wide"),
+    row(O.MUL, "X", "X", "scale", only="scale"),
+)
+SCALE_INPUT = (row(O.MUL, "X", "X_in", "scale"),)
 #: Softmax of whole rows.
 SOFTMAX = (
     row(O.CAST, "X", "S_in"),

@@ -1,0 +1,82 @@
+"""Where a run lies under its device's roofline: arithmetic intensity, what it allows, what was reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.spec.node import NodeDevice
+
+if TYPE_CHECKING:
+    from npusim.run_result import RunResult
+    from npusim.spec.device import DeviceSpec
+
+__all__ = ["Roofline", "peak_flops_per_s", "roofline_of"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A run's place under the roofline of its matrix units and its device memory.
+
+    ``intensity`` is the operations a byte that inputs and outputs have at least, ``moved_intensity``
+    the operations a byte that crossed the memory's link; rates are in operations a second.
+    """
+
+    intensity: float
+    moved_intensity: float
+    peak_flops_per_s: float
+    memory_bytes_per_s: float
+    attained_flops_per_s: float
+
+    @property
+    def attainable_flops_per_s(self) -> float:
+        """What memory and matrix units allow at the intensity of what has to be moved."""
+        return min(self.peak_flops_per_s, self.intensity * self.memory_bytes_per_s)
+
+    @property
+    def ridge(self) -> float:
+        """Intensity from which on the matrix units, not memory, are the limit."""
+        return self.peak_flops_per_s / self.memory_bytes_per_s
+
+    @property
+    def reached(self) -> float:
+        """Attained over attainable, 0 to 1."""
+        return self.attained_flops_per_s / self.attainable_flops_per_s
+
+
+def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
+    """Return the matrix units' rate for a format (their fastest for one they do not multiply).
+
+    A multiply-add is two operations.  None for a device whose file describes no matrix unit.
+    """
+    for name, core in device.cores.items():
+        try:
+            unit = device.matrix_engine(name)
+        except SpecError:
+            continue
+        chosen = unit.fractals.get(input_format)
+        steps = [chosen] if chosen is not None else list(unit.fractals.values())
+        products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
+        cores = device.group_count.value * core.per_group_count.value
+        rate = 2 * products / unit.cycles_per_fractal.value
+        return float(cores * rate * device.clock_hz.value)
+    return None
+
+
+def roofline_of(result: RunResult) -> Roofline | None:
+    """Return a run's place; None for nodes, copies, and devices without matrix unit or time."""
+    timing, device = result.timing, result.device
+    if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
+        return None
+    peak = peak_flops_per_s(device, str(getattr(result.problem, "dtype", "")))
+    moved = timing.link_bytes.get("hbm", 0)
+    if not (peak and result.program.flops and timing.compulsory_bytes and moved):
+        return None
+    return Roofline(
+        intensity=result.program.flops / timing.compulsory_bytes,
+        moved_intensity=result.program.flops / moved,
+        peak_flops_per_s=peak,
+        memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
+        attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
+    )

@@ -1,0 +1,36 @@
+"""Speed of a node's simulation: eight NPUs and 32k tokens within a second, kernels by `auto`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from npusim.run_node import run_on_node
+from npusim.spec.load import load_workload
+from npusim.spec.node import load_node_device
+
+LIMIT_S = 1.0
+REPEATS = 3
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+def test_eight_npus_with_32k_tokens_take_a_second(blocks: int, capsys: Any) -> None:
+    """Causal PanGu-38B; the best of three, the first of which compiles."""
+    load, machine = load_workload("pangu_38b"), load_node_device("ascend_910b2_x8")
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        result = run_on_node(
+            "tiling_allreduce",
+            hw=machine,
+            load=load,
+            sizes={"seq": 32768},
+            tiling={"blocks": blocks},
+        )
+        seconds.append(time.perf_counter() - start)
+    with capsys.disabled():
+        print(f"\n{blocks} blocks: {min(seconds):.2f} s, {result.latency_us:,.0f} us")  # noqa: T201
+    assert min(seconds) < LIMIT_S

@@ -1,0 +1,207 @@
+"""Every schedule on every model's shapes: it runs within the memories, or is refused with the reason."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim.schedules
+from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.ir.check import check
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import recipe_source
+from npusim.run import flag_budget, run
+from npusim.schedules import SCHEDULES
+from npusim.spec.load import load_device, load_workload
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+
+ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
+ON_A_GPU = ("flash", "pasa", "fp8_attention")
+
+
+def model(name: str, **sizes: Any) -> Problem:
+    return load_workload(name).problem(**sizes)
+
+
+MODELS: dict[str, Problem] = {
+    "PanGu-38B 1k": model("pangu_38b", seq=1024),
+    "PanGu-38B 4k": model("pangu_38b", seq=4096),
+    "PanGu-38B 16k": model("pangu_38b", seq=16384),
+    "Qwen2-7B 5676": model("qwen2_7b", seq=5676),
+    "SVD 9216": model("svd_img2vid", seq=9216),
+    "LLaMA2-70B": model("llama2_70b", seq=4096),
+    "ragged 197": model("deit_b"),
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "decode": {"heads": 4, "kv_heads": 1, "seq_q": 1, "seq_kv": 1027, "head_dim": 64},
+    "decode, causal": {"heads": 2, "seq_q": 1, "seq_kv": 300, "head_dim": 64, "causal": True},
+    "causal, end aligned": {
+        "heads": 2, "kv_heads": 1, "seq_q": 130, "seq_kv": 300, "head_dim": 64, "causal": True,
+    },
+    "causal, own offset": {
+        "heads": 1, "seq_q": 130, "seq_kv": 300, "head_dim": 64, "causal": True, "causal_offset": 33,
+    },
+    "more queries than keys": {"heads": 2, "seq_q": 333, "seq_kv": 77, "head_dim": 64},
+    "one query, one key": {"heads": 1, "seq_q": 1, "seq_kv": 1, "head_dim": 16},
+    "wide values": {"heads": 1, "seq_q": 70, "seq_kv": 90, "head_dim": 64, "value_head_dim": 128},
+    "two sequences, shared keys": {
+        "batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 40, "seq_kv": 40, "head_dim": 32, "causal": True,
+    },
+}  # fmt: skip
+
+
+@cache
+def device_of(hw: str) -> DeviceSpec:
+    return load_device(hw)
+
+
+def build(schedule: str, problem: Problem, hw: str = "ascend_910b2", **fields: Any) -> TileProgram:
+    device = device_of(hw)
+    chosen = SCHEDULES[schedule, device.family]
+    if schedule == "fp8_attention" and hw == "h200":
+        problem = problem.model_copy(update={"dtype": "float32"})
+    return chosen.program(
+        problem, build_tiling(chosen.tiling, fields), device, chosen.precision(None)
+    )
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("schedule", ATTENTION)
+def test_programs_of_models_pass_checks_and_stay_within_every_memory(
+    schedule: str, name: str
+) -> None:
+    program = build(schedule, MODELS[name])
+    check(program, flag_budget(device_of("ascend_910b2")), thorough=False)
+    for space, (used, there) in program.occupancy_bytes().items():
+        assert used <= there, space
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("schedule", ATTENTION)
+def test_models_run_for_bits_and_time(schedule: str, name: str) -> None:
+    result = run(schedule, problem=MODELS[name], heads=[0], trace_groups=())
+    assert result.numerics is not None
+    assert result.numerics.error.nan_count == 0
+    assert result.cycles > 0
+
+
+#: RMSE on normal inputs: float16 stores 2^-11, P in E4M3 2^-4 a value.
+LARGEST_ERROR = {"fp8_attention": 2**-4}
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    ("schedule", "hw"),
+    [(s, "ascend_910b2") for s in ATTENTION] + [(s, "h200") for s in ON_A_GPU],
+)
+def test_every_shape_gives_attention(schedule: str, hw: str, shape: str) -> None:
+    problem = Problem(**SHAPES[shape])
+    program = build(schedule, problem, hw)
+    result = evaluate(program, problem, recipe_source(problem), rows="all", heads="all")
+    assert result.computed.all()
+    assert result.error.nan_count == result.error.inf_count == 0
+    assert result.error.rmse < LARGEST_ERROR.get(schedule, 2**-7)
+
+
+@pytest.mark.parametrize("schedule", ["flash", "standard", "pasa"])
+def test_shapes_take_time_too(schedule: str) -> None:
+    for shape in ("decode", "causal, own offset", "two sequences, shared keys"):
+        result = run(schedule, problem=Problem(**SHAPES[shape]), numerics=False, trace_groups=())
+        assert result.cycles > 0
+
+
+def test_grouped_heads_share_their_keys() -> None:
+    """Each query head attends to the keys of its group, as if they were repeated for it."""
+    shared = Problem(heads=4, kv_heads=2, seq_q=40, seq_kv=70, head_dim=32)
+    source = recipe_source(shared)
+    repeated = Problem(heads=4, seq_q=40, seq_kv=70, head_dim=32)
+    outputs = [
+        evaluate(
+            build("flash", p), p, lambda n, b, h, p=p: source(n, b, h if n == "q" or p is shared else h // 2),
+            rows="all",
+        ).output
+        for p in (shared, repeated)
+    ]  # fmt: skip
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("schedule", ATTENTION)
+def test_causal_with_fewer_keys_than_queries_is_refused(schedule: str) -> None:
+    with pytest.raises(SpecError, match="64 causal queries but only 32 keys: the first 32 would"):
+        run(schedule, seq_q=64, seq_kv=32, causal=True)
+
+
+@pytest.mark.parametrize(("schedule", "field"), [("flash", "block_kv"), ("two_level", "block_kv")])
+def test_keys_that_do_not_fit_are_refused_with_what_fits(schedule: str, field: str) -> None:
+    problem = Problem(heads=1, seq_q=4096, head_dim=128)
+    with pytest.raises(BufferOverflowError, match=f"largest that fits, .*{field}=") as caught:
+        build(schedule, problem, **{field: 8192, "vector_rows": 16})
+    fitting = int(str(caught.value).split(f"{field}=")[1].split()[0])
+    build(schedule, problem, **{field: fitting, "vector_rows": 16})
+
+
+def test_pasa_blocks_beyond_256_keys_are_refused() -> None:
+    with pytest.raises(TilingError, match=r"block_kv: .*512.* must be at most 256"):
+        build("pasa", MODELS["PanGu-38B 1k"], block_kv=512)
+
+
+@pytest.mark.parametrize("schedule", ["flash", "two_level", "unified", "pasa", "fp8_attention"])
+def test_causal_blocks_beyond_the_mask_are_refused(schedule: str) -> None:
+    fields: dict[str, Any] = {"block": 528} if schedule == "unified" else {"block_q": 784}
+    problem = Problem(heads=1, seq_q=4096, head_dim=16, causal=True)
+    if schedule not in ("unified",):
+        fields["block_kv"] = 256
+    with pytest.raises(TilingError, match=r"tiling-mask: a block of .* needs rows \+ cols - 1 = "):
+        build(schedule, problem, **fields)
+
+
+@pytest.mark.parametrize("schedule", ATTENTION)
+def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
+    problem = Problem(heads=1, seq_q=64, head_dim=320)
+    try:
+        notes = build(schedule, problem).notes
+    except BufferOverflowError:
+        return
+    assert any(n.startswith("head size: 320 is beyond 256") for n in notes)
+    assert not any(
+        "head size" in n for n in build(schedule, Problem(heads=1, seq_q=64, head_dim=64)).notes
+    )
+
+
+# ------------------------------------------------------------------ where schedules live
+
+
+def test_a_schedule_file_is_at_most_150_lines() -> None:
+    folder = Path(npusim.schedules.__file__).parent
+    files = [p for p in folder.glob("*.py") if "\nSCHEDULES = " in p.read_text(encoding="utf-8")]
+    assert len(files) >= 9
+    long = {
+        p.name: n for p in files if (n := len(p.read_text(encoding="utf-8").splitlines())) > 150
+    }
+    assert not long
+
+
+def test_operations_and_loops_are_made_by_schedules_and_node_programs_only() -> None:
+    """No schedule logic elsewhere: `ir.check` cuts loops that exist, `timing.stream` repeats them."""
+    root = Path(npusim.schedules.__file__).parents[1]
+    makers = {
+        str(p.relative_to(root))
+        for p in root.rglob("*.py")
+        if any(call in p.read_text(encoding="utf-8") for call in ("TileOp(", "Loop(", "Ring("))
+    }
+    allowed = {"ir/check.py", "ir/buffers.py", "timing/stream.py"}
+    outside = {m for m in makers if not m.startswith("schedules/")} - allowed
+    assert not outside

@@ -1,0 +1,106 @@
+"""PASA's options: where the scale goes, inputs in bfloat16, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npusim import formats
+from npusim.errors import NpusimError, TilingError
+from npusim.ir.check import check
+from npusim.ir.tile import GlobalTile
+from npusim.ir.walk import Walker, walk
+from npusim.run import flag_budget, run
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from npusim.run_result import RunResult
+
+SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 197, "head_dim": 64}
+TILINGS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 64, "block_kv": 64}}
+
+
+def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunResult:
+    tensors = changes.pop("tensors", None)
+    problem = None if tensors is not None else Problem(**{**SIZES, **changes})
+    return run(
+        "pasa", hw=hw, problem=problem, tensors=tensors, tiling={**TILINGS[hw], **(fields or {})},
+        rows="all", causal=False, trace_groups=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("hw", list(TILINGS))
+def test_queries_scaled_first_are_what_the_products_read(hw: str) -> None:
+    """A head size of 64: 1/8 is a power of two, so that scaling Q, M or S' differs in no bit."""
+    found = {where: pasa(hw, {"scale_in": where}) for where in ("queries", "matrix", "scores")}
+    names = [p.name for p in found["queries"].program.phases]
+    assert names == ["prepare_q", "shift_keys", "attention"]
+    assert [p.name for p in found["matrix"].program.phases] == names[1:]
+    outputs = {where: result.output.view(np.uint16) for where, result in found.items()}
+    # Scaled before or after the product: the same significands everywhere, as nothing is subnormal.
+    np.testing.assert_array_equal(outputs["queries"], outputs["scores"])
+    assert found["matrix"].numerics is not None
+    assert found["matrix"].numerics.error.rmse < 1e-2
+
+
+@pytest.mark.parametrize("hw", list(TILINGS))
+def test_inputs_in_bfloat16_are_cast_to_float16_first(hw: str) -> None:
+    rng = np.random.default_rng(0)
+    wide = {
+        n: rng.normal(1.0, 1.0, (1, 2 if n == "q" else 1, 100, 64)).astype(ml_dtypes.bfloat16)
+        for n in ("q", "k", "v")
+    }
+    half = {n: formats.cast(x.astype(np.float32), "float16") for n, x in wide.items()}
+    cast, plain = (pasa(hw, tensors=t) for t in (wide, half))
+    names = ["prepare_q", "prepare_k", "prepare_v", "shift_keys", "attention"]
+    assert [p.name for p in cast.program.phases] == names
+    np.testing.assert_array_equal(cast.output.view(np.uint16), plain.output.view(np.uint16))
+    assert any("cast to float16" in note for note in cast.notes)
+    if cast.timing is not None:
+        assert plain.timing is not None
+        assert cast.cycles > plain.cycles
+
+
+def test_a_bfloat16_value_beyond_float16_is_an_overflow_of_the_cast() -> None:
+    tensors = {n: np.ones((1, 1, 64, 64), ml_dtypes.bfloat16) for n in ("q", "k", "v")}
+    tensors["v"][0, 0, 3, 5] = 1e5
+    result = pasa("ascend_910b2", tensors=tensors)
+    assert result.numerics is not None
+    assert result.numerics.overflow_counts == {"prepare_v.cast": 1}
+    (event,) = (e for e in result.numerics.first_events if e.kind == "overflow")
+    assert (event.phase, event.row, event.col) == ("prepare_v", 3, 5)
+
+
+@pytest.mark.parametrize("hw", list(TILINGS))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_preparing_phases_are_legal_and_touch_what_they_say(hw: str, dtype: str) -> None:
+    program = pasa(hw, {"scale_in": "queries"}, dtype=dtype).program
+    check(program, flag_budget(load_device(hw)), thorough=True)
+    for phase in program.phases[:-2]:
+        block = phase.blocks[-1]
+        steps = [s for r in walk(Walker(program), phase.body(block)) for s in r.op.steps]
+        read = sum(o.payload_bytes for s in steps for o in s.srcs if isinstance(o, GlobalTile))
+        written = sum(s.dst.payload_bytes for s in steps if isinstance(s.dst, GlobalTile))
+        touches = list(phase.touches([block]))
+        assert read == sum(t.region.payload_bytes * t.times for t in touches)
+        assert written == sum(t.region.payload_bytes for t in touches if t.is_write)
+
+
+def test_beta_1_is_refused_with_the_reason() -> None:
+    with pytest.raises(TilingError, match=r"beta: 1\.0 leaves no key; it must be below 1"):
+        pasa("ascend_910b2", {"beta": 1.0})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
+def test_inputs_of_other_formats_are_refused(dtype: str) -> None:
+    with pytest.raises(TilingError, match=f"pasa reads float16, or bfloat16 .* not {dtype}"):
+        pasa("h200", dtype=dtype)
+
+
+def test_a_shifting_matrix_that_the_matrix_unit_cannot_read_is_refused() -> None:
+    with pytest.raises(NpusimError, match=r"shifted: M and K' in float32, .* use shifted=float16"):
+        run("pasa", problem=Problem(**SIZES), precision="shifted=float32", trace_groups=())

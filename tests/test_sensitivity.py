@@ -1,0 +1,34 @@
+"""Which constants a sensitivity table considers, and what it says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from npusim.run import run
+from npusim.sensitivity import sensitivity
+
+#: One tile a core: flags and latencies between the cores decide.
+SMALL = {"seq": 256, "numerics": False, "trace_groups": ()}
+
+
+def test_all_doubtful_constants_that_delay_the_run_are_listed_strongest_first() -> None:
+    result = run("flash", **SMALL)  # type: ignore[arg-type]
+    found = sensitivity(result)
+    keys = [s.key for s in found]
+    # A latency and a queue depth keep nothing busy, but count; a route that is not taken does not.
+    assert "flags.cross_core_latency_cycles" in keys
+    assert "cores.aiv.engines.MTE3.routes.ub_gm.latency_cycles" in keys
+    assert not any("l1_bt" in key for key in keys)
+    assert {s.basis for s in found} <= {"assumed", "fitted"}
+    strength = [max(abs(s.lower), abs(s.higher)) for s in found]
+    assert strength == sorted(strength, reverse=True)
+
+
+def test_a_change_is_that_of_a_run_with_the_constant_replaced() -> None:
+    key = "flags.cross_core_latency_cycles"
+    result = run("flash", **SMALL)  # type: ignore[arg-type]
+    (found,) = (s for s in sensitivity(result) if s.key == key)
+    slower = run("flash", **SMALL, overrides={key: "600"})  # type: ignore[arg-type]
+    assert found.value == 500
+    assert found.higher == pytest.approx(slower.latency_us / result.latency_us - 1)
+    assert found.higher > 0 > found.lower

@@ -1,0 +1,110 @@
+"""Inputs that users bring: layouts by CANN's names, packed sequences, and what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim.errors import TensorError
+from npusim.run import run
+from npusim.tensors import load_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BATCH, HEADS, KV_HEADS, TOKENS, SIZE = 2, 4, 2, 48, 32
+
+
+@pytest.fixture(scope="module")
+def bnsd() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return {
+        n: rng.standard_normal((BATCH, h, TOKENS, SIZE)).astype(np.float16)
+        for n, h in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+    }
+
+
+def arranged(bnsd: dict[str, np.ndarray[Any, Any]], layout: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the same inputs in another layout, copied."""
+    found = {}
+    for name, values in bnsd.items():
+        bsnd = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
+        shape = {
+            "bsnd": bsnd.shape, "bsh": (BATCH, TOKENS, -1), "tnd": (BATCH * TOKENS, -1, SIZE),
+        }  # fmt: skip
+        found[name] = values if layout == "bnsd" else bsnd.reshape(shape[layout])
+    if layout == "tnd":
+        found["cu_seqlens"] = np.array([0, TOKENS, 2 * TOKENS])
+    return found
+
+
+@pytest.mark.parametrize("layout", ["bnsd", "bsnd", "bsh", "tnd"])
+def test_every_layout_is_read_as_the_same_tensors(
+    layout: Any, bnsd: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "qkv.npz"
+    np.savez(file, **arranged(bnsd, layout))
+    found = load_tensors(file, layout=layout, head_dim=SIZE)
+    for name, values in bnsd.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("layout", ["bsnd", "tnd"])
+def test_a_run_gives_the_same_bits_and_interleaved_heads_take_longer(
+    layout: Any, bnsd: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    plain, mixed = (
+        run("flash", tensors=arranged(bnsd, name), layout=name, rows="all", trace_groups=())
+        for name in ("bnsd", layout)
+    )
+    np.testing.assert_array_equal(plain.output, mixed.output)
+    # Every row of Q, K and V is a jump of its own (burst_overhead_cycles of the device file).
+    assert mixed.cycles > plain.cycles
+
+
+def test_bsh_takes_the_workloads_head_size() -> None:
+    rng = np.random.default_rng(1)
+    tensors = {n: rng.standard_normal((1, 64, 256)).astype(np.float16) for n in ("q", "k", "v")}
+    result = run("flash", workload="pangu_38b", tensors=tensors, layout="bsh", trace_groups=())
+    assert result.output.shape == (1, 2, 64, 128)
+
+
+def test_packed_tokens_without_ends_are_one_sequence() -> None:
+    tensors = {n: np.ones((40, 2, 16), np.float16) for n in ("q", "k", "v")}
+    assert load_tensors(tensors, layout="tnd")["q"].shape == (1, 2, 40, 16)
+
+
+def test_queries_and_keys_may_be_packed_differently() -> None:
+    tensors: dict[str, Any] = {"q": np.ones((4, 2, 16), np.float16)}
+    tensors |= {n: np.ones((64, 2, 16), np.float16) for n in ("k", "v")}
+    tensors |= {"cu_seqlens_q": [0, 2, 4], "cu_seqlens_k": [32, 64]}
+    found = load_tensors(tensors, layout="tnd")
+    assert found["q"].shape == (2, 2, 2, 16)
+    assert found["k"].shape == found["v"].shape == (2, 2, 32, 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "message"),
+    [
+        ((8, 2, 16), {}, r"q has shape \(8, 2, 16\); layout bnsd has 4 axes \(batch, heads, "),
+        ((1, 8, 2, 16), {"layout": "tnd"}, "layout tnd has 3 axes"),
+        ((1, 8, 100), {"layout": "bsh", "head_dim": 32}, "q has 100 columns; .* divides them: 32, the"),
+        ((1, 8, 96), {"layout": "bsh"}, "needs a head size that divides them: none is known"),
+        ((1, 1, 8, 16), {"layout": "sbh"}, "layout 'sbh': there are bnsd, bsnd, bsh, tnd"),
+    ],
+)  # fmt: skip
+def test_shapes_that_a_layout_does_not_have_are_refused(
+    shape: tuple[int, ...], fields: dict[str, Any], message: str
+) -> None:
+    tensors = {n: np.ones(shape, np.float16) for n in ("q", "k", "v")}
+    with pytest.raises(TensorError, match=message):
+        load_tensors(tensors, **fields)
+
+
+@pytest.mark.parametrize("ends", [[0, 10, 40], [0, 16], [0, 0, 40], [0, 20, 10]])
+def test_sequences_of_different_lengths_are_refused_with_their_lengths(ends: list[int]) -> None:
+    tensors: dict[str, Any] = {n: np.ones((40, 2, 16), np.float16) for n in ("q", "k", "v")}
+    with pytest.raises(TensorError, match="must be equally long and cover all tokens"):
+        load_tensors({**tensors, "cu_seqlens": ends}, layout="tnd")
