@@ -128,9 +128,8 @@ def run(
     plan = _Plan(chosen, what, fields, device, preset)
     program = plan.checked_program()
     timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
-    bits, spread = (
-        _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, ())
-    )
+    computed = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else None
+    bits, spread = computed or (None, ())
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Read when numpy loads: threads cost more than they save on products as small as the tests'.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,6 @@
 """``npusim report``: the pages that hold the papers' numbers against ours."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,9 @@ def report(
     ] = Path("reports"),
 ) -> None:
     """Write the report pages: what of the papers is reproduced, what is not, and why."""
+    # Read when numpy loads.  The pages' products are small: threads would cost more than they save, and
+    # the last bits of float64 references would depend on how many there are.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from npusim.report.pages import PAGES, write_pages
 
     names = list(PAGES) if every else list(pages or ())

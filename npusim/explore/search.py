@@ -227,5 +227,6 @@ def _busiest(result: RunResult) -> tuple[str, float]:
     queues = [queue for group in timing.queues for queue in group] if timing is not None else []
     if not queues or not result.cycles:
         return "", 0.0
-    top = max(queues, key=lambda queue: queue.busy_cycles)
+    pipes = [queue for queue in queues if queue.is_pipe]
+    top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
     return top.name.rpartition(".")[2], top.busy_cycles / result.cycles

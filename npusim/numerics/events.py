@@ -70,7 +70,7 @@ class EventLog:
 
     def _keep(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
         """Keep one event for each lane with an element in ``where``."""
-        for lane in np.nonzero(where.any(axis=(1, 2)))[0]:
+        for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
                 return
             row, col = (int(x[0]) for x in np.nonzero(where[lane]))

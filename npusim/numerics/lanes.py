@@ -44,12 +44,12 @@ def product_on_lanes(
     mma = instruction(MMA, acc=acc, a="row", b="col" if is_transposed else "row")
     where = arrangement(plan.arrangement, plan.row_order)
     operands = ((mma.a, a), (mma.b, b), (mma.c, c))
-    held = [to_registers(f, where, filled(tile, where.tile(f))) for f, tile in operands]
+    left, right, start = (to_registers(f, where, filled(t, where.tile(f))) for f, t in operands)
 
-    def multiply(left: Array, right: Array, start: Array) -> Array:
-        return formats.matmul(left, right, start, arithmetic=arithmetic)
+    def multiply(x: Array, y: Array, z: Array) -> Array:
+        return formats.matmul(x, y, z, arithmetic=arithmetic)
 
-    result = chained_product(mma, *held, multiply)
+    result = chained_product(mma, left, right, start, multiply)
     return from_registers(mma.c, where, result)[..., : c.shape[-2], : c.shape[-1]]
 
 

@@ -31,7 +31,7 @@ from npusim.schedules.on_ascend import (
 )  # fmt: skip
 from npusim.schedules.steps.table import bind
 from npusim.schedules.vector_share import AscendAttentionTiling, VectorShare
-from npusim.units import ceil_div, chunks
+from npusim.units import chunks
 
 if TYPE_CHECKING:
     from npusim.ir.op import Source

@@ -6,7 +6,6 @@ memory block by block, both in the units of the device file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from npusim.layout import REGISTER_BITS, WARP_LANES
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.spec.gpu_engine import WarpIssue
 
 REGISTER_BYTES = REGISTER_BITS // 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from npusim.errors import TilingError
 from npusim.ir.tile import GlobalTensor
@@ -14,8 +14,6 @@ from npusim.schedules.steps.attention import for_inputs
 from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 
 if TYPE_CHECKING:
-    from typing import Literal, Protocol
-
     from npusim.ir.program import Phase, Serves, TileProgram
     from npusim.schedules.attention_program import Group
     from npusim.schedules.attention_tensors import AttentionTensors
@@ -23,14 +21,29 @@ if TYPE_CHECKING:
     from npusim.schedules.steps.pasa import PasaPrecision
     from npusim.spec.problem import Problem
 
-    class PasaOptions(Protocol):
-        """Fields of the tiling that matter here; `npusim.schedules.pasa` describes them."""
 
-        block_kv: int
-        beta: float
-        optimise: bool
-        correction: Literal["rounded", "ideal"]
-        scale_in: Literal["matrix", "queries", "scores"]
+class PasaOptions(Protocol):
+    """Fields of the tiling that matter here; `npusim.schedules.pasa` describes them."""
+
+    @property
+    def block_kv(self) -> int:
+        """Keys of a block."""
+
+    @property
+    def beta(self) -> float:
+        """Fraction of a block's mean that is taken from K."""
+
+    @property
+    def optimise(self) -> bool:
+        """Whether beta moves to the optimum next to it."""
+
+    @property
+    def correction(self) -> Literal["rounded", "ideal"]:
+        """What Inva is computed from."""
+
+    @property
+    def scale_in(self) -> Literal["matrix", "queries", "scores"]:
+        """Where 1/sqrt(d) goes."""
 
 
 #: What inputs are cast to, "to preserve accuracy" (PASA, section 2.3).

@@ -15,7 +15,15 @@ from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.program import Phase, TileProgram
 from npusim.ir.warps import Accumulator, WarpPlan
-from npusim.layout import Chain, arrangement, chain, fragment_addresses, instruction, padded, swizzled
+from npusim.layout import (
+    Chain,
+    arrangement,
+    chain,
+    fragment_addresses,
+    instruction,
+    padded,
+    swizzled,
+)
 from npusim.schedules.attention_blocks import attention_blocks
 from npusim.schedules.attention_program import causal_mask
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
@@ -38,8 +46,9 @@ class VoltaTiling(Tiling):
     block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
     block_kv: int = Field(default=64, ge=8, multiple_of=8, description="keys of a step")
     warps: int = Field(
-        default=4, ge=4, le=32, multiple_of=4, description="of a block, stacked down its rows; each sub-core has as many"
-    )
+        default=4, ge=4, le=32, multiple_of=4,
+        description="of a block, stacked down its rows; each sub-core has as many",
+    )  # fmt: skip
     arrangement: Literal["4x1", "2x2", "1x4"] = Field(
         default="4x1", description="quad pairs of a warp, down x across its tile"
     )
@@ -117,10 +126,10 @@ def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem)
     swizzle = tiling.smem == "swizzled"
     padding = tiling.padding if tiling.smem == "padded" else 0
     group = 4  # warps of a group: one on each sub-core (volta.md section 4.2)
-    plans = [
-        WarpPlan(group, tiling.arrangement, kind, access_bytes=tiling.access_bytes, swizzle=swizzle)
-        for kind in (_kind(precision.acc_qk), _kind(precision.acc_pv))
-    ]
+    plan = WarpPlan(
+        group, tiling.arrangement, _kind(precision.acc_qk), access_bytes=tiling.access_bytes,
+        swizzle=swizzle,
+    )  # fmt: skip
     try:
         found = chained(tiling, precision)
         for acc, columns in zip((precision.acc_qk, precision.acc_pv), (tiling.block_kv, dims[1]), strict=True):
@@ -131,8 +140,8 @@ def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem)
     except LayoutError as error:
         raise TilingError(f"tile {tiling.block_q}x{tiling.block_kv}: {error}") from None
     return VoltaTile(
-        tiling.block_q, tiling.block_kv, tiling.warps // group, 1, padding, tiling.stages, *plans,
-        exchanges=bool(found.moved),
+        tiling.block_q, tiling.block_kv, tiling.warps // group, 1, padding, tiling.stages, plan,
+        replace(plan, accumulator=_kind(precision.acc_pv)), exchanges=bool(found.moved),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.formats import get_format
@@ -196,7 +197,7 @@ class VoltaPlace:
         """Return first row and rows of each warp group."""
         count = self.tile.groups
         edges = [rows * g // count for g in range(count + 1)]
-        return [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        return [(a, b - a) for a, b in pairwise(edges)]
 
     def _start(self, group: int, rows: int) -> Iterator[TileOp]:
         fills = {"O": 0.0, **self.steps.state}

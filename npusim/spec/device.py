@@ -14,8 +14,6 @@ from npusim.spec.engine import (
     EngineSpec,
     FixpipeEngine,
     MatrixEngine,
-    ScalarEngine,
-    VectorEngine,
 )
 from npusim.spec.model import SpecModel, Text, fault_at
 from npusim.spec.quantity import (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from npusim.timing.block_jit import inline
-from npusim.timing.block_machine import Records
+
+if TYPE_CHECKING:
+    from npusim.timing.block_machine import Records
 
 
 @inline

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from npusim.errors import ProgramError
 from npusim.spec.gpu_engine import WarpIssue
 from npusim.timing.link import AFTER_ALL, Alarm
 from npusim.timing.result import QueueUse, Span
@@ -83,6 +84,15 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
         for name, engine in device.core(core).engines.items()
         if not isinstance(engine, WarpIssue)
     )
+
+
+def refuse_shared_pipes(streams: Streams, method: str) -> None:
+    """Raise `ProgramError` for a program whose queues share pipes, where a method knows none."""
+    if streams.pipes:
+        raise ProgramError(
+            f"{streams.program.name}: queues with shared pipes ({', '.join(streams.pipes)}) are not known to "
+            f"the method {method}; use des, block, fold, steady or auto"
+        )
 
 
 def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) -> Span:

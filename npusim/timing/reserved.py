@@ -32,6 +32,7 @@ from npusim.timing.block_machine import (
 )
 from npusim.timing.block_run import Booked, Run, history_of, uses_of
 from npusim.timing.fold import equal_groups, fold_groups
+from npusim.timing.gpu_pipes import refuse_shared_pipes
 from npusim.timing.steady import Skipping, build_snapshots
 from npusim.timing.stream import Streams
 from npusim.timing.summary import summarise
@@ -80,6 +81,7 @@ class Reserved:
     """One approximate simulation; phases with few classes of core groups are simulated exactly."""
 
     def __init__(self, code: Code, classes: Classes) -> None:
+        refuse_shared_pipes(code.streams, "reserved")
         self.code, self.streams = code, code.streams
         if self.streams.pipes:
             raise ProgramError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 from ir.toy import Toy, fill, front
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
+from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.spec.problem import Problem
 from npusim.timing import METHODS, steady
@@ -122,6 +124,17 @@ def test_a_wait_that_holds_up_the_scalar_unit_is_refused_not_ignored(method: str
 @pytest.fixture(scope="module")
 def result() -> TimingResult:
     return steady.simulate(flash(), device_with())
+
+
+def test_a_run_whose_result_cannot_be_fails(
+    result: TimingResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
+    # By name `npusim.run` is the function; its module is only here.
+    module = sys.modules[run.__module__]
+    monkeypatch.setattr(module, "METHODS", {"wrong": lambda *_, **__: impossible})
+    with pytest.raises(ProgramError, match="below the bound of hbm"):
+        run("flash", seq=256, numerics=False, method="wrong")
 
 
 def test_a_possible_result_passes(result: TimingResult) -> None:

@@ -56,6 +56,7 @@ def test_independent_values_understate_the_damage() -> None:
     assert squared(worst, best) > 2 * worst.error / best.error
 
 
+@pytest.mark.exhaustive
 def test_the_whole_layer_says_the_same(shared_folder: Path) -> None:
     """Nine heads, token 0 with 0.6 of the mass on average (shared/qkv/README.md)."""
     file = shared_folder / "qkv" / "smollm2_layer18.safetensors"

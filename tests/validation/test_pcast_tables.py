@@ -76,9 +76,13 @@ HEADS_2 = {4096: 16, 8192: 8, 16384: 4}
 
 
 @cache
-def by_head(name: str, keys: int) -> pcast_study.Doubles:
+def by_configuration(keys: int) -> dict[str, pcast_study.Doubles]:
     posed = pcast_study.sink_problem(7.0, keys, HEADS_2[keys], seed=keys + 1)
-    return pcast_study.error_by_head(posed, pcast_study.PRECISIONS[name]) / 1e-5
+    return pcast_study.errors_by_head(posed, pcast_study.PRECISIONS)
+
+
+def by_head(name: str, keys: int) -> pcast_study.Doubles:
+    return by_configuration(keys)[name] / 1e-5
 
 
 @pytest.mark.parametrize("keys", LENGTHS)

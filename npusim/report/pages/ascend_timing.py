@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 from npusim.report.bottleneck import basis_shares
@@ -27,6 +28,8 @@ SENSITIVE = ("fa_910b2_4k", "fa_910b2_16k", "pasa_mha_32k", "two_level_71b_4k")
 LEAST_EFFECT = 0.001
 #: Tiles of the baseline that are tried for MQA: keys, rows of a vector slice.
 BASELINE_TILES = ((128, 16), (256, 16), (512, 16), (512, 8), (512, 4), (512, 2))
+#: Rows of a tile that is reduced: an AIV's half of a block of 128.
+SLICE_ROWS = 64
 #: The case whose rounds of blocks are the unit for those of the others.
 REFERENCE = "fa_910b2_16k"
 WEAK = ("assumed", "fitted")
@@ -37,7 +40,17 @@ def write(folder: Path) -> list[Path]:
     found = study.rows()
     fields: dict[str, object] = {"large": _percent(study.LARGE, 0), "factor": f"{study.FACTOR:g}"}
     data: dict[str, object] = {"page": "ascend_timing"}
-    for part in (_residuals, _constants, _places, _sensitivity, _needed, _shared_keys, _heads):
+    parts = (
+        _residuals,
+        _constants,
+        _places,
+        _sensitivity,
+        _needed,
+        _shared_keys,
+        _heads,
+        _reductions,
+    )
+    for part in parts:
         written, figures = part(found)
         fields.update(written)
         data.update(figures)
@@ -84,11 +97,11 @@ def _residuals(found: list[Row]) -> Section:
     papers = [r for r in found if r.quantity in ("speedup", "tflops")]
     inside = [r for r in papers if not r.error]
     near = [r for r in papers if r.error and abs(r.error) <= study.LARGE]
-    (median, worst), (all_median, all_worst) = study.band_of(goal), study.band_of(found)
+    (middle, worst), (all_median, all_worst) = study.band_of(goal), study.band_of(found)
     pipes = max(abs(product[q].error) for q in ("mac_us", "mte1_us", "mte2_us"))
     fields: dict[str, object] = {
         "residuals": table(("case", "quantity", "measured", "predicted", "error"), lines),
-        "attention_median": _percent(median), "attention_worst": _percent(worst),
+        "attention_median": _percent(middle), "attention_worst": _percent(worst),
         "core_error": _within(product["core_us"].error), "pipe_error": _percent(pipes),
         "papers": len(papers), "papers_inside": len(inside), "papers_near": len(near),
         "papers_beyond": len(papers) - len(inside) - len(near),
@@ -100,7 +113,7 @@ def _residuals(found: list[Row]) -> Section:
         }
         for r in found
     }  # fmt: skip
-    return fields, {"residuals": figures, "attention": {"median": median, "worst": worst}}
+    return fields, {"residuals": figures, "attention": {"median": middle, "worst": worst}}
 
 
 def _chart(found: list[Row]) -> str:
@@ -141,12 +154,12 @@ def _constants(found: list[Row]) -> Section:
         [name, number(launch), _signed(own[name]), _signed(error)]
         for name, (launch, error) in left.items()
     ]
-    errors = sorted(abs(e) for _, e in left.values())
+    errors = [abs(e) for _, e in left.values()]
     burst, asked = study.rate_of_burst(next(r for r in found if r.quantity == "mte2_us"))
     fields: dict[str, object] = {
         "bases": ", ".join(f"{n} {b}" for b, n in count.items()), "fitted": count["fitted"],
         "left_out": table(("left out", "launch fitted on the others, us", "error as filed", "error then"), lines),
-        "rounds": _rounds(attention), "left_median": _percent((errors[2] + errors[3]) / 2), "left_worst": _percent(errors[-1]),
+        "left_median": _percent(median(errors)), "left_worst": _percent(max(errors)), "rounds": _rounds(attention),
         "burst": number(float(burst)), "burst_asked": number(asked),
     }  # fmt: skip
     figures = {
@@ -247,9 +260,9 @@ def _needed(found: list[Row]) -> Section:
         if nearest is None:
             costs.append([r.name, "none of them", "", "", ""])
             continue
-        median, worst = study.elsewhere(attention, nearest)
+        middle, worst = study.elsewhere(attention, nearest)
         costs.append(
-            [r.name, nearest.group, f"x {nearest.factor:.2f}", _percent(median), _percent(worst)]
+            [r.name, nearest.group, f"x {nearest.factor:.2f}", _percent(middle), _percent(worst)]
         )
     fields: dict[str, object] = {
         "doubtful": ", ".join(r.name for r in doubtful), "longest": f"{study.LONGEST:,}",
@@ -339,9 +352,18 @@ def _heads(found: list[Row]) -> Section:
         / study.result_of(precise.case, precision="fa16").latency_us
     )
     header = ("case", "heads", "measured", "predicted", "predicted, longest blocks dealt first")
-    fields = {
+    fields: dict[str, object] = {
         "heads": table(header, lines),
         "fa16": number(whole),
         "fa16_32": number(precise.predicted),
     }
     return fields, {"deals": figures, "fa16_over_fa32": whole}
+
+
+def _reductions(_found: list[Row]) -> Section:
+    """Row maxima by block reductions, as they are simulated, beside the vendor's whole-row instruction."""
+    found = study.reductions(SLICE_ROWS)
+    lines = [[r.fmt, r.columns, r.used_cycles, number(r.fitted_cycles)] for r in found]
+    header = ("format", "columns", "block reductions, cycles", "whole-row instruction, cycles")
+    fields: dict[str, object] = {"reductions": table(header, lines), "slice_rows": SLICE_ROWS}
+    return fields, {"reductions": found}

@@ -7,14 +7,19 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import as_file, files
 from math import exp, log
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.ir.op import Opcode, Step
+from npusim.ir.tile import Tile
 from npusim.report.record import record_of
 from npusim.run import simulate_program
+from npusim.spec.engine import VectorEngine
 from npusim.spec.load import load_device
 from npusim.spec.measurements import MeasurementCase, load_measurements
 from npusim.spec.overrides import apply_overrides
+from npusim.timing.vector_cost import vector_cycles
 from npusim.units import ceil_div
 from npusim.validate.times import Predictor
 
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
     from npusim.spec.measurements import Interval
 
 __all__ = [
-    "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "left_out", "needed",
-    "rate_of_burst", "record", "result_of", "rounds", "rows", "twins",
+    "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "keys_of", "left_out",
+    "needed", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
 ]  # fmt: skip
 
 #: Files beside this module that hold what was measured.
@@ -126,10 +131,8 @@ def record(case: MeasurementCase) -> TimingRecord:
 
 def band_of(found: list[Row]) -> tuple[float, float]:
     """Return median and largest absolute error."""
-    errors = sorted(abs(r.error) for r in found)
-    middle = len(errors) // 2
-    median = errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2
-    return median, errors[-1]
+    errors = [abs(r.error) for r in found]
+    return median(errors), max(errors)
 
 
 # ---------------------------------------------------------------- what would have to be true
@@ -148,6 +151,12 @@ class Needed(NamedTuple):
     high: float
 
 
+def keys_of(device: DeviceSpec, group: str) -> list[str]:
+    """Return the keys of a group's constants in a device file."""
+    keys = [key for key, _ in device.quantities()]
+    return [k for k in keys if any(fnmatchcase(k, pattern) for pattern in GROUPS[group])]
+
+
 class _Moved(Predictor):
     """Predicts with groups of constants multiplied: programs as they are, simulated on other devices."""
 
@@ -158,12 +167,12 @@ class _Moved(Predictor):
     def machine(self, name: str) -> DeviceSpec:
         """Return a device with the groups moved; whole numbers are rounded."""
         device = _as_filed().machine(name)
+        values = {key: fact.value for key, fact in device.quantities()}
         changed: dict[str, str] = {}
-        for key, fact in device.quantities():
-            for group, factor in self._factors.items():
-                if any(fnmatchcase(key, pattern) for pattern in GROUPS[group]):
-                    value = fact.value * factor
-                    changed[key] = str(round(value)) if key.endswith("_cycles") else repr(value)
+        for group, factor in self._factors.items():
+            for key in keys_of(device, group):
+                value = values[key] * factor
+                changed[key] = str(round(value)) if key.endswith("_cycles") else repr(value)
         return apply_overrides(device, changed)
 
     def result(self, case: MeasurementCase) -> RunResult:
@@ -265,6 +274,31 @@ def left_out(found: list[Row]) -> dict[str, tuple[float, float]]:
         launch = sum((m - k) / m**2 for m, k in others) / sum(1 / m**2 for m, k in others)
         results[name] = (launch, (kernel + launch) / measured - 1)
     return results
+
+
+class Reduction(NamedTuple):
+    """A row maximum over a tile: cycles of the block reductions used, and of the vendor's fit."""
+
+    fmt: str
+    columns: int
+    used_cycles: int
+    fitted_cycles: float
+
+
+def reductions(rows_count: int) -> list[Reduction]:
+    """Return the vendor's fits of whole-row reductions beside what a reduction costs here."""
+    engine = load_device(DEVICE).engine("aiv", "VECTOR")
+    assert isinstance(engine, VectorEngine)
+    found = []
+    for fmt, fits in engine.row_reduce.items():
+        for fit in fits:
+            columns = fit.columns_count.value
+            tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
+            step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
+            published = fit.slope_cycles_per_element.value * rows_count * columns
+            cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
+            found.append(Reduction(fmt, columns, cycles, published + fit.bias_cycles.value))
+    return found
 
 
 def rounds(found: list[Row], reference: str) -> dict[str, tuple[int, int, float]]:

@@ -231,7 +231,26 @@ def _errors() -> Section:
     rows = [[case, *by_name.values()] for case, by_name in found.items()]
     shown = table(["case (x0, Am)", *study.ALLOCATIONS], rows)
     sample = f"{SAMPLE_HEADS} heads of {SAMPLE_QUERIES} queries over {tokens}"
-    return {"rmse": shown, "sample": sample}, {"rmse": found}
+    chains = [
+        by_name["PASA, fixed reference"] / by_name["PASA, mean FP32"] for by_name in _numbers(found)
+    ]
+    fields: dict[str, object] = {
+        "rmse": shown, "sample": sample, "gain_10": _gain(found, 10.0), "gain_20": _gain(found, 20.0),
+        "fixed_worst": f"{max(chains):.1f}",
+    }  # fmt: skip
+    return fields, {"rmse": found}
+
+
+def _numbers(found: Mapping[str, Mapping[str, float | str]]) -> list[dict[str, float]]:
+    """Return the errors of each case that are numbers."""
+    return [{n: e for n, e in row.items() if isinstance(e, float)} for row in found.values()]
+
+
+def _gain(found: Mapping[str, Mapping[str, float | str]], mean: float) -> str:
+    """Return by which factors PASA with its mean in float32 beats FA16-32 at a mean x0."""
+    at = {_label(case): found[_label(case)] for case in POINTS if case[1] == mean}
+    factors = [row["FA16-32"] / row["PASA, mean FP32"] for row in _numbers(at) if "FA16-32" in row]
+    return f"{min(factors):.1f} to {max(factors):.1f}"
 
 
 def _limits() -> Section:

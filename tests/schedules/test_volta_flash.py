@@ -1,0 +1,218 @@
+"""FlashAttention-2 on Volta: bits through lanes, occupancy, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.explore import explore
+from npusim.ir.check import check
+from npusim.ir.op import TileOp
+from npusim.ir.program import Loop
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
+from npusim.run import flag_budget
+from npusim.schedules import find_schedule
+from npusim.schedules.occupancy import BlockNeeds, occupancy
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from npusim.ir.program import Item, TileProgram
+
+SCHEDULE = find_schedule("volta_flash", "nvidia")
+V100 = load_device("v100", {"group_count": "3"})
+
+
+def problem(seq: int = 256, **changes: Any) -> Problem:
+    sizes: dict[str, Any] = {"heads": 2, "kv_heads": 2, "seq_q": seq, "seq_kv": seq, "head_dim": 64, "dtype": "float16"}
+    return Problem(**{**sizes, **changes})
+
+
+def program_of(what: Problem, precision: str = "acc_fp16", **tiling: object) -> TileProgram:
+    fields = build_tiling(SCHEDULE.tiling, tiling)
+    return SCHEDULE.program(what, fields, V100, SCHEDULE.precision(precision))
+
+
+def mapped(items: Iterable[Item], change: Callable[[TileOp], TileOp]) -> Iterable[Item]:
+    for item in items:
+        if isinstance(item, Loop):
+            body = item.body
+            yield replace(item, body=lambda n, body=body: mapped(body(n), change))
+        else:
+            yield change(item)
+
+
+def on_tiles(program: TileProgram) -> TileProgram:
+    """Return the same program on whole tiles: no lanes, and P stays where it is."""
+
+    def plain(op: TileOp) -> TileOp:
+        steps = tuple(replace(s, attributes=replace(s.attributes, warp=None)) for s in op.steps)
+        return TileOp(op.label, op.queue, op.engine, steps, op.handshake)
+
+    (phase,) = program.phases
+    body = phase.body
+    return replace(program, phases=(replace(phase, body=lambda b: mapped(body(b), plain)),))
+
+
+def output(program: TileProgram, what: Problem) -> dict[tuple[int, int], Any]:
+    done = execute(program, recipe_source(what))
+    return {k: v.view(np.uint16).copy() for k, v in done.tensors.written(program.tensors["o"]).items()}
+
+
+@pytest.mark.parametrize(
+    ("precision", "tiling", "changes"),
+    [
+        ("acc_fp16", {}, {"causal": True}),
+        ("acc_fp32", {}, {"causal": True}),
+        ("acc_fp16,acc_qk=float32", {"smem": "swizzled"}, {}),
+        ("acc_fp32,acc_qk=float16", {"smem": "plain", "stages": 2}, {"kv_heads": 1}),
+        ("acc_fp16", {"arrangement": "2x2", "block_q": 64}, {"seq": 200, "causal": True}),
+        ("acc_fp32", {"arrangement": "1x4", "block_q": 64, "access_bytes": 8, "padding": 4}, {"seq": 130}),
+        ("acc_fp32", {"warps": 8, "block_q": 256, "block_kv": 16}, {"seq": 300, "head_dim": 128}),
+    ],
+)  # fmt: skip
+def test_bits_through_lanes_are_those_of_whole_tiles(
+    precision: str, tiling: dict[str, object], changes: dict[str, Any]
+) -> None:
+    what = problem(**changes)
+    program = program_of(what, precision, **tiling)
+    check(program, flag_budget(V100))
+    lanes, tiles = output(program, what), output(on_tiles(program), what)
+    assert lanes.keys() == tiles.keys() == {(0, 0), (0, 1)}
+    for head, bits in lanes.items():
+        np.testing.assert_array_equal(bits, tiles[head])
+
+
+def test_accumulators_are_what_the_precision_says() -> None:
+    found = {
+        name: set(npusim.run("volta_flash", problem=problem(128), precision=name, trace_groups=()).numerics.arithmetic)
+        for name in ("acc_fp16", "acc_fp32", "acc_fp16,acc_qk=float32")
+    }
+    half, single = "volta.mma.k4.f16.f16", "volta.mma.k4.f16.f32"
+    assert found == {"acc_fp16": {half}, "acc_fp32": {single}, "acc_fp16,acc_qk=float32": {half, single}}
+
+
+def test_float16_scores_overflow_where_float32_ones_do_not() -> None:
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.uniform(-1, 1, (1, 1, 128, 64)).astype(np.float16) for _ in range(3))
+    q, k = q + np.float16(36), k + np.float16(36)  # Q K^T about 64 * 36 * 36 = 83k > 65504
+    runs = {
+        name: npusim.run(
+            "volta_flash", tensors={"q": q, "k": k, "v": v}, causal=False, precision=name, trace_groups=()
+        ).numerics
+        for name in ("acc_fp16", "acc_fp32")
+    }
+    assert runs["acc_fp16"].overflow_counts
+    assert runs["acc_fp16"].first_events[0].operation.startswith("S.mma")
+    assert not runs["acc_fp32"].overflow_counts
+    assert runs["acc_fp32"].error.rmse < 1e-2
+
+
+def test_only_float32_accumulators_and_other_arrangements_move_p() -> None:
+    def labels(precision: str, **tiling: object) -> set[str]:
+        program = program_of(problem(), precision, **tiling)
+        (phase,) = program.phases
+        found: set[str] = set()
+        tuple(mapped_labels(phase.body(phase.blocks[0]), found))
+        return found
+
+    assert "P.exchange" not in labels("acc_fp16")
+    assert "P.exchange" in labels("acc_fp32")
+    assert "P.exchange" in labels("acc_fp16", arrangement="2x2")
+    assert "P.exchange" not in labels("acc_fp32,acc_qk=float16")
+
+
+def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
+    for item in items:
+        if isinstance(item, Loop):
+            yield from mapped_labels(item.body(item.indices[0]), found)
+        else:
+            found.add(item.label)
+            yield None
+
+
+@pytest.mark.parametrize(
+    ("precision", "tiling", "error", "message"),
+    [
+        ("acc_fp32", {"block_kv": 128}, BufferOverflowError, r"registers: Q 32 \+ S 128 \+ O 64 .* at most 255"),
+        ("acc_fp32", {"block_q": 1024, "warps": 32}, BufferOverflowError, r"multiprocessor has 65,536"),
+        ("acc_fp16", {"stages": 4, "block_kv": 96}, BufferOverflowError, r"shared memory: K .* > 96 KiB a block"),
+        ("acc_fp16", {"block_q": 96}, TilingError, r"96 rows are no multiple of 128 \(4 warps of 32\)"),
+        ("acc_fp16", {"block_kv": 56, "arrangement": "1x4", "block_q": 64}, TilingError, "no multiple of 32"),
+        ("acc_fp32", {"exchange": "none"}, TilingError, r"32 of 64 values lie in the right lane.*not allowed"),
+        ("acc_fp16", {"exchange": "none", "arrangement": "2x2"}, TilingError, "exchange is not allowed"),
+        ("acc_fp16", {"padding": 4}, TilingError, r"136 bytes, so that accesses of 16 bytes \(LDS.128\) would be mis"),
+        ("acc_fp16", {"residents": 4}, TilingError, r"residents: 4 blocks, but 3 resident blocks"),
+        ("acc_fp16", {"warps": 6}, TilingError, "warps"),
+        ("acc_fp16,acc_pv=bfloat16", {}, TilingError, "accumulator bfloat16: .* float16 or float32"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_reason(
+    precision: str, tiling: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        program_of(problem(1024), precision, **tiling)
+
+
+def test_other_inputs_and_other_devices_are_refused() -> None:
+    with pytest.raises(TilingError, match="multiplies float16, not bfloat16"):
+        program_of(problem(dtype="bfloat16"))
+    with pytest.raises(SpecError, match="runs on nvidia"):
+        npusim.run("volta_flash", hw="ascend_910b2", problem=problem())
+    with pytest.raises(SpecError, match="no engine 'WARPS' in sm"):
+        npusim.run("volta_flash", hw="h200", problem=problem())
+
+
+# ---------------------------------------------------------------- occupancy
+
+
+@pytest.mark.parametrize("warps", [4, 8, 16, 32])
+@pytest.mark.parametrize("registers", [24, 63, 64, 127, 128, 200, 231])
+@pytest.mark.parametrize("shared", [0, 1000, 18_432, 49_152, 98_304])
+def test_occupancy_is_the_most_that_fits(warps: int, registers: int, shared: int) -> None:
+    issue: Any = V100.engine("sm", "WARPS")
+
+    def fits(blocks: int) -> bool:
+        # One warp has its registers in units of 256; a block its memory in units of 256 bytes.
+        of_warp = -(-(registers + 24) * 32 // 256) * 256
+        memory = -(-shared // 256) * 256
+        return (
+            blocks * warps * of_warp <= 65_536 and blocks * memory <= 98_304
+            and blocks * warps <= 64 and blocks <= 32
+        )  # fmt: skip
+
+    needs = BlockNeeds(warps, {"all": registers}, {"K": shared})
+    if not fits(1):
+        with pytest.raises(BufferOverflowError):
+            occupancy(needs, issue, 98_304)
+        return
+    found = occupancy(needs, issue, 98_304)
+    assert fits(found.blocks)
+    assert not fits(found.blocks + 1)
+    assert found.limits[found.limit] == found.blocks
+
+
+def test_float32_accumulators_cost_a_resident_block() -> None:
+    notes = {p: program_of(problem(), p).notes[0] for p in ("acc_fp16", "acc_fp32")}
+    assert notes["acc_fp16"].startswith("3 resident blocks of 4 warps (limit: registers), 156 registers")
+    assert notes["acc_fp32"].startswith("2 resident blocks of 4 warps (limit: registers), 224 registers")
+
+
+# ---------------------------------------------------------------- as users meet it
+
+
+def test_it_runs_on_its_own_device_and_its_fields_can_be_explored() -> None:
+    assert npusim.run("volta_flash", problem=problem(), numerics=False).device.name == "v100"
+    fields = {"block_kv": (32, 64), "smem": ("plain", "padded"), "arrangement": ("4x1", "2x2")}
+    found = explore("volta_flash", fields, problem=problem(512))
+    assert len(found.feasible) == 8
+    assert {outcome.point["smem"] for outcome in found.feasible[:4]} == {"padded"}

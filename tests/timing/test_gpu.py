@@ -1,0 +1,279 @@
+"""GPU cores in the timing model: shared pipes, their costs, and the methods on them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.errors import ProgramError
+from npusim.ir.buffers import AddressSpace
+from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.program import Phase, Queue, TileProgram
+from npusim.ir.tile import Tile
+from npusim.ir.warps import WarpPlan
+from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
+from npusim.schedules import find_schedule
+from npusim.spec.engine import WarpMatrixEngine
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+from npusim.timing import METHODS
+from npusim.timing.gpu_cost import WarpModel, bank_model, chain_cost, product_cycles, warp_cost
+from npusim.timing.gpu_memory import load_cycles
+
+from .programs import booked
+
+if TYPE_CHECKING:
+    from npusim.spec.device import DeviceSpec
+    from npusim.timing.result import TimingResult
+
+V100 = load_device("v100")
+PLAN = WarpPlan(4, "4x1", "f16")
+EXACT = ("block", "fold", "steady")
+
+
+def tensor() -> WarpMatrixEngine:
+    engine = V100.engine("sm", "TENSOR")
+    assert isinstance(engine, WarpMatrixEngine)
+    return engine
+
+
+def tile(rows: int, cols: int, fmt: str = "float32", space: str = "sm.RF", stride: int = 0) -> Tile:
+    return Tile(space, 0, rows, cols, stride or cols, fmt)
+
+
+def op(label: str, queue: str, engine: str, *steps: Step) -> TileOp:
+    return TileOp(label, queue, engine, steps)
+
+
+# ---------------------------------------------------------------- matrix instructions
+
+
+@pytest.mark.parametrize(("acc", "cycles"), [("float32", 54), ("float16", 64)])
+def test_one_wmma_alone_takes_what_was_measured(acc: str, cycles: int) -> None:
+    assert product_cycles(tensor().steps_of(acc), chains=1, depth=4) == cycles
+
+
+@pytest.mark.parametrize("acc", ["float16", "float32"])
+def test_many_products_take_eight_cycles_each(acc: str) -> None:
+    steps = tensor().steps_of(acc)
+    long, short = (product_cycles(steps, chains=8, depth=n) for n in (1000, 900))
+    assert (long - short) / (8 * 100) == 8
+    # One chain alone reaches 80 % and 62 % of that (volta.md section 5).
+    long, short = (product_cycles(steps, chains=1, depth=n) for n in (1000, 900))
+    assert (long - short) / 100 == {"float32": 10, "float16": 13}[acc]
+
+
+def test_peak_is_that_of_the_data_sheet() -> None:
+    macs = instruction("m8n8k4").macs
+    per_core = macs / tensor().steps_of("float32").pipe_cycles * 4  # four sub-cores
+    peak = 2 * per_core * V100.group_count.value * V100.clock_hz.value
+    assert peak / 1e12 == pytest.approx(125.3, abs=0.05)
+    fractal, spec = tensor().fractal("float16"), tensor()
+    size = fractal.m_elements.value * fractal.n_elements.value * fractal.k_elements.value
+    assert size / spec.cycles_per_fractal.value == per_core
+
+
+@pytest.mark.parametrize(("acc", "short"), [("f16", "float16"), ("f32", "float32")])
+def test_steps_of_the_device_file_are_those_of_the_instruction(acc: str, short: str) -> None:
+    assert tensor().steps_of(short).steps_count.value == len(instruction("m8n8k4", acc=acc).steps)
+    assert len(tensor().steps_of(short).lone_gaps) == len(instruction("m8n8k4", acc=acc).steps) - 1
+
+
+def product(acc: str, arranged: str = "4x1", stride: int = 72, **plan: Any) -> TileOp:
+    chosen = WarpPlan(4, arranged, "f16" if acc == "float16" else "f32", **plan)
+    name = f"volta.mma.k4.f16.{chosen.accumulator}"
+    a, b = tile(128, 64, "float16"), tile(64, 64, "float16", "sm.SMEM", stride)
+    attributes = Attributes(transpose_b=True, arithmetic=name, warp=chosen)
+    return op("mma", "w", "TENSOR", Step(Opcode.MATMUL, tile(128, 64, acc), (a, b), attributes))
+
+
+def test_a_product_from_shared_memory_takes_the_longer_of_banks_and_pipe() -> None:
+    # 32 x 64 a warp and sub-core: 1 x 8 fragments, 16 deep, 8 cycles each.
+    _, _, _, _, pipes = warp_cost(product("float16"), V100, "sm")
+    assert pipes == (("sm.TENSOR", 1024), ("sm.LSU", 1024))
+    cycles, _, _, terms, pipes = warp_cost(product("float16", stride=64), V100, "sm")
+    assert pipes == (("sm.TENSOR", 1024), ("sm.LSU", 4096))
+    assert cycles > 4096
+    assert dict(terms)["cores.sm.engines.TENSOR.steps.float16.step_cycles"] == 1024
+
+
+def test_banks_of_the_device_file_give_the_table_of_the_notes() -> None:
+    banks = bank_model(WarpModel(V100, "sm").shared)
+    assert banks == VOLTA_BANKS
+    where, key = arrangement("4x1", "lane"), instruction("m8n8k4", b="col").b
+    found = {
+        (width, stride, swizzle): load_cycles(
+            key, where, tile(64, 64, "float16", "sm.SMEM", stride),
+            WarpPlan(4, "4x1", "f16", access_bytes=width, swizzle=swizzle), banks, is_transposed=True,
+        )
+        for width in (8, 16)
+        for stride, swizzle in ((64, False), (72, False), (64, True))
+    }  # fmt: skip
+    # volta.md section 4.1, K as B by columns.
+    assert found == {
+        (8, 64, False): 8, (8, 72, False): 2, (8, 64, True): 2,
+        (16, 64, False): 16, (16, 72, False): 4, (16, 64, True): 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arranged", ["4x1", "2x2", "1x4"])
+@pytest.mark.parametrize("acc", ["f16", "f32"])
+def test_an_exchange_costs_what_the_layouts_say(arranged: str, acc: Any) -> None:
+    plan = WarpPlan(4, arranged, acc, exchange=True)
+    cost, _, _ = chain_cost(plan)
+    link = chain(
+        instruction("m8n8k4", acc=acc).c, instruction("m8n8k4").a,
+        arrangement=arrangement(arranged, "lane"),
+    )  # fmt: skip
+    assert cost == link.cost
+    assert (cost.shuffles == 0) == (arranged == "4x1" and acc == "f16")
+
+
+def element_wise(opcode: Opcode, dst: Tile, *srcs: Any, plan: WarpPlan = PLAN) -> tuple[int, dict[str, int]]:
+    order = "sequential" if opcode is Opcode.ROW_SUM else ""
+    step = Step(opcode, dst, srcs, Attributes(warp=plan, order=order))
+    cycles, _, _, _, pipes = warp_cost(op("x", "w", "FMA", step), V100, "sm")
+    return cycles, dict(pipes)
+
+
+def test_element_wise_steps_count_warp_instructions() -> None:
+    wide, half = tile(128, 64), tile(128, 64, "float16")
+    # 64 values a lane; 16 lanes a sub-core: 2 cycles a warp instruction, half as many packed.
+    assert element_wise(Opcode.MUL, wide, wide, 2.0)[1] == {"sm.FMA": 128}
+    assert element_wise(Opcode.MUL, half, half, half)[1] == {"sm.FMA": 64}
+    assert element_wise(Opcode.CAST, half, wide)[1] == {"sm.FMA": 128}
+    assert element_wise(Opcode.EXP, wide, wide)[1] == {"sm.MUFU": 512}
+
+
+def test_rows_are_reduced_without_shuffles_only_where_a_lane_holds_them_whole() -> None:
+    scores, row = tile(128, 64), tile(128, 1)
+    found = {
+        (arranged, acc): element_wise(
+            Opcode.ROW_MAX, row, scores, plan=WarpPlan(4, arranged, acc)
+        )[1].get("sm.LSU", 0)
+        for arranged in ("4x1", "2x2")
+        for acc in ("f16", "f32")
+    }  # fmt: skip
+    # One shuffle of one register a warp, butterfly and row: float32 has 2 rows a lane and fragment.
+    assert found == {("4x1", "f16"): 0, ("4x1", "f32"): 8, ("2x2", "f16"): 8, ("2x2", "f32"): 32}
+
+
+# ---------------------------------------------------------------- sharing
+
+
+def program(runs: dict[str, list[TileOp]], blocks: int = 1) -> TileProgram:
+    """Return a program of independent queues; each block lists all operations of all of them."""
+    ops = [o for own in runs.values() for o in own]
+    phase = Phase("p", tuple(range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(()))
+    space = AddressSpace("sm.RF", 1 << 18, 4)
+    queues = tuple(Queue(name, "sm", "WARPS", name) for name in runs)
+    return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0)
+
+
+def fill(queue: str, cols: int, engine: str = "FMA") -> TileOp:
+    step = Step(Opcode.FILL, tile(128, cols), (0.0,), Attributes(warp=PLAN))
+    return op(f"{queue} {cols}", queue, engine, step)
+
+
+def one_core(**changes: str) -> DeviceSpec:
+    return load_device("v100", {"group_count": "1", "launch.block_dispatch_cycles": "0", **changes})
+
+
+def test_a_pipe_serves_who_is_ready_first_and_queues_in_order_of_their_number() -> None:
+    # FILL of 128 x c: c cycles for c / 8 fragments of 8 values at 2 cycles, and 4 until it is there.
+    runs = {"a": [fill("a", 8), fill("a", 8)], "b": [fill("b", 16)], "c": [fill("c", 8)]}
+    result = METHODS["des"](program(runs), one_core(), trace_groups=(0,))
+    starts = sorted((s.start, s.end, s.label) for s in result.spans)
+    # All ready at 0: a, b, c.  a's second is ready at 20, after b (16) and c (48) were promised.
+    assert starts == [(0, 16, "a 8"), (16, 48, "b 16"), (48, 64, "c 8"), (64, 80, "a 8")]
+    assert {s.queue for s in result.spans} == {"sm.FMA"}
+    stalls = {u.name: u.stalls.get("pipe busy", 0) for u in result.queues[0] if not u.is_pipe}
+    assert stalls == {"a": 64 - 20, "b": 16, "c": 48}
+    (fma,) = (u for u in result.queues[0] if u.name == "sm.FMA")
+    assert (fma.busy_cycles, fma.operations, fma.is_pipe) == (80, 4, True)
+
+
+def test_different_pipes_do_not_wait_for_one_another() -> None:
+    special = op("exp", "b", "MUFU", Step(Opcode.EXP, tile(128, 8), (tile(128, 8),), Attributes(warp=PLAN)))
+    result = METHODS["des"](program({"a": [fill("a", 64)], "b": [special]}), one_core(), trace_groups=(0,))
+    assert {s.start for s in result.spans} == {0}
+
+
+def used(result: TimingResult) -> list[tuple[object, ...]]:
+    """Return what is booked for each queue and pipe; groups of a class share their number."""
+    return [own[1:] for own in booked(result)]
+
+
+def random_program(rng: Random) -> TileProgram:
+    """Return queues of random lengths whose operations share two pipes; ties are frequent."""
+    names = [f"q{i}" for i in range(rng.randint(1, 5))]
+    exp = Step(Opcode.EXP, tile(128, 8), (tile(128, 8),), Attributes(warp=PLAN))
+    runs = {
+        name: [
+            op("exp", name, "MUFU", exp) if rng.random() < 0.3 else fill(name, rng.choice((8, 16, 24)))
+            for _ in range(rng.randint(1, 6))
+        ]
+        for name in names
+    }  # fmt: skip
+    return program(runs, rng.choice((1, 3, 40)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_exact_methods_agree_on_shared_pipes(seed: int) -> None:
+    rng = Random(seed)
+    device = load_device("v100", {"group_count": str(rng.randint(1, 3))})
+    made = random_program(rng)
+    expected = METHODS["des"](made, device)
+    for method in EXACT:
+        found = METHODS[method](made, device)
+        assert used(found) == used(expected), method
+        assert (found.cycles, found.term_cycles) == (expected.cycles, expected.term_cycles)
+
+
+FLASH = find_schedule("volta_flash", "nvidia")
+CASES = (
+    ("acc_fp16", False, 512, {}, 2),
+    ("acc_fp32", True, 640, {}, 3),
+    ("acc_fp16", True, 520, {"warps": 8, "block_q": 256}, 1),
+    ("acc_fp32", True, 768, {"arrangement": "2x2", "stages": 2, "block_q": 64}, 2),
+    ("acc_fp16", True, 1024, {"launch": "longest_first", "smem": "plain"}, 4),
+    ("acc_fp16,acc_qk=float32", False, 4096, {"block_kv": 32}, 5),
+)
+
+
+@pytest.mark.parametrize(("precision", "causal", "seq", "fields", "cores"), CASES)
+def test_all_exact_methods_agree_on_attention(
+    precision: str, causal: bool, seq: int, fields: dict[str, object], cores: int
+) -> None:
+    device = load_device("v100", {"group_count": str(cores)})
+    what = Problem(heads=3, kv_heads=3, seq_q=seq, seq_kv=seq, head_dim=64, causal=causal, dtype="float16")
+    made = FLASH.program(what, build_tiling(FLASH.tiling, fields), device, FLASH.precision(precision))
+    expected = METHODS["des"](made, device)
+    assert expected.link_bytes["l2"] > 0
+    for method in EXACT:
+        found = METHODS[method](made, device)
+        assert used(found) == used(expected), method
+        assert (found.cycles, found.link_bytes) == (expected.cycles, expected.link_bytes)
+
+
+def test_methods_that_know_no_shared_pipes_refuse() -> None:
+    made = program({"a": [fill("a", 8)], "b": [fill("b", 8)]})
+    for method in ("replay", "reserved"):
+        with pytest.raises(ProgramError, match="shared pipes"):
+            METHODS[method](made, one_core())
+
+
+def test_more_resident_blocks_fill_the_pipes_better() -> None:
+    device = load_device("v100", {"group_count": "2"})
+    what = Problem(heads=12, kv_heads=12, seq_q=1024, seq_kv=1024, head_dim=64, dtype="float16")
+    cycles = []
+    for residents in (1, 2, 3):
+        fields = build_tiling(FLASH.tiling, {"residents": residents})
+        made = FLASH.program(what, fields, device, FLASH.precision())
+        result = METHODS["steady"](made, device)
+        assert result.cycles >= max(result.bound_cycles.values())
+        cycles.append(result.cycles)
+    assert cycles[0] > 1.3 * cycles[1] > 1.3 * cycles[2]
