@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from npusim import formats
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Waves
@@ -68,9 +68,10 @@ def run_on_node(
     machine = load_node_device(hw, overrides)
     node = machine.node
     chosen = find_schedule(schedule, machine.family)
-    what: Any = _problem_of(schedule, problem or layer_problem(load, node, sizes or {}))
+    given = problem or layer_problem(load, node, sizes or {})
+    preset = cast("PartialSums", chosen.precision(precision or _stored(given)))
+    what: Any = _problem_of(schedule, given, node, preset.partial)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
-    preset = cast("PartialSums", chosen.precision(precision or _stored(what)))
     program = chosen.build(what, fields, machine, preset)
     check(program, None, thorough=False)
     timing = time_on_node(program, machine, method, trace_groups)
@@ -117,18 +118,26 @@ def layer_problem(load: Workload, node: NodeSpec, sizes: Mapping[str, Any]) -> L
     return LayerProblem.around(problem, hidden=load.hidden, ranks=ranks)
 
 
-def _problem_of(schedule: str, given: object) -> object:
+def _problem_of(schedule: str, given: object, node: NodeSpec, fmt: str) -> object:
     """Return the problem of a node schedule: what is given, or the part of a layer that it runs.
+
+    ``fmt`` is the format of the partial sums, which a collective carries.
 
     Raises
     ------
     SpecError
-        What is given is another kind of problem.
+        What is given is another kind of problem, or a layer for fewer devices than all.
     """
-    if isinstance(given, LayerProblem):
-        size = formats.get_format(given.dtype).size_bytes
+    devices = node.device_count.value
+    if isinstance(given, LayerProblem) and schedule != "tiling_allreduce":
+        if given.ranks != devices:
+            raise SpecError(
+                f"tensor_parallel: {given.ranks} ranks, but {schedule} runs on all {devices} devices of "
+                f"{node.name}; for fewer: -C device_count={given.ranks}"
+            )
         match schedule:
             case "allreduce":
+                size = formats.get_format(fmt).size_bytes
                 return CopyProblem(bytes=given.rows * given.hidden * size)
             case "gemm_allreduce":
                 return GemmProblem(m=given.rows, n=given.hidden, k=given.width, dtype=given.dtype)
@@ -210,18 +219,25 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
             else:
                 for child in kernel.children:
                     if child not in times:
-                        times[child] = _simulated(child, device, method)
+                        times[child] = _simulated(child, node, device, method)
                 known[kernel] = _from_timing(kernel, [times[c] for c in kernel.children], device)
         return known[kernel]
 
     return timer
 
 
-def _simulated(child: Child, device: DeviceSpec, method: str) -> TimingResult:
-    chosen = find_schedule(child.schedule, device.family)
-    fields = build_tiling(chosen.tiling, {})
-    program = chosen.program(child.problem, fields, device, chosen.precision())
-    return METHODS[method](program, device, trace_groups=())
+def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
+    """Return the time of one child on its device, with the schedule's own tiling and precision."""
+    try:
+        chosen = find_schedule(child.schedule, device.family)
+        fields = build_tiling(chosen.tiling, {})
+        program = chosen.program(child.problem, fields, device, chosen.precision())
+        return METHODS[method](program, device, trace_groups=())
+    except NpusimError as error:
+        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
+        if isinstance(error, ProgramError):
+            text += "; a node's file may state its kernels' times instead (key kernels)"
+        raise type(error)(text) from error
 
 
 def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
@@ -240,10 +256,12 @@ def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: Device
         for key, part in result.term_cycles.items():
             terms[key] += part
     total = sum(terms.values()) or 1.0
+    bound = sum(max(r.bound_cycles.values(), default=0) for r in results)
     return KernelWork(
         femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
+        bound_fs=femtoseconds(device.seconds(bound)),
         approximation=worst(r.approximation for r in results),
     )  # fmt: skip
 
@@ -265,7 +283,8 @@ def _from_table(
     kernel: Kernel, node: NodeSpec, table: KernelTimes, device: DeviceSpec
 ) -> KernelWork:
     """Return the work of a kernel from the node's table: equal blocks on the device's cores."""
-    assert node.host is not None
+    if node.host is None:
+        raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
     cores = device.core_count(table.core)
     if kernel.role == "attention":
         problems = [cast("Problem", c.problem) for c in kernel.children]
@@ -281,7 +300,9 @@ def _from_table(
         resident, issue = 1, node.host.linear_issue_s.value
     waves = Waves(count, femtoseconds(seconds), resident, cores)
     alone = ceil_div(count, cores) * waves.block_fs
+    bound = count * waves.block_fs // cores  # every core busy to the end
     constant = (f"node.kernels.{kernel.role}.flops_per_s", 1.0)
     return KernelWork(
-        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), methods=("fitted kernels",)
+        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), methods=("fitted kernels",),
+        bound_fs=bound,
     )

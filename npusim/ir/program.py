@@ -29,7 +29,8 @@ class Loop:
     and costs (``ir.check`` compares them), so a timing backend may run any of them for any other.
     An iteration of another shape (a ragged or masked tile) is an item of its own.  Loops of one
     ``key`` in one phase have one body, apart from those coordinates and constants: blocks of
-    different shapes share it.
+    different shapes share it.  Without a name it is a part of a body that is kept for its key alone:
+    no place of its own on the path of its operations.
     """
 
     name: str

@@ -155,7 +155,8 @@ def walk(walker: Walker, items: Iterable[Item], path: Path = ()) -> Iterator[Res
     for item in items:
         if isinstance(item, Loop):
             for index in item.indices:
-                yield from walk(walker, item.body(index), (*path, (item.name, index)))
+                inner = (*path, (item.name, index)) if item.name else path
+                yield from walk(walker, item.body(index), inner)
         else:
             yield walker.resolve(item, path)
 

@@ -59,7 +59,7 @@ class KernelWork:
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
     resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
     ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
-    ``approximation`` how far they are from exact.
+    ``approximation`` how far they are from exact; ``bound_fs`` is the least time of the work.
     """
 
     alone_fs: int
@@ -70,6 +70,7 @@ class KernelWork:
     terms: tuple[tuple[str, float], ...] = ()
     methods: tuple[str, ...] = ()
     approximation: Approximation | None = None
+    bound_fs: int = 0
 
     @property
     def whole_fs(self) -> int:

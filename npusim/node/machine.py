@@ -62,6 +62,7 @@ class Device:
         self._demand: tuple[tuple[str, float], ...] = ()
         self._wave_ends: Event | None = None
         self._drivers: dict[tuple[str, str], SharedLink] = {}
+        self._between: SharedLink | None = None
 
     def run_kernel(self, work: KernelWork) -> Steps:
         """Run one kernel to its end."""
@@ -113,11 +114,14 @@ class Device:
         Model: the servers are equal and in step, so that what arrives from the one before is what
         this one sends to the next, at the same time: one server stands for all.
         """
-        port = SharedLink(self.env, "between", link.bytes_per_s.value / FEMTOSECONDS, LINK_BITS)
+        if self._between is None:
+            # One port a device, which chunks and collectives in flight share.
+            rate = link.bytes_per_s.value / FEMTOSECONDS
+            self._between = SharedLink(self.env, "between", rate, LINK_BITS)
         piece = ceil_div(size_bytes, plan.servers)
         for _ in range(plan.between_rounds()):
             yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
-            yield _flow(self.env, port, piece)
+            yield _flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def _claim(self, plan: Plan, sign: int) -> None:

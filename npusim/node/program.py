@@ -57,7 +57,7 @@ class Communication:
 def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
     """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
 
-    Cuts fall on whole attention blocks of 128 rows where there are enough rows for it.
+    Cuts fall on whole attention blocks of 128 rows where that leaves every block some.
 
     Raises
     ------
@@ -67,15 +67,16 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
     if blocks > total:
         raise TilingError(f"blocks: {blocks} blocks of only {total} rows; at most {total}")
     share = 1.0 / blocks if first_share is None or blocks == 1 else first_share
-    grain = ROW_GRAIN if total >= 2 * blocks * ROW_GRAIN else 1
     ends = [share + (1.0 - share) * i / max(1, blocks - 1) for i in range(blocks)]
-    cuts = [0, *(min(total, round(total * e / grain) * grain) for e in ends[:-1]), total]
-    sizes = [b - a for a, b in pairwise(cuts)]
-    if min(sizes) < 1:
-        raise TilingError(
-            f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}"
-        )
-    return list(zip(cuts[:-1], sizes, strict=True))
+    sizes: list[int] = []
+    for grain in (ROW_GRAIN, 1) if total >= 2 * blocks * ROW_GRAIN else (1,):
+        cuts = [0, *(min(total, round(total * e / grain) * grain) for e in ends[:-1]), total]
+        sizes = [b - a for a, b in pairwise(cuts)]
+        if min(sizes) >= 1:
+            return list(zip(cuts[:-1], sizes, strict=True))
+    raise TilingError(
+        f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}"
+    )
 
 
 def node_program(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpy.core import Environment
 
-from npusim.errors import DeadlockError, ProgramError
+from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, walk
 from npusim.node.driver import Plan, plan_collective
 from npusim.node.kernel import CollectiveOp, KernelOp
@@ -47,7 +47,8 @@ def simulate(
     Raises
     ------
     SpecError
-        The devices are not all joined, or a link has no bandwidth.
+        The devices are not all joined, a link has no bandwidth, or a collective takes more cores
+        than there are.
     DeadlockError
         A queue waits for what nobody ever hands on.
     """
@@ -189,7 +190,14 @@ class _Simulation:
 
     def _plan(self, call: CollectiveCall) -> Plan:
         if call not in self.plans:
-            self.plans[call] = plan_collective(self.node, self.topology, call)
+            plan = plan_collective(self.node, self.topology, call)
+            core, taken = plan.driver.core, plan.driver.engine_count.value
+            if core is not None and taken > self.spec.core_count(core):
+                raise SpecError(
+                    f"{self.node.name}: drivers.{call.driver}.engine_count: {taken}, but {self.spec.name} "
+                    f"has {self.spec.core_count(core)} {core}"
+                )
+            self.plans[call] = plan
         return self.plans[call]
 
     def _stall(self, use: QueueUse, cause: str, began: int) -> None:
@@ -272,12 +280,15 @@ class _Simulation:
         return found
 
     def _bounds(self, clock: float) -> dict[str, int]:
-        """Return the least time that the busiest link of each kind needs for its bytes."""
-        return {
+        """Return the least time of kernels one after the other, and of each kind of link for its bytes."""
+        found = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()
             if self.node.links[name].model != "edges"
         }
+        if self.kernels:
+            found["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))
+        return found
 
 
 def _method(kernels: Iterable[KernelWork]) -> str:

@@ -11,10 +11,14 @@ import networkx as nx
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from npusim.spec.node import NodeLink, NodeSpec
 
 #: A device by its number, or a switch by its name.
 Vertex = int | str
+#: Steps of the search for a ring, a fraction of a second: whether a graph has one at all is NP-complete.
+RING_STEPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +111,39 @@ class Topology:
         )  # fmt: skip
 
     def ring(self) -> tuple[int, ...]:
-        """Return the devices in an order in which neighbours share a link, found greedily with backtracking."""
+        """Return the devices in an order in which neighbours share a link, fast links first.
+
+        Where there is no such order, or none is found in `RING_STEPS` steps, it is that of their
+        numbers: a transfer between devices without a link then crosses several.
+        """
         if any(isinstance(v, str) for v in self.graph) or self.is_full_mesh:
             return tuple(range(self.ranks))
-        found = self._cycle([0])
-        return tuple(found or range(self.ranks))
+        return self._cycle() or tuple(range(self.ranks))
 
-    def _cycle(self, path: list[int]) -> list[int] | None:
-        if len(path) == self.ranks:
-            return path if self.graph.has_edge(path[-1], path[0]) else None
-        for following in sorted(
-            self.graph.successors(path[-1]),
-            key=lambda v: (self.graph.edges[path[-1], v]["weight"], v),
-        ):
-            if following not in path and (found := self._cycle([*path, int(following)])):
-                return found
+    def _cycle(self) -> tuple[int, ...] | None:
+        """Return a cycle through all devices, or None: depth first, and no longer than `RING_STEPS`."""
+        path, used = [0], {0}
+        untried = [self._neighbours(0, used)]
+        for _ in range(RING_STEPS):
+            if len(path) == self.ranks and self.graph.has_edge(path[-1], 0):
+                return tuple(path)
+            following = next((v for v in untried[-1] if v not in used), None)
+            if following is not None:
+                path.append(following)
+                used.add(following)
+                untried.append(self._neighbours(following, used))
+                continue
+            untried.pop()
+            used.remove(path.pop())
+            if not path:
+                return None
         return None
+
+    def _neighbours(self, device: int, used: Collection[int]) -> Iterator[int]:
+        """Yield the devices next to one: over fast links first, then those with fewest ways on."""
+
+        def rank(v: Vertex) -> tuple[float, int, int]:
+            ways_on = sum(n not in used for n in self.graph.successors(v))
+            return self.graph.edges[device, v]["weight"], ways_on, int(v)
+
+        return iter([int(v) for v in sorted(self.graph.successors(device), key=rank)])

@@ -7,6 +7,7 @@ tiles: layouts change who holds a value, never the value.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from npusim.units import round_up
 if TYPE_CHECKING:
     from npusim.formats import MmaArithmetic
     from npusim.ir.warps import WarpPlan
+    from npusim.layout import Chain
 
 Array = NDArray[Any]
 #: Volta's only matrix instruction (PTX ISA).
@@ -55,17 +57,24 @@ def product_on_lanes(
 
 def exchanged(p: Array, plan: WarpPlan) -> Array:
     """Return P after its way from accumulators to the A operand: values as they were, in new lanes."""
-    first, second = instruction(MMA, acc=plan.accumulator), instruction(MMA, b="row")
-    where = arrangement(plan.arrangement, plan.row_order)
-    link = chain(first.c, second.a, arrangement=where)
-    rows, columns = where.tile(first.c)
+    link = _link(plan)
+    where = link.arrangement
+    rows, columns = where.tile(link.accumulator)
     whole = filled(p, (rows, columns * link.tiles))
-    held = to_registers(first.c, where, whole)
+    held = to_registers(link.accumulator, where, whole)
     across = held.shape[-3] // link.tiles
     chained = held.reshape(*held.shape[:-3], across, link.tiles, *held.shape[-2:])
     moved = link.gathered(chained)
     operand = moved.reshape(*moved.shape[:-4], across * link.steps, *moved.shape[-2:])
-    return from_registers(second.a, where, operand)[..., : p.shape[-2], : p.shape[-1]]
+    return from_registers(link.operand, where, operand)[..., : p.shape[-2], : p.shape[-1]]
+
+
+@cache
+def _link(plan: WarpPlan) -> Chain:
+    """Return which accumulator of which lane each value of the A operand comes from."""
+    first, second = instruction(MMA, acc=plan.accumulator), instruction(MMA, b="row")
+    where = arrangement(plan.arrangement, plan.row_order)
+    return chain(first.c, second.a, arrangement=where)
 
 
 def filled(tile: Array, unit: tuple[int, int]) -> Array:

@@ -116,9 +116,11 @@ def build(
     comm = replace(way, kind=tiling.kind, servers=tiling.servers)
     if tiling.servers > 1 and (node.between is None or tiling.kind != "allreduce"):
         missing = (
-            "links between servers" if node.between is None else f"a {tiling.kind} between servers"
+            f"{node.name} has no links between servers (key between)"
+            if node.between is None
+            else f"only an allreduce goes between servers, not kind={tiling.kind}"
         )
-        raise TilingError(f"servers: {tiling.servers}, but {node.name} has no {missing}")
+        raise TilingError(f"servers: {tiling.servers}, but {missing}")
     return node_program("allreduce", ranks, [RowBlock(0, 1, ())], comm, 0)
 
 

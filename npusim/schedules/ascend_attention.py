@@ -295,7 +295,7 @@ def prelaunched(
 
     Step n does ``first`` of tile n, then ``second`` of tile n - lead.  Consecutive steps whose two
     tiles have the same shapes are one :class:`Loop`; loops over such tiles of blocks of ``rows``
-    share one body.
+    share one body, made of the two stages' own, which depend on one tile each.
     """
     total = sum(r.count for r in runs)
     edges = {0, total, total + lead}
@@ -308,12 +308,11 @@ def prelaunched(
         ahead = tile_at(runs, n) if n < total else None
         return ahead, tile_at(runs, n - lead) if n >= lead else None
 
-    def step(n: int) -> Iterator[TileOp]:
-        ahead, behind = tiles(n)
-        if ahead:
-            yield from first(ahead)
-        if behind:
-            yield from second(behind)
+    def step(n: int) -> Iterator[Loop]:
+        for number, (stage, tile) in enumerate(zip((first, second), tiles(n), strict=True)):
+            if tile:
+                key = (number, rows, tile.shape)
+                yield Loop("", (n,), lambda _, stage=stage, tile=tile: stage(tile), key=key)
 
     for start, end in pairwise(sorted(edges)):
         shapes = tuple(tile and tile.shape for tile in tiles(start))

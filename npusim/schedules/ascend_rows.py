@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.formats import get_format
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
     from npusim.ir.tile import GlobalTensor, GlobalTile, Tile
-
-VECTOR_CHOICES = MappingProxyType(
-    {
-        Opcode.EXP: Attributes(variant="exp.correct"),
-        Opcode.ROW_SUM: Attributes(order="vector_lanes"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +158,14 @@ class ElementWise(AscendRows):
 
 
 class Softmax(AscendRows):
-    """Softmax of stored scores, float32 inside."""
+    """Softmax of stored scores, float32 inside, with ``choices`` of exponential and row sum."""
 
     def __init__(
-        self, group: AscendGroup, source: GlobalTensor, out: GlobalTensor, block_rows: int
-    ) -> None:
+        self, group: AscendGroup, source: GlobalTensor, out: GlobalTensor, block_rows: int,
+        choices: Mapping[Opcode, Attributes],
+    ) -> None:  # fmt: skip
         super().__init__("softmax", group, source, out, block_rows)
+        self.choices = choices
         self.passes = 1 if source.cols <= self.cols else 2
         size = self.slice_rows * self.cols
         tile = group.allocator.tile
@@ -229,7 +223,7 @@ class Softmax(AscendRows):
             bound["S_in"] = s_in.front(*shape, source.fmt)
             if writes:
                 bound["P"] = p_out.fill(*shape, self.out.fmt)
-            yield compute("softmax", core.vector, bind(choose(table, VECTOR_CHOICES), bound))
+            yield compute("softmax", core.vector, bind(choose(table, self.choices), bound))
             if writes:
                 target = self._cut(self.out, block, part, col, cols)
                 yield move("P.store", core.store, target, p_out.front(*shape, self.out.fmt))

@@ -62,6 +62,11 @@ class PasaPhases:
             raise TilingError(
                 f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}"
             )
+        if precision.accumulate == "chained":
+            raise TilingError(
+                "accumulate=chained: PASA multiplies P V of each tile by a factor of its own before it is "
+                "added to O; use accumulate=fresh"
+            )
         self.problem, self.tiling = problem, tiling
         n = min(tiling.block_kv, problem.seq_kv)
         beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta

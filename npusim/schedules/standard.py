@@ -11,6 +11,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.errors import TilingError
 from npusim.ir.program import TileProgram
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
@@ -19,8 +20,7 @@ from npusim.schedules.attention_tensors import attention_tensors
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.registry import Schedule
 from npusim.schedules.steps.attention import for_inputs
-from npusim.schedules.steps.flash import FlashPrecision
-from npusim.schedules.steps.unfused import SCALE_MASK
+from npusim.schedules.steps.unfused import SCALE_MASK, UnfusedPrecision
 from npusim.schedules.tiling_mask import TilingMask
 from npusim.spec.tiling import Field, Tiling
 
@@ -49,20 +49,21 @@ class StandardTiling(Tiling):
 PRECISIONS = MappingProxyType(
     {
         # Every kernel stores what the framework keeps: the inputs' format.
-        "framework": FlashPrecision(
-            "framework", scores="input", softmax="float32", exponential="float32", operand="input",
-            running="float32", product="input", output="input",
-        ),
+        "framework": UnfusedPrecision("framework"),
     }
 )  # fmt: skip
 
 
 def build(
-    problem: Problem, tiling: StandardTiling, device: DeviceSpec, precision: FlashPrecision
+    problem: Problem, tiling: StandardTiling, device: DeviceSpec, precision: UnfusedPrecision
 ) -> TileProgram:
     """Return unfused attention of ``problem`` as a tile program for one Ascend device."""
     p, group = problem, AscendGroup(device)
     choice = for_inputs(precision, p.dtype)
+    if not choice.exp_variant.startswith("exp."):
+        raise TilingError(
+            f"exp_variant: unfused softmax takes exponentials to the base e, not {choice.exp_variant}"
+        )
     io = attention_tensors(p, choice.output)
     raw, scores, weights = (
         GlobalTensor(name, p.batch, p.heads, p.seq_q, p.seq_kv, fmt, "workspace")
@@ -81,10 +82,17 @@ def build(
             choice.arithmetic,
         ),
         lambda: ElementWise(
-            "scale_mask", group, raw, scores, tiling.block_rows, SCALE_MASK, "S",
-            {"scale": p.scale, "masked": -math.inf}, mask=cut,
+            "scale_mask",
+            group,
+            raw,
+            scores,
+            tiling.block_rows,
+            SCALE_MASK,
+            "S",
+            {"scale": p.scale, "masked": -math.inf},
+            mask=cut,
         ),
-        lambda: Softmax(group, scores, weights, tiling.block_rows),
+        lambda: Softmax(group, scores, weights, tiling.block_rows, choice.choices()),
         lambda: AscendGemm(
             "values", group, GemmOperands(weights, io.v, io.o), gemm, choice.arithmetic
         ),

@@ -89,16 +89,14 @@ def build(
     Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where tile, lanes,
     registers or shared memory do not fit.
     """
-    if problem.dtype != "float16":
-        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; give float16 inputs")
-    steps = volta_steps(precision, problem.scale, problem.dtype)
-    tensors = attention_tensors(problem, problem.dtype)
-    tile = volta_tile(tiling, precision, problem)
-    found = block_occupancy(device, tensors, steps, tiling, tile)
+    found = fitted(problem, tiling, device, precision)
     if tiling.residents and tiling.residents > found.blocks:
         raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
+    steps = volta_steps(precision, problem.scale, problem.dtype)
+    tensors = attention_tensors(problem, problem.dtype)
     mask = causal_mask(problem, tiling.block_q, tiling.block_kv)
-    tile = replace(tile, residents=tiling.residents or found.blocks)
+    residents = tiling.residents or found.blocks
+    tile = replace(volta_tile(tiling, precision, problem), residents=residents)
     core = VoltaCore(device, tensors, steps, tile, mask)
     cores = device.group_count.value
     blocks = attention_blocks(problem, tiling.block_q, tiling.block_kv)
@@ -118,6 +116,18 @@ def build(
         flops=problem.flops(), constants={"mask": mask.values} if mask else {},
         notes=(str(found), EXPONENTIAL),
     )  # fmt: skip
+
+
+def fitted(
+    problem: Problem, tiling: VoltaTiling, device: DeviceSpec, precision: VoltaPrecision
+) -> Occupancy:
+    """Return how many blocks of these fields a core holds; raise `TilingError` where none fits."""
+    if problem.dtype != "float16":
+        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; give float16 inputs")
+    steps = volta_steps(precision, problem.scale, problem.dtype)
+    tensors = attention_tensors(problem, problem.dtype)
+    tile = volta_tile(tiling, precision, problem)
+    return _occupancy(device, tensors, steps, tiling, tile)
 
 
 def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem) -> VoltaTile:
@@ -171,18 +181,19 @@ def _check_shared(width: int, padding: int, tiling: VoltaTiling) -> None:
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
 
 
-def block_occupancy(
+def _occupancy(
     device: DeviceSpec, tensors: AttentionTensors, steps: AttentionSteps, tiling: VoltaTiling, tile: VoltaTile
 ) -> Occupancy:
-    """Return how many blocks of these fields a core holds."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps; volta_flash needs it")
     sizes = {name: get_format(fmt).size_bytes for name, fmt in steps.formats.items()}
     q, kv, d, dv = tiling.block_q, tiling.block_kv, tensors.q.cols, tensors.v.cols
     half = get_format(tensors.q.fmt).size_bytes
+    # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
+    copies = arrangement(tiling.arrangement).n
     bytes_of = {
-        "Q": q * d * half, "S": q * kv * sizes["S_in"], "O": q * dv * sizes["O"],
+        "Q": q * d * half * copies, "S and P": q * kv * max(sizes["S_in"], half * copies), "O": q * dv * sizes["O"],
         "K in flight": kv * d * half, "V in flight": kv * dv * half,
     }  # fmt: skip
     tenants = {name: thread_registers(size, tiling.warps) for name, size in bytes_of.items()}

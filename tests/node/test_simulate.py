@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.errors import SpecError, TilingError
+from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.driver import plan_collective
 from npusim.node.kernel import Child, CollectiveCall, Kernel, KernelWork, Waves, progress_rate
@@ -18,7 +18,7 @@ from npusim.run_node import run_on_node
 from npusim.schedules.tiling_allreduce import row_pieces
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device, load_workload
-from npusim.spec.node import LayerProblem, NodeSpec, load_machine
+from npusim.spec.node import LayerProblem, NodeSpec, load_machine, load_node
 from npusim.spec.problem import Problem
 from tests.node.conftest import assumed, changed
 
@@ -92,8 +92,6 @@ def test_allreduce_is_a_reduce_scatter_and_an_all_gather(mesh: NodeSpec, run_nod
 def test_transfers_share_a_link_that_two_of_them_cross(run_node: Run) -> None:
     # Four devices in a chain of links: the ring's last transfer goes back over all of them.
     chain = {"model": "edges", "edges": [[0, 1], [1, 2], [2, 3]]}
-    from npusim.spec.node import load_node
-
     mesh = load_node("ascend_910b2_x8")
     link = mesh.links["hccs"].model_dump() | chain
     node = changed(mesh, device_count=assumed(4), links__hccs=link)
@@ -179,6 +177,12 @@ def test_blocks_cover_all_rows_once(total: int, blocks: int, share: float | None
     assert sum(n for _, n in cut) == total
 
 
+def test_small_first_block_is_cut_finer_than_attention_blocks() -> None:
+    # 5 % of 1024 rows are none of 128, so the cuts leave that grain; the others keep it where they can.
+    assert cut_rows(1024, 3, 0.05) == [(0, 51), (51, 487), (538, 486)]
+    assert cut_rows(1024, 3, 0.25) == [(0, 256), (256, 384), (640, 384)]
+
+
 def test_more_blocks_than_rows_are_refused() -> None:
     with pytest.raises(TilingError, match="blocks: 9 blocks of only 8 rows; at most 8"):
         cut_rows(8, 9, None)
@@ -258,3 +262,61 @@ def test_node_schedules_take_their_part_of_a_workload_and_refuse_other_problems(
         SpecError, match="tiling_allreduce needs a layer of a workload, not a CopyProblem"
     ):
         run_node("tiling_allreduce", "ascend_910b2_x8", CopyProblem(bytes=8))
+
+
+def test_siblings_refuse_a_layer_for_fewer_devices_than_they_run_on(run_node: Run) -> None:
+    layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=4)
+    for name in ("allreduce", "gemm_allreduce"):
+        with pytest.raises(SpecError, match=f"4 ranks, but {name} runs on all 8 devices"):
+            run_node(name, "ascend_910b2_x8", layer)
+
+
+def test_collective_carries_the_format_of_the_partial_sums(mesh: NodeSpec) -> None:
+    layer = LayerProblem.around(
+        Problem(heads=2, seq_q=128, head_dim=64, dtype="bfloat16"), hidden=256, ranks=8
+    )
+    load = load_workload("pangu_38b")
+    for precision, size in ((None, 2), ("float32", 4)):
+        result = run_on_node("allreduce", hw=mesh, load=load, problem=layer, precision=precision)
+        assert result.problem.bytes == 128 * 256 * size
+        assert result.precision == precision or "bfloat16"
+
+
+def test_bound_covers_kernels_as_well_as_links(mesh: NodeSpec, run_node: Run) -> None:
+    layer = LayerProblem.around(Problem(heads=2, seq_q=2048, head_dim=128), hidden=512, ranks=8)
+    time = run_node("tiling_allreduce", mesh, layer).timing
+    assert set(time.bound_cycles) == {"hccs", "kernels"}
+    assert 0 < time.bound_cycles["kernels"] <= time.queues[0][0].busy_cycles
+    # Equal blocks: the bound is what they take with every core busy to the end.
+    table = run_node("tiling_allreduce", "h200_x2", layer.model_copy(update={"ranks": 2})).timing
+    assert 0 < table.bound_cycles["kernels"] < table.queues[0][0].busy_cycles
+
+
+def test_chunks_and_collectives_share_the_port_between_servers(mesh: NodeSpec, run_node: Run) -> None:
+    """Two chunks in flight move no faster between servers than one message does."""
+    piece = {"chunk_bytes": assumed(32 * MIB), "chunks_in_flight_count": assumed(4)}
+    stream = mesh.drivers["sdma"].modes["stream"].model_dump() | piece
+    chunked = changed(mesh, drivers__sdma__modes__stream=stream)
+    times = [
+        run_node("allreduce", node, CopyProblem(bytes=256 * MIB), servers=4).latency_us
+        for node in (mesh, chunked)
+    ]
+    between = 2 * 3 / 4 * 32 * MIB / 25e9 * 1e6
+    within = run_node("allreduce", mesh, CopyProblem(bytes=256 * MIB)).latency_us
+    assert times[0] == pytest.approx(within + between, rel=0.01)
+    assert times[1] > max(within, between)
+
+
+def test_kernels_without_a_model_or_a_host_are_refused_by_name(mesh: NodeSpec, run_node: Run) -> None:
+    layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=8)
+    with pytest.raises(NpusimError, match="ascend_910b2_x8: foo on one ascend_910b2: unknown schedule"):
+        run_node("tiling_allreduce", mesh, layer, attention="foo")
+    alone = changed(load_node("h200_x2"), host=None)
+    with pytest.raises(SpecError, match="h200_x2: host: missing"):
+        run_node("tiling_allreduce", alone, layer.model_copy(update={"ranks": 2}))
+
+
+def test_collective_that_takes_more_cores_than_there_are_is_refused(mesh: NodeSpec, run_node: Run) -> None:
+    node = changed(mesh, drivers__aiv__engine_count=assumed(49))
+    with pytest.raises(SpecError, match="drivers.aiv.engine_count: 49, but ascend_910b2 has 48 aiv"):
+        run_node("allreduce", node, CopyProblem(bytes=8), collective="aiv")

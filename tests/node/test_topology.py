@@ -90,3 +90,25 @@ def test_file_of_any_name_is_a_node_by_its_schema(tmp_path: Path) -> None:
     file.write_text("schema: npusim.node/1\nextends: h200_x2\nname: mine\n")
     assert is_node(file)
     assert load_node(file).name == "mine"
+
+
+def test_search_for_a_ring_ends_where_there_is_none(mesh: NodeSpec) -> None:
+    # An odd grid has no cycle through all devices; to prove that by search takes longer than one lives.
+    side = 7
+    right = [[y * side + x, y * side + x + 1] for y in range(side) for x in range(side - 1)]
+    down = [[v, v + side] for v in range(side * side - side)]
+    link = mesh.links["hccs"].model_dump() | {"model": "edges", "edges": right + down}
+    grid = changed(mesh, device_count=assumed(side * side), links__hccs=link)
+    assert Topology(grid).ring() == tuple(range(side * side))
+
+
+@pytest.mark.parametrize("side", [4, 8])
+def test_torus_has_a_ring_of_joined_devices(mesh: NodeSpec, side: int) -> None:
+    places = [(x, y) for y in range(side) for x in range(side)]
+    right = [[y * side + x, y * side + (x + 1) % side] for x, y in places]
+    down = [[y * side + x, (y + 1) % side * side + x] for x, y in places]
+    link = mesh.links["hccs"].model_dump() | {"model": "edges", "edges": right + down}
+    topology = Topology(changed(mesh, device_count=assumed(side * side), links__hccs=link))
+    ring = topology.ring()
+    assert sorted(ring) == list(range(side * side))
+    assert all(topology.graph.has_edge(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True))

@@ -3,11 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.report.output import save_run
 from npusim.report.record import SpreadRecord, record_of
+from npusim.report.result_json import load_result
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
+from npusim.run import run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npusim.report.record import RunRecord
     from npusim.run_result import RunResult
 
@@ -72,3 +77,23 @@ def test_problem_text_shows_what_differs() -> None:
 
 def test_tiling_text_leaves_out_what_the_schedule_chooses() -> None:
     assert tiling_text({"block_q": 128, "vector_rows": None}) == "block_q=128"
+
+
+def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
+    asked = run("pasa", workload="pasa_uniform", seq=512, heads=[0], diagnose=True, trace_groups=())
+    record = record_of(asked)
+    assert record.numerics is not None
+    figures = record.numerics.diagnosis
+    assert figures is not None
+    assert figures["shifted_key_max"] < figures["key_min"] < figures["raw_score_min"]
+    text = plain(run_table(record))
+    for part in (
+        "ranges: K [",
+        "K' [",
+        "Q K^T [",
+        "resonance: Q against K 0 degrees",
+        "P underflow: 0 %",
+    ):
+        assert part in text
+    again = load_result(save_run(asked, tmp_path / "run", trace="none"))
+    assert again.numerics == record.numerics

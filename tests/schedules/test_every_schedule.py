@@ -24,6 +24,7 @@ from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
+    from npusim.numerics.result import NumericResult
     from npusim.spec.device import DeviceSpec
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
@@ -135,6 +136,55 @@ def test_grouped_heads_share_their_keys() -> None:
         for p in (shared, repeated)
     ]  # fmt: skip
     np.testing.assert_array_equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "hw", "precision"),
+    [
+        ("flash", "ascend_910b2", "exp_variant=exp2.exp2p"),
+        ("flash", "ascend_910b2", "sum_order=sequential"),
+        ("pasa", "ascend_910b2", "sum_order=sequential"),
+        ("flash", "h200", "exp_variant=exp.correct"),
+        ("flash", "h200", "accumulate=fresh"),
+        ("flash", "h200", "arithmetic=volta.mma.k4.f16.f32"),
+    ],
+)
+def test_named_choices_change_bits_and_stay_attention(
+    schedule: str, hw: str, precision: str
+) -> None:
+    """One schedule with another chip's exponential, order or matrix unit: other bits, the same values."""
+    before, after = (with_precision(schedule, hw, text) for text in ("", precision))
+    assert (before.output != after.output).any()
+    assert after.error.rmse < 2**-7
+
+
+@pytest.mark.parametrize(
+    ("schedule", "hw", "preset"),
+    [("flash", "ascend_910b2", "fa16"), ("pasa", "ascend_910b2", ""), ("pasa", "h200", "")],
+)
+def test_the_vendors_half_exponential_is_correctly_rounded(
+    schedule: str, hw: str, preset: str
+) -> None:
+    """Hopper's `hexp` over all 65,536 inputs (golden/unary.npz): the table changes no bit."""
+    before, after = (
+        with_precision(schedule, hw, f"{preset},exp_variant=exp.{v}")
+        for v in ("correct", "hopper_hexp")
+    )
+    np.testing.assert_array_equal(before.output, after.output)
+
+
+def with_precision(schedule: str, hw: str, text: str) -> NumericResult:
+    problem = Problem(heads=1, seq_q=64, seq_kv=300, head_dim=64)
+    chosen = SCHEDULES[schedule, device_of(hw).family]
+    program = chosen.program(
+        problem, build_tiling(chosen.tiling, {}), device_of(hw), chosen.precision(text)
+    )
+    return evaluate(program, problem, recipe_source(problem), rows="all")
+
+
+def test_unfused_softmax_takes_no_powers_of_two() -> None:
+    with pytest.raises(TilingError, match="unfused softmax takes exponentials to the base e"):
+        run("standard", seq=64, precision="exp_variant=exp2.exp2p")
 
 
 # ------------------------------------------------------------------ refusals

@@ -101,6 +101,14 @@ def test_inputs_of_other_formats_are_refused(dtype: str) -> None:
         pasa("h200", dtype=dtype)
 
 
+@pytest.mark.parametrize("hw", list(TILINGS))
+def test_chained_products_are_refused_with_the_reason(hw: str) -> None:
+    with pytest.raises(
+        TilingError, match="PASA multiplies P V of each tile by a factor of its own"
+    ):
+        run("pasa", hw=hw, problem=Problem(**SIZES), precision="accumulate=chained")
+
+
 def test_a_shifting_matrix_that_the_matrix_unit_cannot_read_is_refused() -> None:
     with pytest.raises(NpusimError, match=r"shifted: M and K' in float32, .* use shifted=float16"):
         run("pasa", problem=Problem(**SIZES), precision="shifted=float32", trace_groups=())

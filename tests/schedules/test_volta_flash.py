@@ -143,7 +143,7 @@ def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
 @pytest.mark.parametrize(
     ("precision", "tiling", "error", "message"),
     [
-        ("acc_fp32", {"block_kv": 128}, BufferOverflowError, r"registers: Q 32 \+ S 128 \+ O 64 .* at most 255"),
+        ("acc_fp32", {"block_kv": 128}, BufferOverflowError, r"registers: Q 32 \+ S and P 128 \+ O 64 .* at most 255"),
         ("acc_fp32", {"block_q": 1024, "warps": 32}, BufferOverflowError, r"multiprocessor has 65,536"),
         ("acc_fp16", {"stages": 4, "block_kv": 96}, BufferOverflowError, r"shared memory: K .* > 96 KiB a block"),
         ("acc_fp16", {"block_q": 96}, TilingError, r"96 rows are no multiple of 128 \(4 warps of 32\)"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from npusim.errors import SpecError
-from npusim.report.pages import ascend_timing, nodes, pasa, pcast, tiling_mask
+from npusim.report.pages import ascend_timing, nodes, pasa, pcast, tiling_mask, volta
 from npusim.report.pages.check import differences
 from npusim.spec.messages import suggest
 
@@ -26,6 +26,7 @@ PAGES: Mapping[str, Page] = MappingProxyType(
         "pasa_numerics": pasa.write,
         "pcast_numerics": pcast.write,
         "tiling_mask": tiling_mask.write,
+        "volta": volta.write,
     }
 )
 

@@ -44,7 +44,7 @@ TABLE_2: Mapping[str, tuple[float, float, float]] = MappingProxyType(
 )
 UNIT = 1e-5
 #: Samples of 64 rows for each length of table 2, and for the other sections.
-HEADS_2: Mapping[int, int] = MappingProxyType({4096: 128, 8192: 64, 16384: 32})
+HEADS_2: Mapping[int, int] = MappingProxyType({4096: 64, 8192: 64, 16384: 32})
 HEADS, HEADS_GAP = 32, 16
 #: Scales of the sawtooth's table: powers of two, those of papers.md section 1.1, FlashInfer's 448.
 SCALES = (1, 2, 16, 64, 128, 256, 300, 384, 400, 448, 512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import TilingError
@@ -17,9 +18,13 @@ from npusim.layout import (
 )
 from npusim.report.pages.values import program_of, values
 from npusim.run import simulate_program
+from npusim.schedules import find_schedule
+from npusim.schedules.volta_flash import VoltaTiling, fitted
+from npusim.spec.data import NormalData
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
 from npusim.timing.gpu_cost import product_cycles
 
 if TYPE_CHECKING:
@@ -27,13 +32,14 @@ if TYPE_CHECKING:
 
     from npusim.numerics.result import NumericResult
     from npusim.spec.data import DataRecipe
-    from npusim.timing.result import TimingResult
 
 __all__ = [
     "MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape",
 ]  # fmt: skip
 
 V100, SCHEDULE, MMA = "v100", "volta_flash", "m8n8k4"
+#: Each works on one warp of a group at a time: a pipe's cycles are those of four warps (v100.yaml).
+SUBCORES = 4
 
 
 class ChainRow(NamedTuple):
@@ -82,12 +88,12 @@ def instruction_times() -> dict[str, dict[str, int]]:
 
 
 #: Ways in which rows of 64 elements lie in shared memory.
-MEMORIES: Mapping[str, Callable[[], Callable[[int, int], int]]] = {
+MEMORIES: Mapping[str, Callable[[], Callable[[int, int], int]]] = MappingProxyType({
     "plain": lambda: padded(32, 64, padding=0),
     "padded by 4": lambda: padded(32, 64, padding=4),
     "padded by 8": lambda: padded(32, 64, padding=8),
     "swizzled": lambda: swizzled(32, 64),
-}
+})  # fmt: skip
 #: Operand, order of its rows in memory, row order of the quad pairs, bytes of a lane's access.
 ACCESSES = (
     ("K as B by columns", "col", "lane", 8), ("K as B by columns", "col", "lane", 16),
@@ -130,30 +136,31 @@ class Kernel(NamedTuple):
     shares: dict[str, float]
     shuffles: float
     casts: float
-    timing: TimingResult
 
 
-def shape(tokens: int, *, causal: bool = False, heads: int = 32, batch: int = 8, **data: DataRecipe) -> Problem:
+def shape(
+    tokens: int, *, causal: bool = False, heads: int = 32, batch: int = 8, data: DataRecipe | None = None
+) -> Problem:
     """Return the problem of FastAttention's figure 8 (d = 64), or a part of its heads."""
     return Problem(
         batch=batch, heads=heads, kv_heads=heads, seq_q=tokens, seq_kv=tokens, head_dim=64, causal=causal,
-        dtype="float16", **data,
+        dtype="float16", data=data or NormalData(),
     )  # fmt: skip
 
 
 def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None = None) -> Kernel | str:
     """Return the prediction, or the reason why the fields do not fit."""
+    device, chosen = load_device(V100), find_schedule(SCHEDULE, "nvidia")
     try:
+        fields = build_tiling(VoltaTiling, tiling or {})
+        place = fitted(problem, fields, device, chosen.precision(precision))
         program = program_of(SCHEDULE, problem, precision, hw=V100, tiling=tiling)
     except TilingError as error:
         return str(error)
-    device = load_device(V100)
     timing = simulate_program(program, device, "auto")
     lsu, fma = "cores.sm.engines.LSU", "cores.sm.engines.FMA.ops"
     (phase,) = program.phases
-    warps = int(dict(tiling or {}).get("warps", 4))  # type: ignore[call-overload]
-    visits = warps * sum(run.count for block in phase.blocks for run in block.runs)
-    words = program.notes[0].split()
+    visits = fields.warps * sum(run.count for block in phase.blocks for run in block.runs)
     queues = [u for group in timing.queues for u in group if u.is_pipe]
     pipes = dict.fromkeys(u.name for u in queues)
     shares = {
@@ -162,10 +169,10 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
         for name in pipes
     }  # fmt: skip
     return Kernel(
-        timing.latency_s * 1e3, timing.cycles, program.flops / timing.latency_s / 1e12, int(words[0]),
-        int(words[words.index("registers") - 1] if "registers" in words else 0), shares,
+        timing.latency_s * 1e3, timing.cycles, program.flops / timing.latency_s / 1e12,
+        fields.residents or place.blocks, place.thread_registers, shares,
         timing.term_cycles.get(f"{lsu}.shuffle_cycles", 0.0) / visits,
-        timing.term_cycles.get(f"{fma}.cast.instructions_count", 0.0) / visits, timing,
+        timing.term_cycles.get(f"{fma}.cast.instructions_count", 0.0) / visits * SUBCORES,
     )  # fmt: skip
 
 

@@ -6,10 +6,52 @@ float32 inside its kernel.
 
 from __future__ import annotations
 
-from npusim.ir.op import Opcode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.table import row
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 O = Opcode  # noqa: E741 - tables read best with one letter
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedPrecision:
+    """What frameworks store between kernels; ``input`` stands for the format of Q, K and V.
+
+    scores
+        S after each kernel that writes it; softmax itself works in float32.
+    operand
+        P as softmax stores it.
+    output
+        The result.
+    exp_variant, sum_order, arithmetic
+        Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
+        (empty: the device's own).
+    """
+
+    name: str
+    scores: str = "input"
+    operand: str = "input"
+    output: str = "input"
+    exp_variant: str = "exp.correct"
+    sum_order: str = "vector_lanes"
+    arithmetic: str = ""
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}`` for reports."""
+        return {
+            "scores": self.scores, "softmax": "float32", "operand": self.operand, "output": self.output
+        }  # fmt: skip
+
+    def choices(self) -> Mapping[Opcode, Attributes]:
+        """Return the attributes of exponentials and row sums."""
+        exponential, order = Attributes(variant=self.exp_variant), Attributes(order=self.sum_order)
+        return {O.EXP: exponential, O.ROW_SUM: order}
+
 
 #: S / sqrt(d), then masked, in the scores' own format.
 SCALE_MASK = (
