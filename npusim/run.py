@@ -133,7 +133,7 @@ def run(
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
-        program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits),
+        program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits, timing, trace_groups),
     )  # fmt: skip
 
 
@@ -288,8 +288,14 @@ def simulate_program(
     return result
 
 
-def _notes(program: TileProgram, bits: NumericResult | None) -> tuple[str, ...]:
+def _notes(
+    program: TileProgram, bits: NumericResult | None, timing: TimingResult | None, trace_groups: Sequence[int]
+) -> tuple[str, ...]:
     notes = list(program.notes)
+    if timing and trace_groups and not timing.spans and timing.operations:
+        notes.append(
+            f"no timeline: {timing.operations:,} operations were not simulated one by one; method fold does that"
+        )
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

@@ -303,6 +303,12 @@ def _from_table(
     bound = count * waves.block_fs // cores  # every core busy to the end
     constant = (f"node.kernels.{kernel.role}.flops_per_s", 1.0)
     return KernelWork(
-        alone, 0, femtoseconds(issue), (), waves, terms=(constant,), methods=("fitted kernels",),
+        alone,
+        0,
+        femtoseconds(issue),
+        (),
+        waves,
+        terms=(constant,),
+        methods=("fitted kernels",),
         bound_fs=bound,
     )

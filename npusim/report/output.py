@@ -59,7 +59,7 @@ def save_run(
 ) -> Path:
     """Write ``result.json``, ``pipes.csv``, a trace and, on request, the output; return where.
 
-    A run without a time has neither pipes nor trace.  An earlier run in ``folder`` is replaced.
+    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in ``folder`` is replaced.
     The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
     file says which rows were.
 
@@ -75,7 +75,7 @@ def save_run(
         (fresh / RESULT_FILE).write_text(to_json(result_document(record)), encoding="utf-8")
         if result.timing is not None:
             (fresh / PIPES_FILE).write_text(pipes_csv(record), encoding="utf-8")
-        if result.timing is not None and trace != "none":
+        if result.timing is not None and result.timing.spans and trace != "none":
             (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(timeline_of(result), trace))
         if save_output and result.numerics is not None:
             _save_tensor(result, fresh / TENSOR_FILE)

@@ -312,8 +312,13 @@ def prelaunched(
         for number, (stage, tile) in enumerate(zip((first, second), tiles(n), strict=True)):
             if tile:
                 key = (number, rows, tile.shape)
-                yield Loop("", (n,), lambda _, stage=stage, tile=tile: stage(tile), key=key)
+                yield Loop("", (n,), _once(stage, tile), key=key)
 
     for start, end in pairwise(sorted(edges)):
         shapes = tuple(tile and tile.shape for tile in tiles(start))
         yield Loop("kv", range(start, end), step, key=(rows, shapes))
+
+
+def _once(stage: Stage, tile: KvTile) -> Callable[[int], Iterable[Item]]:
+    """Return a loop's body that is one stage of one tile."""
+    return lambda _: stage(tile)

@@ -279,7 +279,7 @@ def test_collective_carries_the_format_of_the_partial_sums(mesh: NodeSpec) -> No
     for precision, size in ((None, 2), ("float32", 4)):
         result = run_on_node("allreduce", hw=mesh, load=load, problem=layer, precision=precision)
         assert result.problem.bytes == 128 * 256 * size
-        assert result.precision == precision or "bfloat16"
+        assert result.precision == (precision or "bfloat16")
 
 
 def test_bound_covers_kernels_as_well_as_links(mesh: NodeSpec, run_node: Run) -> None:
@@ -292,31 +292,42 @@ def test_bound_covers_kernels_as_well_as_links(mesh: NodeSpec, run_node: Run) ->
     assert 0 < table.bound_cycles["kernels"] < table.queues[0][0].busy_cycles
 
 
-def test_chunks_and_collectives_share_the_port_between_servers(mesh: NodeSpec, run_node: Run) -> None:
+def test_chunks_and_collectives_share_the_port_between_servers(
+    mesh: NodeSpec, run_node: Run
+) -> None:
     """Two chunks in flight move no faster between servers than one message does."""
     piece = {"chunk_bytes": assumed(32 * MIB), "chunks_in_flight_count": assumed(4)}
     stream = mesh.drivers["sdma"].modes["stream"].model_dump() | piece
-    chunked = changed(mesh, drivers__sdma__modes__stream=stream)
-    times = [
+    slow = changed(mesh, between__bytes_per_s=assumed(2.5e9))
+    chunked = changed(slow, drivers__sdma__modes__stream=stream)
+    whole, pieces = (
         run_node("allreduce", node, CopyProblem(bytes=256 * MIB), servers=4).latency_us
-        for node in (mesh, chunked)
-    ]
-    between = 2 * 3 / 4 * 32 * MIB / 25e9 * 1e6
+        for node in (slow, chunked)
+    )
+    between = 2 * 3 / 4 * 32 * MIB / 2.5e9 * 1e6
     within = run_node("allreduce", mesh, CopyProblem(bytes=256 * MIB)).latency_us
-    assert times[0] == pytest.approx(within + between, rel=0.01)
-    assert times[1] > max(within, between)
+    assert whole == pytest.approx(within + between, rel=0.01)
+    assert pieces == pytest.approx(whole, rel=0.02)
 
 
-def test_kernels_without_a_model_or_a_host_are_refused_by_name(mesh: NodeSpec, run_node: Run) -> None:
+def test_kernels_without_a_model_or_a_host_are_refused_by_name(
+    mesh: NodeSpec, run_node: Run
+) -> None:
     layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=8)
-    with pytest.raises(NpusimError, match="ascend_910b2_x8: foo on one ascend_910b2: unknown schedule"):
+    with pytest.raises(
+        NpusimError, match="ascend_910b2_x8: foo on one ascend_910b2: unknown schedule"
+    ):
         run_node("tiling_allreduce", mesh, layer, attention="foo")
     alone = changed(load_node("h200_x2"), host=None)
     with pytest.raises(SpecError, match="h200_x2: host: missing"):
         run_node("tiling_allreduce", alone, layer.model_copy(update={"ranks": 2}))
 
 
-def test_collective_that_takes_more_cores_than_there_are_is_refused(mesh: NodeSpec, run_node: Run) -> None:
+def test_collective_that_takes_more_cores_than_there_are_is_refused(
+    mesh: NodeSpec, run_node: Run
+) -> None:
     node = changed(mesh, drivers__aiv__engine_count=assumed(49))
-    with pytest.raises(SpecError, match="drivers.aiv.engine_count: 49, but ascend_910b2 has 48 aiv"):
+    with pytest.raises(
+        SpecError, match=r"drivers\.aiv\.engine_count: 49, but ascend_910b2 has 48 aiv"
+    ):
         run_node("allreduce", node, CopyProblem(bytes=8), collective="aiv")

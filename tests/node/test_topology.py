@@ -111,4 +111,6 @@ def test_torus_has_a_ring_of_joined_devices(mesh: NodeSpec, side: int) -> None:
     topology = Topology(changed(mesh, device_count=assumed(side * side), links__hccs=link))
     ring = topology.ring()
     assert sorted(ring) == list(range(side * side))
-    assert all(topology.graph.has_edge(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True))
+    assert all(
+        topology.graph.has_edge(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)
+    )
