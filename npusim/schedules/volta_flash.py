@@ -8,6 +8,8 @@ else moves values across lanes (FastAttention section 4.3 and appendix C; `npusi
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -44,7 +46,13 @@ class VoltaTiling(Tiling):
     """Tile, warps and layouts of FlashAttention-2 on Volta."""
 
     block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
-    block_kv: int = Field(default=64, ge=8, multiple_of=8, description="keys of a step")
+    block_kv: int | None = Field(
+        default=None, ge=8, multiple_of=8,
+        description="keys of a step; default: the most of 64, 32 and 16 that fit",
+    )  # fmt: skip
+    q: Literal["auto", "registers", "shared"] = Field(
+        default="auto", description="where Q stays; auto: in registers if they suffice"
+    )
     warps: int = Field(
         default=4, ge=4, le=32, multiple_of=4,
         description="of a block, stacked down its rows; each sub-core has as many",
@@ -89,17 +97,18 @@ def build(
     Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where tile, lanes,
     registers or shared memory do not fit.
     """
-    found = fitted(problem, tiling, device, precision)
+    tiling, found = fitted(problem, tiling, device, precision)
+    block_kv = _keys(tiling)
     if tiling.residents and tiling.residents > found.blocks:
         raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
     steps = volta_steps(precision, problem.scale, problem.dtype)
     tensors = attention_tensors(problem, problem.dtype)
-    mask = causal_mask(problem, tiling.block_q, tiling.block_kv)
+    mask = causal_mask(problem, tiling.block_q, block_kv)
     residents = tiling.residents or found.blocks
     tile = replace(volta_tile(tiling, precision, problem), residents=residents)
     core = VoltaCore(device, tensors, steps, tile, mask)
     cores = device.group_count.value
-    blocks = attention_blocks(problem, tiling.block_q, tiling.block_kv)
+    blocks = attention_blocks(problem, tiling.block_q, block_kv)
     if any(b.rows < tile.groups for b in blocks):
         raise TilingError(f"warps: a block of {blocks[-1].rows} rows is too small for {tiling.warps} warps")
     if tiling.launch == "longest_first":
@@ -114,20 +123,50 @@ def build(
             Phase("attention", ordered, core.block, lambda b: b.shape, tensors.touches, dealt=shares),
         ),
         flops=problem.flops(), constants={"mask": mask.values} if mask else {},
-        notes=(str(found), EXPONENTIAL),
+        notes=(f"{found}; tiles of {tiling.block_q} x {block_kv}, Q in {_Q_PLACES[tiling.q]}", EXPONENTIAL),
     )  # fmt: skip
+
+
+_Q_PLACES = MappingProxyType({"registers": "registers", "shared": "shared memory"})
+#: Keys of a step to try, the most first: a multiple of what every arrangement covers.
+_KEYS = (64, 32, 16)
 
 
 def fitted(
     problem: Problem, tiling: VoltaTiling, device: DeviceSpec, precision: VoltaPrecision
-) -> Occupancy:
-    """Return how many blocks of these fields a core holds; raise `TilingError` where none fits."""
+) -> tuple[VoltaTiling, Occupancy]:
+    """Return the fields with those left open chosen, and how many blocks of them a core holds.
+
+    Raises `TilingError` where none fits.
+    """
     if problem.dtype != "float16":
         raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; give float16 inputs")
+    keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
+    places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
+    fault: TilingError | None = None
+    for block_kv, place in product(keys, places):
+        chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
+        try:
+            return chosen, _resident(problem, chosen, device, precision)
+        except TilingError as error:
+            fault = fault or error
+    assert fault is not None
+    raise fault
+
+
+def _resident(
+    problem: Problem, tiling: VoltaTiling, device: DeviceSpec, precision: VoltaPrecision
+) -> Occupancy:
     steps = volta_steps(precision, problem.scale, problem.dtype)
     tensors = attention_tensors(problem, problem.dtype)
     tile = volta_tile(tiling, precision, problem)
     return _occupancy(device, tensors, steps, tiling, tile)
+
+
+def _keys(tiling: VoltaTiling) -> int:
+    """Return the keys of a step of fields that are chosen."""
+    assert tiling.block_kv is not None
+    return tiling.block_kv
 
 
 def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem) -> VoltaTile:
@@ -141,26 +180,28 @@ def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem)
         swizzle=swizzle,
     )  # fmt: skip
     try:
-        found = chained(tiling, precision)
-        for acc, columns in zip((precision.acc_qk, precision.acc_pv), (tiling.block_kv, dims[1]), strict=True):
+        found = chained(tiling.arrangement, _kind(precision.acc_qk), tiling.exchange)
+        for acc, columns in zip((precision.acc_qk, precision.acc_pv), (_keys(tiling), dims[1]), strict=True):
             held = instruction("m8n8k4", acc=_kind(acc)).c
             arrangement(tiling.arrangement).repeats(held, tiling.block_q, columns, warps=(tiling.warps, 1))
         for width in dims:
             _check_shared(width, padding, tiling)
     except LayoutError as error:
-        raise TilingError(f"tile {tiling.block_q}x{tiling.block_kv}: {error}") from None
+        raise TilingError(f"tile {tiling.block_q}x{_keys(tiling)}: {error}") from None
     return VoltaTile(
-        tiling.block_q, tiling.block_kv, tiling.warps // group, 1, padding, tiling.stages, plan,
+        tiling.block_q, _keys(tiling), tiling.warps // group, 1, padding, tiling.stages, plan,
         replace(plan, accumulator=_kind(precision.acc_pv)), exchanges=bool(found.moved),
+        shares_q=tiling.q == "shared",
     )  # fmt: skip
 
 
-def chained(tiling: VoltaTiling, precision: VoltaPrecision) -> Chain:
+@cache
+def chained(quad_pairs: str, accumulator: Accumulator, exchange: str) -> Chain:
     """Return how P goes from the accumulators of Q Kᵀ to the A operand of P V."""
-    first, second = instruction("m8n8k4", acc=_kind(precision.acc_qk)), instruction("m8n8k4", b="row")
+    first, second = instruction("m8n8k4", acc=accumulator), instruction("m8n8k4", b="row")
     return chain(
-        first.c, second.a, arrangement=arrangement(tiling.arrangement, "lane"),
-        allow_exchange=tiling.exchange == "shuffle",
+        first.c, second.a, arrangement=arrangement(quad_pairs, "lane"),
+        allow_exchange=exchange == "shuffle",
     )  # fmt: skip
 
 
@@ -175,7 +216,7 @@ def _check_shared(width: int, padding: int, tiling: VoltaTiling) -> None:
             "pad by a multiple of 8 elements, or take access_bytes=8"
         )
     if tiling.smem == "swizzled":
-        swizzled(tiling.block_kv, width)
+        swizzled(_keys(tiling), width)
     memory = padded(width, width, padding=padding)
     keys = instruction("m8n8k4", b="row").b
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
@@ -188,7 +229,7 @@ def _occupancy(
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps; volta_flash needs it")
     sizes = {name: get_format(fmt).size_bytes for name, fmt in steps.formats.items()}
-    q, kv, d, dv = tiling.block_q, tiling.block_kv, tensors.q.cols, tensors.v.cols
+    q, kv, d, dv = tiling.block_q, _keys(tiling), tensors.q.cols, tensors.v.cols
     half = get_format(tensors.q.fmt).size_bytes
     # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
@@ -202,6 +243,9 @@ def _occupancy(
     shared = {
         "K": tile.depth * kv * (d + tile.padding) * half, "V": tile.depth * kv * (dv + tile.padding) * half,
     }  # fmt: skip
+    if tile.shares_q:
+        del tenants["Q"]
+        shared["Q"] = q * (d + tile.padding) * half
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     return occupancy(BlockNeeds(tiling.warps, tenants, shared), issue, memory)
 

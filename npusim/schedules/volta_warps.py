@@ -9,6 +9,9 @@ a time; whenever one ends, its place takes the next block of the launch (:func:`
 Element-wise runs work through their tile fragment by fragment: their float32 values live in a few
 registers (the overhead of the device file), not in tiles.  Here they are tiles of ``sm.FUSED``,
 which has no size of its own.
+
+Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
+shuffle a tile; products and sums of softmax are two steps where a kernel has one FFMA.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
+    from npusim.ir.tile import GlobalTile
     from npusim.ir.warps import WarpPlan
     from npusim.schedules.attention_tensors import AttentionTensors
     from npusim.schedules.steps.attention import AttentionSteps
@@ -49,7 +53,8 @@ class VoltaTile:
     """What the mapping needs of a schedule's fields.
 
     ``groups`` warp groups of ``plan.warps`` each; K and V have ``depth`` slots in shared memory, with
-    ``padding`` elements after each row.  ``plan`` is that of S, ``plan_out`` that of O.
+    ``padding`` elements after each row; so has Q, if ``shares_q``, else it stays in registers.  ``plan``
+    is that of S, ``plan_out`` that of O.
     """
 
     block_q: int
@@ -61,6 +66,7 @@ class VoltaTile:
     plan: WarpPlan
     plan_out: WarpPlan
     exchanges: bool
+    shares_q: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,9 @@ class VoltaPlace:
             )  # fmt: skip
 
         rows, keys = tile.block_q, tile.block_kv
-        self.q = ring("Q", RF, rows * d * size, 1, is_loaded=True)
+        self.q_pitch = d + tile.padding if tile.shares_q else d
+        q_space = SMEM if tile.shares_q else RF
+        self.q = ring("Q", q_space, rows * self.q_pitch * size, 1, is_loaded=True)
         self.k_loaded = ring("K loaded", RF, keys * d * size, 1, is_loaded=True)
         self.v_loaded = ring("V loaded", RF, keys * dv * size, 1, is_loaded=True)
         self.k = ring("K", SMEM, keys * (d + tile.padding) * size, tile.depth, is_loaded=False)
@@ -180,7 +188,7 @@ class VoltaPlace:
         """Yield one Q block of one head in program order."""
         t, shares = self.tensors, self._shares(block.rows)
         q = t.q.tile(block.batch, block.head, block.row, block.rows)
-        yield self._load("Q.load", self.q, q)
+        yield self._load("Q.load", self.q, q, self.q_pitch)
         for group, (_, rows) in enumerate(shares):
             yield from self._start(group, rows)
         at = 0
@@ -209,8 +217,9 @@ class VoltaPlace:
         self, block: AttentionBlock, shares: list[tuple[int, int]], index: int
     ) -> Iterator[TileOp]:
         t, tile, head = self.tensors, tile_at(block.runs, index), (block.batch, block.kv_head)
-        yield self._load("K.load", self.k_loaded, t.k.tile(*head, tile.col, tile.cols))
-        yield self._load("V.load", self.v_loaded, t.v.tile(*head, tile.col, tile.cols))
+        for name, ring, tensor in (("K", self.k_loaded, t.k), ("V", self.v_loaded, t.v)):
+            source = tensor.tile(*head, tile.col, tile.cols)
+            yield self._load(f"{name}.load", ring, source, tensor.cols)
         for group in range(self.tile.groups):
             yield self._store("K.store", group, self.k_loaded, self.k, tile.cols, t.k.cols)
         for group, (row, rows) in enumerate(shares):
@@ -229,7 +238,10 @@ class VoltaPlace:
         """
         d, fmt, plan = self.tensors.q.cols, self.tensors.q.fmt, self.tile.plan
         s = self._part(group, "S_in", rows, tile.cols)
-        q = self.q.front(self.tile.block_q, d, fmt, first=False, last=False).part(row, rows)
+        whole = self.q.front(
+            self.tile.block_q, d, fmt, first=False, last=False, stride=self.q_pitch
+        )
+        q = whole.part(row, rows)
         k = self.k.front(tile.cols, d, fmt, stride=d + self.tile.padding)
         product = Attributes(transpose_b=True, arithmetic=_arithmetic(s.fmt))
         yield self._run("S.mma", group, TENSOR, (Step(Opcode.MATMUL, s, (q, k), product),), plan)
@@ -264,9 +276,8 @@ class VoltaPlace:
 
     # ---------------------------------------------------------------- operations
 
-    def _load(self, label: str, ring: Ring, source: Source) -> TileOp:
-        assert not isinstance(source, float | Tile | RingTile)
-        slot = ring.fill(source.rows, source.cols, source.fmt)
+    def _load(self, label: str, ring: Ring, source: GlobalTile, pitch: int) -> TileOp:
+        slot = ring.fill(source.rows, source.cols, source.fmt, stride=pitch)
         return TileOp(label, self.loader, LDG, (Step(Opcode.COPY, slot, (source,)),))
 
     def _store(

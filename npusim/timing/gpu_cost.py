@@ -125,14 +125,17 @@ class WarpModel:
         busy = down * across * depth * steps.pipe_cycles * sharing
         tally.take(TENSOR, busy, f"{self.key}.{TENSOR}.steps.{step.attributes.accumulator_format}.step_cycles")
         cycles = product_cycles(steps, chains=down * across * sharing, depth=depth)
-        b = step.srcs[1]
-        assert not isinstance(b, float)
-        if memory_of(b) == "SMEM":
-            each = load_cycles(
-                mma.b, where, tile_of(b), plan, self.banks, is_transposed=step.attributes.transpose_b
-            )
-            accesses = ceil_div(depth * across * mma.b.values * BYTES_OF_HALF, plan.access_bytes)
-            loads = accesses * each * plan.warps
+        loads = 0
+        operands = ((a, mma.a, down, False), (step.srcs[1], mma.b, across, step.attributes.transpose_b))
+        for source, held, count, is_transposed in operands:
+            assert not isinstance(source, float)
+            if memory_of(source) == "SMEM":
+                each = load_cycles(
+                    held, where, tile_of(source), plan, self.banks, is_transposed=is_transposed
+                )
+                accesses = ceil_div(depth * count * held.values * BYTES_OF_HALF, plan.access_bytes)
+                loads += accesses * each * plan.warps
+        if loads:
             tally.take(LSU, loads, self._phase(plan))
             cycles = max(cycles, loads) + self.shared.latency_cycles.value
         tally.cycles += cycles

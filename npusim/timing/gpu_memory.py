@@ -14,7 +14,7 @@ from npusim.layout.memory import (
     swizzled,
     wavefronts,
 )
-from npusim.units import chunks
+from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 
 def places(tile: Tile, *, swizzle: bool) -> Places:
-    """Return where the elements of a tile lie in shared memory."""
+    """Return where the elements of a tile lie in shared memory, and those of the slot beyond it.
+
+    A ragged tile is smaller than what a warp reads; the slot has room for whole fragments.
+    """
+    rows = round_up(tile.rows, WARP_LANES)
     if swizzle:
-        return swizzled(tile.rows, tile.stride, element_bytes=get_format(tile.fmt).size_bytes)
-    return padded(tile.rows, tile.cols, padding=tile.stride - tile.cols)
+        return swizzled(rows, tile.stride, element_bytes=get_format(tile.fmt).size_bytes)
+    return padded(rows, tile.cols, padding=tile.stride - tile.cols)
 
 
 @cache

@@ -243,32 +243,22 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
     return blocks, leader
 
 
-def shortened(code: Code, classes: Classes, limit: int) -> Classes:
-    """Return the first few blocks of every core group, long loops cut, with some ``limit`` operations.
+def middle_part(code: Code, classes: Classes, limit: int, times: int = 1) -> Classes:
+    """Return blocks from the middle of what every core group runs, some ``limit`` operations in all.
 
-    Enough to hold ``reserved`` against ``fold``.  Loops of different lengths are cut to different
-    lengths, equal ones to equal: cores that do the same in step do so in the sample, where it shows
-    that ``reserved`` is not for them.
+    ``times`` over as many.  Enough to hold ``reserved`` against ``fold``: whole blocks, since it takes
+    long loops for core groups to fall into step, and for that to show.
     """
     phases = []
     for phase in classes.one_by_one().blocks:
-        left, kept = limit // len(classes.blocks), [list[int]() for _ in phase]
-        for turn in range(max(map(len, phase))):
-            busy = [(k, own[turn]) for k, own in zip(kept, phase, strict=True) if turn < len(own)]
-            row = [_cut(code, block, _length(code.blocks[block], turn)).block for _, block in busy]
-            left -= sum(map(code.operation_count, row))
-            if left < 0 and turn:
+        left, first, turns = limit // len(classes.blocks), min(map(len, phase)) // 2, 0
+        for at in range(first, max(map(len, phase))):
+            left -= sum(code.operation_count(own[at]) for own in phase if at < len(own))
+            if left < 0 and turns:
                 break
-            for (own, _), cut in zip(busy, row, strict=True):
-                own.append(cut)
-        phases.append([tuple(own) for own in kept])
+            turns += 1
+        phases.append([own[first : first + times * turns] for own in phase])
     return fold_groups(list(zip(*phases, strict=True)))
-
-
-def _length(block: Block, turn: int) -> int:
-    """Return a length from 4 to ``LONG`` for a block's longest loop, spread evenly over its lengths."""
-    longest = max(block.counts, default=0)
-    return 4 + (7 * longest + 5 * turn) % (LONG - 4 + 1)  # 7 and 5 have no factor in common with 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,15 +269,15 @@ class Cut:
     extra: int
 
 
-def _cut(code: Code, number: int, length: int = LONG) -> Cut:
-    """Return a block cut to ``length`` iterations, if it is longer."""
+def _cut(code: Code, number: int) -> Cut:
+    """Return a block cut to ``LONG`` iterations, if it is longer."""
     block = code.blocks[number]
     longest = max(block.counts, default=0)
-    if longest <= length:
+    if longest <= LONG:
         return Cut(number, 0)
     at = block.counts.index(longest)
-    counts = (*block.counts[:at], length, *block.counts[at + 1 :])
-    return Cut(code.block_of(block.body, counts), longest - length)
+    counts = (*block.counts[:at], LONG, *block.counts[at + 1 :])
+    return Cut(code.block_of(block.body, counts), longest - LONG)
 
 
 def _loop_of(code: Code, counts: Counts, block: Block, queue: int) -> tuple[int, int]:

@@ -78,6 +78,7 @@ def output(program: TileProgram, what: Problem) -> dict[tuple[int, int], Any]:
         ("acc_fp16", {"arrangement": "2x2", "block_q": 64}, {"seq": 200, "causal": True}),
         ("acc_fp32", {"arrangement": "1x4", "block_q": 64, "access_bytes": 8, "padding": 4}, {"seq": 130}),
         ("acc_fp32", {"warps": 8, "block_q": 256, "block_kv": 16}, {"seq": 300, "head_dim": 128}),
+        ("acc_fp32", {"q": "shared", "smem": "swizzled"}, {"seq": 260, "head_dim": 128, "causal": True}),
     ],
 )  # fmt: skip
 def test_bits_through_lanes_are_those_of_whole_tiles(
@@ -199,6 +200,16 @@ def test_occupancy_is_the_most_that_fits(warps: int, registers: int, shared: int
     assert fits(found.blocks)
     assert not fits(found.blocks + 1)
     assert found.limits[found.limit] == found.blocks
+
+
+def test_fields_left_open_are_the_largest_that_fit() -> None:
+    def chosen(head_dim: int, precision: str, **tiling: object) -> str:
+        return program_of(problem(head_dim=head_dim), precision, **tiling).notes[0].partition("; ")[2]
+
+    assert chosen(64, "acc_fp32") == "tiles of 128 x 64, Q in registers"
+    assert chosen(128, "acc_fp16") == "tiles of 128 x 64, Q in registers"
+    assert chosen(128, "acc_fp32") == "tiles of 128 x 32, Q in shared memory"
+    assert chosen(64, "acc_fp16", q="shared") == "tiles of 128 x 64, Q in shared memory"
 
 
 def test_float32_accumulators_cost_a_resident_block() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
 from npusim.schedules import find_schedule
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device
+from npusim.spec.node import NodeDevice, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
@@ -240,6 +242,7 @@ CASES = (
     ("acc_fp16", True, 520, {"warps": 8, "block_q": 256}, 1),
     ("acc_fp32", True, 768, {"arrangement": "2x2", "stages": 2, "block_q": 64}, 2),
     ("acc_fp16", True, 1024, {"launch": "longest_first", "smem": "plain"}, 4),
+    ("acc_fp16", False, 200, {"arrangement": "2x2", "block_q": 64, "q": "shared"}, 2),
     ("acc_fp16,acc_qk=float32", False, 4096, {"block_kv": 32}, 5),
 )
 
@@ -277,3 +280,20 @@ def test_more_resident_blocks_fill_the_pipes_better() -> None:
         assert result.cycles >= max(result.bound_cycles.values())
         cycles.append(result.cycles)
     assert cycles[0] > 1.3 * cycles[1] > 1.3 * cycles[2]
+
+
+def test_a_from_shared_memory_is_loaded_once_for_all_columns() -> None:
+    mma = product("float16")
+    (step,) = mma.steps
+    q = tile(128, 64, "float16", "sm.SMEM", 72)
+    shared = replace(step, srcs=(q, step.srcs[1]))
+    before, after = (dict(warp_cost(op("mma", "w", "TENSOR", s), V100, "sm")[4]) for s in (step, shared))
+    # A warp's 32 x 64 halves: 8 accesses of 512 bytes, 4 wavefronts each by lane, 4 warps.
+    assert after["sm.LSU"] - before["sm.LSU"] == 8 * 4 * 4
+    assert after["sm.TENSOR"] == before["sm.TENSOR"]
+
+
+def test_the_node_of_eight_finds_its_device() -> None:
+    node = load_machine("v100_x8", None)
+    assert isinstance(node, NodeDevice)
+    assert (node.node.device_count.value, node.each) == (8, V100)

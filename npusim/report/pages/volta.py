@@ -33,7 +33,8 @@ Section = tuple[dict[str, object], dict[str, object]]
 FP16, FP32 = "acc_fp16", "acc_fp32"
 #: Presets and changes, and what the page calls them (Q K, then P V).
 PRECISIONS = {
-    FP16: "FP16, FP16", f"{FP32},acc_qk=float16": "FP16, FP32", f"{FP16},acc_qk=float32": "FP32, FP16", FP32: "FP32, FP32",
+    FP16: "FP16, FP16", f"{FP32},acc_qk=float16": "FP16, FP32", f"{FP16},acc_qk=float32": "FP32, FP16",
+    FP32: "FP32, FP32",
 }.items()  # fmt: skip
 #: FastAttention figure 8, no mask: tokens -> speed-up over xformers; 5.2.3: causal, at most.
 FIGURE_8 = {2048: 1.03, 4096: 1.06, 8192: 1.12, 16384: 1.17}.items()
@@ -106,7 +107,7 @@ def _row(found: Kernel) -> list[object]:
     ]  # fmt: skip
 
 
-KERNEL_HEADER = ["ms", "TFLOP/s", "resident blocks", "registers", "TENSOR", "LSU", "FMA", "MUFU"]
+KERNEL_HEADER = ("ms", "TFLOP/s", "resident blocks", "registers", "TENSOR", "LSU", "FMA", "MUFU")
 
 
 def _accumulators() -> Section:
@@ -119,7 +120,7 @@ def _accumulators() -> Section:
     ratio = found["FP32, FP32"].ms / found["FP16, FP16"].ms
     fields: dict[str, object] = {
         "accumulators": table(header, shown), "tokens": TOKENS,
-        "gain": f"{ratio:.2f}", "gain_equal": f"{equal[FP32] / equal[FP16]:.2f}",
+        "tflops": f"{found['FP16, FP16'].tflops:.0f}", "gain": f"{ratio:.2f}", "gain_equal": f"{equal[FP32] / equal[FP16]:.2f}",
         "blocks16": found["FP16, FP16"].blocks, "blocks32": found["FP32, FP32"].blocks,
     }  # fmt: skip
     data = {
@@ -131,7 +132,7 @@ def _accumulators() -> Section:
 
 
 #: Fields other than the defaults, and what each shows.
-CHOICES = (
+CHOICES: tuple[tuple[str, dict[str, object]], ...] = (
     ("default: 4x1, padded by 8, LDS.128", {}),
     ("plain rows", {"smem": "plain"}),
     ("swizzled rows", {"smem": "swizzled"}),
@@ -140,6 +141,7 @@ CHOICES = (
     ("quad pairs 2x2, 64 queries a block", {"arrangement": "2x2", "block_q": 64}),
     ("quad pairs 1x4, 32 queries a block", {"arrangement": "1x4", "block_q": 32}),
     ("keys 32 at a time", {"block_kv": 32}),
+    ("Q in shared memory", {"q": "shared"}),
     ("padded by 4, LDS.128", {"padding": 4}),
     ("exchange not allowed", {"exchange": "none"}),
     ("keys 128 at a time", {"block_kv": 128}),
@@ -172,12 +174,15 @@ def _figure_8() -> Section:
     for tokens, paper in FIGURE_8:
         half, single, equal = _three(tokens, causal=False)
         ratio = single.ms / half.ms
-        rows.append(_compared(f"{tokens}", half, single, ratio, single.ms / equal.ms, f"{paper:.2f}", ratio / paper - 1))
+        gains = (ratio, single.ms / equal.ms)
+        rows.append(_compared(f"{tokens}", half, single, gains, f"{paper:.2f}", ratio / paper - 1))
         data[f"{tokens}"] = {"fp16_ms": half.ms, "fp32_ms": single.ms, "ratio": ratio, "paper": paper}
     for tokens in CAUSAL:
         half, single, equal = _three(tokens, causal=True)
         ratio = single.ms / half.ms
-        rows.append(_compared(f"{tokens}, causal", half, single, ratio, single.ms / equal.ms, f"at most {CAUSAL_MOST}", None))
+        gains = (ratio, single.ms / equal.ms)
+        most = f"at most {CAUSAL_MOST}"
+        rows.append(_compared(f"{tokens}, causal", half, single, gains, most, None))
         data[f"{tokens} causal"] = {"fp16_ms": half.ms, "fp32_ms": single.ms, "ratio": ratio}
     header = ["tokens", "FP16, ms", "FP32, ms", "FP32 / FP16", "at 2 blocks each", "paper", "difference"]
     errors = [abs(ratio / paper - 1) for (_, paper), ratio in zip(FIGURE_8, _ratios(data), strict=True)]
@@ -196,10 +201,10 @@ def _three(tokens: int, *, causal: bool) -> tuple[Kernel, Kernel, Kernel]:
 
 
 def _compared(
-    name: str, half: Kernel, single: Kernel, ratio: float, equal: float, paper: str, error: float | None
+    name: str, half: Kernel, single: Kernel, gains: tuple[float, float], paper: str, error: float | None
 ) -> list[object]:
     shown = "-" if error is None else f"{100 * error:+.1f} %"
-    return [name, f"{half.ms:.2f}", f"{single.ms:.2f}", f"{ratio:.2f}", f"{equal:.2f}", paper, shown]
+    return [name, f"{half.ms:.2f}", f"{single.ms:.2f}", *(f"{g:.2f}" for g in gains), paper, shown]
 
 
 # ---------------------------------------------------------------- bits
@@ -231,9 +236,10 @@ def _accuracy() -> tuple[dict[str, object], dict[str, object], str]:
         scores = 64 * mean * mean  # d = 64 products of the mean
         count = sum(half.overflow_counts.values())
         first = str(half.first_events[0].operation) if half.first_events else "-"
-        over.append(
-            [number(mean), f"{scores:.0f}", f"{count:,}", first, f"{100 * half.error.nan_row_fraction:.0f} %", number(half.error.rmse), number(single.error.rmse)]
-        )
+        over.append([
+            number(mean), f"{scores:.0f}", f"{count:,}", first, f"{100 * half.error.nan_row_fraction:.0f} %",
+            number(half.error.rmse), number(single.error.rmse),
+        ])  # fmt: skip
         figures.append({"mean": mean, "overflows": count, "nan_rows": half.error.nan_row_fraction})
     header = ["tokens", *(name for _, name in PRECISIONS)]
     head = ["mean of Q and K", "64 mean^2", "FP16: overflows", "first in", "NaN rows", "RMSE, FP16", "RMSE, FP32"]

@@ -19,6 +19,7 @@ from npusim.layout import (
 from npusim.report.pages.values import program_of, values
 from npusim.run import simulate_program
 from npusim.schedules import find_schedule
+from npusim.schedules.steps.volta import VoltaPrecision
 from npusim.schedules.volta_flash import VoltaTiling, fitted
 from npusim.spec.data import NormalData
 from npusim.spec.engine import WarpMatrixEngine
@@ -153,7 +154,9 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
     device, chosen = load_device(V100), find_schedule(SCHEDULE, "nvidia")
     try:
         fields = build_tiling(VoltaTiling, tiling or {})
-        place = fitted(problem, fields, device, chosen.precision(precision))
+        preset = chosen.precision(precision)
+        assert isinstance(preset, VoltaPrecision)
+        fields, place = fitted(problem, fields, device, preset)
         program = program_of(SCHEDULE, problem, precision, hw=V100, tiling=tiling)
     except TilingError as error:
         return str(error)
