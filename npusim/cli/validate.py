@@ -8,7 +8,7 @@ import typer
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Command, examples
-from npusim.errors import CheckFailedError
+from npusim.errors import CheckFailedError, SpecError
 
 __all__ = ["add_to"]
 
@@ -70,5 +70,8 @@ def validate(
         show_json(validation_document(report))
     else:
         show(validation_table(report))
+    faults = getattr(report, "faults", ())
+    if faults:
+        raise SpecError(faults[0] + (f" ({len(faults) - 1} more such cases)" if len(faults) > 1 else ""))
     if not report.is_passed:
         raise CheckFailedError("predictions and measurements differ by more than allowed")

@@ -71,13 +71,14 @@ class GroupRank:
 
 @dataclass(frozen=True)
 class TimesReport:
-    """All residuals of a file, and how many cases were left out."""
+    """All residuals of a file, how many cases were left out, and why others have no prediction."""
 
     source: str
     residuals: tuple[Residual, ...]
     left_out: int
     groups: dict[str, GroupRank]
     methods: dict[str, str]  #: case -> how its time was computed
+    faults: tuple[str, ...] = ()  #: selected cases whose schedule or device does not exist
 
     @property
     def median_abs_error(self) -> float:
@@ -97,8 +98,8 @@ class TimesReport:
 
     @property
     def is_passed(self) -> bool:
-        """Whether nothing lies outside its band."""
-        return all(r.is_inside is not False for r in self.residuals)
+        """Whether everything has a prediction and nothing lies outside its band."""
+        return not self.faults and all(r.is_inside is not False for r in self.residuals)
 
 
 def validate_times(
@@ -110,8 +111,9 @@ def validate_times(
     Raises
     ------
     SpecError
-        The file is wrong, ``only`` selects nothing, or a selected case names a schedule or a
-        device that does not exist (it is never skipped in silence).
+        The file is wrong, ``only`` selects nothing, or every selected case names a schedule or a
+        device that does not exist.  Where only some do, the report holds the others and says which
+        are missing; they are never skipped in silence.
     """
     file = load_measurements(path)
     chosen = [c for c in file.cases if only is None or _matches(c, only)]
@@ -121,10 +123,13 @@ def validate_times(
             f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …"
         )
     predictor = Predictor(method)
-    for case in chosen:
-        _check_exists(predictor, case)
+    faults = {case.name: fault for case in chosen if (fault := _fault(predictor, case))}
+    if len(faults) == len(chosen):
+        raise SpecError(next(iter(faults.values())))
     residuals: list[Residual] = []
     for case in chosen:
+        if case.name in faults:
+            continue
         if progress:
             progress(case.name)
         residuals += _residuals(predictor, file, case, band)
@@ -134,6 +139,7 @@ def validate_times(
         len(file.cases) - len(chosen),
         _ranks(residuals),
         predictor.methods,
+        tuple(faults.values()),
     )
 
 
@@ -141,12 +147,14 @@ def _matches(case: MeasurementCase, pattern: str) -> bool:
     return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
-def _check_exists(predictor: Predictor, case: MeasurementCase) -> None:
+def _fault(predictor: Predictor, case: MeasurementCase) -> str:
+    """Return why a case cannot be predicted: a schedule or a device does not exist; empty if it can."""
     for one in filter(None, (case, case.baseline_case())):
         try:
             find_schedule(one.schedule, predictor.machine(one.device).family)
         except SpecError as error:
-            raise SpecError(f"case {case.name}: {error}; leave it out with --only") from None
+            return f"case {case.name}: {str(error).rstrip('.')}; leave it out with --only"
+    return ""
 
 
 def _residuals(

@@ -83,7 +83,10 @@ def test_auto_states_how_far_an_approximate_time_is_from_exact(name: str, hw: st
     device = load_device(hw)
     program = causal(device, name)
     exact, found = steady.simulate(program, device), METHODS["auto"](program, device)
-    assert found.method == "reserved"
+    if found.method == "steady":
+        assert found == exact
+        assert (name, hw) != ("two_level", "ascend_910b2"), "one at least is to be approximate"
+        return
     assert found.approximation is not None
     assert abs(found.approximation.error) <= 0.02  # what issue 5 asks
     assert found.cycles == pytest.approx(exact.cycles, rel=0.02)

@@ -104,6 +104,14 @@ def test_a_case_that_cannot_be_predicted_is_an_error(
         times(write(tmp_path, case(**change)))
 
 
+def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(tmp_path: Path) -> None:
+    report = times(write(tmp_path, case("a"), case("b", schedule="flahs")))
+    assert [r.name for r in report.residuals] == ["a"]
+    assert len(report.faults) == 1
+    assert "case b: unknown schedule 'flahs'" in report.faults[0]
+    assert not report.is_passed
+
+
 def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="case one: allreduce_us is not predicted for schedule flash"):
         times(write(tmp_path, case(measured="allreduce_us: 3")))
