@@ -16,8 +16,8 @@ SCHEMA_VERSION = 1
 
 def show_fields(name: str, hw: str | None, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
-    from npusim.report.text import Cell, Facts, Grid, Heading, cells
     from npusim.cli.options import DEFAULT_HW
+    from npusim.report.text import Cell, Facts, Grid, Heading, cells
     from npusim.schedules import default_hw, find_schedule
     from npusim.spec.node import load_machine
     from npusim.spec.tiling import tiling_fields

@@ -59,7 +59,8 @@ def save_run(
 ) -> Path:
     """Write ``result.json``, ``pipes.csv``, a trace and, on request, the output; return where.
 
-    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in ``folder`` is replaced.
+    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in
+    ``folder`` is replaced.
     The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
     file says which rows were.
 

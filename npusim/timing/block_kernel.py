@@ -56,7 +56,7 @@ def fetch(p: Program, m: Machine, d: int) -> int:
             break
         if level == 0 and m.size[LEADER] >= 0:
             m.size[FETCHED] |= 1 << (pc - 1 - m.size[WINDOW_AT])
-        if kind == LOOP or kind == REPEAT:  # noqa: PLR1714 - two compares, no set
+        if kind in (LOOP, REPEAT):
             if kind == REPEAT:
                 argument = p.operand[m.stack[d, level - 1].operand + argument]
             enter(m, d, level, pc, 0, argument - 1)

@@ -65,7 +65,7 @@ def simulate(
     program: TileProgram,
     device: DeviceSpec,
     *,
-    trace_groups: Collection[int] = (),  # noqa: ARG001 - the signature of all methods
+    trace_groups: Collection[int] = (),
     streams: Streams | None = None,
 ) -> TimingResult:
     """Return the approximate time of ``program``; there are no spans, whatever ``trace_groups``.

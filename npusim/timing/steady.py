@@ -50,6 +50,7 @@ class Skipping:
         self.snapshots = build_snapshots(run.program, run.machine)
 
     def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
+        """Run one phase from ``start``; ``master`` is the dispatcher whose loops are watched."""
         from npusim.timing.steady_kernel import run_steady
 
         machine.size[MASTER] = master

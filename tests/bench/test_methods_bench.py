@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from bench.test_timing_bench import bare_loops
+
 from npusim.schedules import find_schedule
 from npusim.spec.problem import Problem
 from npusim.timing import METHODS, block

@@ -120,7 +120,8 @@ def _accumulators() -> Section:
     ratio = found["FP32, FP32"].ms / found["FP16, FP16"].ms
     fields: dict[str, object] = {
         "accumulators": table(header, shown), "tokens": TOKENS,
-        "tflops": f"{found['FP16, FP16'].tflops:.0f}", "gain": f"{ratio:.2f}", "gain_equal": f"{equal[FP32] / equal[FP16]:.2f}",
+        "tflops": f"{found['FP16, FP16'].tflops:.0f}", "gain": f"{ratio:.2f}",
+        "gain_equal": f"{equal[FP32] / equal[FP16]:.2f}",
         "blocks16": found["FP16, FP16"].blocks, "blocks32": found["FP32, FP32"].blocks,
     }  # fmt: skip
     data = {
