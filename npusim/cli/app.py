@@ -67,7 +67,7 @@ def root(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Predict, without the hardware, every bit and every cycle of attention on an NPU."""
+    """Predict, without the hardware, every bit and every cycle of attention on an NPU or GPU."""
 
 
 run.add_to(app)

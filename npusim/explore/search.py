@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import executor
@@ -16,17 +17,22 @@ from npusim.schedules import default_hw, find_schedule
 from npusim.spec.device import DeviceSpec
 from npusim.spec.load import load_workload
 from npusim.spec.node import NodeDevice, NodeSpec, load_machine
+from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from npusim.run_result import RunResult
+    from npusim.schedules import Schedule
     from npusim.spec.kernels import AnyProblem
     from npusim.spec.model import SpecModel
     from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
 
-__all__ = ["Exploration", "Request", "explore"]
+__all__ = ["Exploration", "Request", "explore", "precision_fields"]
+
+#: The field whose values are presets of the precision.
+PRECISION = "precision"
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class Request:
 
     def run(self, point: Point) -> RunResult:
         """Return the time of one point; no bits, no timeline."""
+        tiling, precision = self.split(point)
         return run(
             self.schedule,
             hw=self.device,
@@ -92,12 +99,30 @@ class Request:
             tensor_parallel=self.tensor_parallel,
             causal=self.causal,
             dtype=self.dtype,
-            tiling={**dict(self.tiling), **point},
-            precision=self.precision,
+            tiling=tiling,
+            precision=precision,
             method=self.method,
             numerics=False,
             trace_groups=(),
         )
+
+    def split(self, point: Point) -> tuple[dict[str, object], str | None]:
+        """Return the tiling fields of a point, and its precision: a preset and changes to it."""
+        schedule = find_schedule(self.schedule, self.device.family)
+        own = {field.name for field in tiling_fields(schedule.tiling)}
+        tiling = {**dict(self.tiling), **{k: v for k, v in point.items() if k in own}}
+        changes = [
+            str(v) if k == PRECISION else f"{k}={v}" for k, v in point.items() if k not in own
+        ]
+        return tiling, ",".join(filter(None, (self.precision, *changes))) or None
+
+
+def precision_fields(schedule: Schedule) -> tuple[str, ...]:
+    """Return what may vary besides the tiling: the preset, as ``precision``, and its fields."""
+    preset = cast("Any", schedule.precision())
+    own = {field.name for field in tiling_fields(schedule.tiling)}
+    found = (PRECISION, *(field.name for field in dataclasses.fields(preset) if field.name != "name"))
+    return tuple(name for name in found if name not in own)
 
 
 @dataclass(frozen=True)
@@ -157,7 +182,8 @@ def explore(
     Parameters
     ----------
     fields
-        Values to try by tiling field; ``tiling`` fixes others.  The rest is as for `npusim.run`.
+        Values to try by tiling field, by field of the precision (``acc_qk``), or presets by
+        ``precision``; ``tiling`` and ``precision`` fix others.  The rest is as for `npusim.run`.
     jobs
         Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     csv_path
@@ -182,8 +208,12 @@ def explore(
         schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
         tuple((tiling or {}).items()), precision, method,
     )  # fmt: skip
-    space = Space.of(find_schedule(schedule, device.family).tiling, fields)
+    chosen = find_schedule(schedule, device.family)
+    space = Space.of(chosen.tiling, fields, precision_fields(chosen))
     request.check()
+    for name in set(space.fields).intersection(precision_fields(chosen)):
+        for value in space.fields[name]:
+            chosen.precision(request.split({name: value})[1])  # raises what no point could run
     if csv_path is None:
         return _search(request, space, jobs, on_outcome)
     with csv_store(Path(csv_path), list(space.fields)) as add:

@@ -28,17 +28,24 @@ class Space:
     fields: dict[str, tuple[Value, ...]]
 
     @classmethod
-    def of(cls, tiling: type[Tiling], fields: Mapping[str, Iterable[Value]]) -> Space:
-        """Return the grid over fields of ``tiling``.
+    def of(
+        cls,
+        tiling: type[Tiling],
+        fields: Mapping[str, Iterable[Value]],
+        precision: Sequence[str] = (),
+    ) -> Space:
+        """Return the grid over fields of ``tiling`` and of its precision, which are named besides.
 
         Raises `TilingError` if there are none, one is unknown (with the nearest), or one has no
         values; a value out of its field's limits makes an infeasible point, not an error.
         """
         known = [field.name for field in tiling_fields(tiling)]
         if not fields:
+            more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(
-                f"no field to explore; there are: {', '.join(known)} (--field {known[0]}=...)"
+                f"no field to explore; there are: {', '.join(known)} (--field {known[0]}=...){more}"
             )
+        known += precision
         made: dict[str, tuple[Value, ...]] = {}
         for name, values in fields.items():
             if name not in known:

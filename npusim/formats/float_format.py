@@ -163,7 +163,10 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     >>> get_format("float8_e4m3fn").max_finite
     448.0
     """
-    return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
+    if isinstance(name, FloatFormat):
+        return name
+    found = FORMATS.get(name) if isinstance(name, str) else None
+    return found or lookup(FORMATS, name, "number format")
 
 
 def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:

@@ -81,12 +81,14 @@ def _heading(record: RunRecord) -> Heading:
 
 def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     device = record.device
+    is_node = record.timing is not None and record.timing.overlap is not None
+    parts = "devices" if is_node else "core groups"
     return (
         ("problem", cells(_problem(record))),
         (
             "device",
             cells(
-                f"{device.group_count} core groups at {device.clock_hz / 1e9:.2f} GHz, "
+                f"{device.group_count} {parts} at {device.clock_hz / 1e9:.2f} GHz, "
                 f"file digest {device.digest}"
             ),
         ),
@@ -169,6 +171,8 @@ def _pipes(timing: TimingRecord) -> Grid:
 
 def _pipes_title(timing: TimingRecord) -> str:
     ends = group_ends(timing)
+    if timing.overlap is not None:
+        return f"device (last of {len(ends)} to end)"
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import Queue
     from npusim.ir.walk import Templates
     from npusim.spec.device import BankSpec, DeviceSpec
+    from npusim.spec.engine import EngineSpec
 
 
 class Cost(NamedTuple):
@@ -55,6 +56,7 @@ class CostModel:
             program, device.group_count.value, device.memory.l2.capacity_bytes.value
         )
         self._queues: dict[str, Queue] = {q.name: q for q in program.queues}
+        self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
@@ -85,22 +87,25 @@ class CostModel:
 
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``."""
-        spec = self.device.engine(core, engine)
-        key = f"cores.{core}.engines.{engine}"
+        spec, key, banks = self._unit(core, engine)
         match spec:
             case DmaEngine() | FixpipeEngine():
                 return self._move(step, spec, key)
             case MatrixEngine():
                 return _product(step, spec, key)
             case VectorEngine():
-                cycles, terms = vector_cycles(step, spec, self._banks(core), key)
+                cycles, terms = vector_cycles(step, spec, banks, key)
                 return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
-    def _banks(self, core: str) -> BankSpec | None:
-        """Return the banks of the buffer that a core's vector unit works in."""
-        found = (b.banks for b in self.device.core(core).buffers.values())
-        return next((b for b in found if b is not None), None)
+    def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
+        """Return an engine, its key in the device file, and the banks of the buffer it works in."""
+        if (core, engine) not in self._units:
+            spec = self.device.engine(core, engine)
+            found = (b.banks for b in self.device.core(core).buffers.values())
+            banks = next((b for b in found if b is not None), None)
+            self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
+        return self._units[core, engine]
 
     def _move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
