@@ -217,6 +217,8 @@ def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
         return problem
     if "seed" not in type(problem.data).model_fields:
         raise SpecError(f"seed: inputs of kind {problem.data.kind} are not drawn; leave it out")
+    if seed < 0:
+        raise SpecError(f"seed: {seed} must be at least 0")
     data = problem.data.model_copy(update={"seed": seed})
     return problem.model_copy(update={"data": data})
 

@@ -61,6 +61,9 @@ def load_tensors(
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     found, chosen = _pick(raw, prefix, where)
     for name, values in found.items():
+        if not isinstance(values, np.ndarray):
+            kind = type(values).__name__
+            raise TensorError(f"{where}: {name} is a {kind}; a numpy array needed")
         ends = _sequence_ends(raw, chosen, name) if layout == "tnd" else None
         found[name] = _as_bnsd(name, values, layout, where, head_dim=head_dim, ends=ends)
     for name, values in found.items():

@@ -40,6 +40,12 @@ def arranged(bnsd: dict[str, np.ndarray[Any, Any]], layout: str) -> dict[str, np
     return found
 
 
+def test_what_is_no_array_is_refused_by_name(bnsd: dict[str, np.ndarray[Any, Any]]) -> None:
+    lists: Any = {**bnsd, "k": bnsd["k"].tolist()}
+    with pytest.raises(TensorError, match="tensors: k is a list; a numpy array needed"):
+        load_tensors(lists)
+
+
 @pytest.mark.parametrize("layout", ["bnsd", "bsnd", "bsh", "tnd"])
 def test_every_layout_is_read_as_the_same_tensors(
     layout: Any, bnsd: dict[str, np.ndarray[Any, Any]], tmp_path: Path

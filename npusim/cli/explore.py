@@ -57,6 +57,7 @@ def add_to(app: typer.Typer) -> None:
                 "a grid, two processes",
             ),
             ("npusim explore flash -f depth=1,2,3 -t block_kv=256 --seq 16384", "one field fixed"),
+            ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
         ),
     )(explore)
 

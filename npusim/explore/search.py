@@ -106,6 +106,16 @@ class Request:
             trace_groups=(),
         )
 
+    def grid(self, fields: Mapping[str, Iterable[int | float | str]]) -> Space:
+        """Return the points to try; raise what is no field, or no preset or value of the precision."""
+        schedule = find_schedule(self.schedule, self.device.family)
+        free = precision_fields(schedule)
+        space = Space.of(schedule.tiling, fields, free)
+        for name in space.fields.keys() & set(free):
+            for value in space.fields[name]:
+                schedule.precision(self.split({name: value})[1])
+        return space
+
     def split(self, point: Point) -> tuple[dict[str, object], str | None]:
         """Return the tiling fields of a point, and its precision: a preset and changes to it."""
         schedule = find_schedule(self.schedule, self.device.family)
@@ -121,7 +131,8 @@ def precision_fields(schedule: Schedule) -> tuple[str, ...]:
     """Return what may vary besides the tiling: the preset, as ``precision``, and its fields."""
     preset = cast("Any", schedule.precision())
     own = {field.name for field in tiling_fields(schedule.tiling)}
-    found = (PRECISION, *(field.name for field in dataclasses.fields(preset) if field.name != "name"))
+    parts = (field.name for field in dataclasses.fields(preset) if field.name != "name")
+    found = (PRECISION, *parts)
     return tuple(name for name in found if name not in own)
 
 
@@ -208,12 +219,8 @@ def explore(
         schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
         tuple((tiling or {}).items()), precision, method,
     )  # fmt: skip
-    chosen = find_schedule(schedule, device.family)
-    space = Space.of(chosen.tiling, fields, precision_fields(chosen))
+    space = request.grid(fields)
     request.check()
-    for name in set(space.fields).intersection(precision_fields(chosen)):
-        for value in space.fields[name]:
-            chosen.precision(request.split({name: value})[1])  # raises what no point could run
     if csv_path is None:
         return _search(request, space, jobs, on_outcome)
     with csv_store(Path(csv_path), list(space.fields)) as add:

@@ -17,6 +17,7 @@ from npusim.layout.shape import (
     coordinate_of,
     flatten,
     is_congruent,
+    is_int_tuple,
     size_of,
     spelled,
     unflatten,
@@ -53,7 +54,8 @@ class Layout:
     Raises
     ------
     LayoutError
-        An extent below 1, a negative stride, or strides nested otherwise than extents.
+        An extent below 1, a negative stride, strides nested otherwise than extents, or anything but
+        integers.
 
     Examples
     --------
@@ -68,6 +70,9 @@ class Layout:
     stride: IntTuple
 
     def __init__(self, shape: IntTuple, stride: IntTuple | None = None) -> None:
+        for value in (shape, stride if stride is not None else ()):
+            if not is_int_tuple(value):
+                raise LayoutError(f"layout: {value!r} is no integer, nor a tuple of such")
         stride = compact(shape) if stride is None else stride
         text = f"{spelled(shape)}:{spelled(stride)}"
         if not is_congruent(shape, stride):

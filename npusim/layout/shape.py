@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = [
-    "IntTuple", "as_index", "compact", "coordinate_of", "flatten", "is_congruent", "size_of", "spelled", "unflatten",
+    "IntTuple", "as_index", "compact", "coordinate_of", "flatten", "is_congruent", "is_int_tuple", "size_of",
+    "spelled", "unflatten",
 ]  # fmt: skip
 
 #: An integer, or a tuple of such things.
@@ -52,6 +53,13 @@ def is_congruent(one: IntTuple, other: IntTuple) -> bool:
     if isinstance(one, int) or isinstance(other, int):
         return isinstance(one, int) and isinstance(other, int)
     return len(one) == len(other) and all(map(is_congruent, one, other))
+
+
+def is_int_tuple(value: object) -> bool:
+    """Return whether ``value`` is an integer, or a nested tuple of integers."""
+    if isinstance(value, tuple):
+        return all(map(is_int_tuple, value))
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def compact(shape: IntTuple) -> IntTuple:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import TilingError
 from npusim.schedules.attention_program import ascend_program, gpu_program
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.fp8 import E4M3, E4M3_MAX, Fp8Precision, fp8_steps, widened
+from npusim.schedules.steps.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_steps, widened
 from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
@@ -71,8 +71,8 @@ ASCEND_PRECISIONS = MappingProxyType(
 
 def _check(precision: Fp8Precision) -> tuple[str, ...]:
     """Return warnings about the scale; raise `TilingError` for one that is none."""
-    if not 0 < precision.scale < float("inf"):
-        raise TilingError(f"scale: {precision.scale} of P must be positive and finite")
+    if not 1 / MAX_SCALE <= precision.scale <= MAX_SCALE:
+        raise TilingError(f"scale: {precision.scale} of P must be positive and finite, 2^-126 to 2^126")  # fmt: skip
     if precision.scale > E4M3_MAX:
         return (
             f"saturation: P reaches {precision.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it",

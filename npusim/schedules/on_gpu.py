@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.errors import SpecError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop, Queue, Touch
@@ -37,6 +38,11 @@ class GpuGroup:
     """One streaming multiprocessor: allocates tiles, knows the device's matrix arithmetic."""
 
     def __init__(self, device: DeviceSpec) -> None:
+        if device.is_timed:
+            raise SpecError(
+                f"{device.name}: this schedule has no warps, which the device's timing needs; "
+                "volta_flash has, and devices for values only (h200) take this one"
+            )
         self.device = device
         spaces = {
             f"{SM}.{name}": AddressSpace(

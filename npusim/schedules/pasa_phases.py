@@ -14,6 +14,8 @@ from npusim.schedules.steps.attention import for_inputs
 from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npusim.ir.program import Phase, Serves, TileProgram
     from npusim.schedules.attention_program import Group
     from npusim.schedules.attention_tensors import AttentionTensors
@@ -44,6 +46,16 @@ class PasaOptions(Protocol):
     @property
     def scale_in(self) -> Literal["matrix", "queries", "scores"]:
         """Where 1/sqrt(d) goes."""
+
+
+def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
+    """Raise `TilingError` where the rounded entries of a matrix take the whole mean, as beta = 1 would."""
+    for m in matrices:
+        if m.mean_kept <= 0:
+            raise TilingError(
+                f"beta: {beta} is 1 or more once the entries of M{m.keys} are rounded to {m.fmt} (the correction "
+                "is infinite or negative); use a smaller beta"
+            )
 
 
 #: What inputs are cast to, "to preserve accuracy" (PASA, section 2.3).
@@ -88,6 +100,9 @@ class PasaPhases:
             length: ShiftingMatrix(length, beta, alpha, precision.shifted)
             for length in sorted(lengths)
         }
+        _check_rounded(matrices.values(), tiling.beta)
+        moved = f"beta: optimise moved it from {tiling.beta} to {beta}"
+        self.notes = (moved,) if tiling.optimise else ()
         self.constants = {f"M{length}": m.values for length, m in matrices.items()}
         self.prepared, inputs = self._prepare(fmt, precision.output)
         shifted = replace(
@@ -135,7 +150,7 @@ class PasaPhases:
         """Return the program with M and prepared inputs among its tensors."""
         own = (*self.keys.matrices.values(), *(p.out for p in self.prepared))
         tensors = {**program.tensors, **{t.name: t for t in own}}
-        notes = program.notes
+        notes = program.notes + self.notes
         if self.problem.dtype == "bfloat16":
             notes += (
                 "inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow",

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 from npusim.errors import SpecError
-from npusim.formats import get_arithmetic, get_format
+from npusim.formats import VARIANTS, get_arithmetic, get_format
+from npusim.formats.reductions import ORDERS
 from npusim.schedules.steps.attention import Accumulate
 from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: Fields whose values are names: what an exponential and an order of a row sum may be.
+_NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
+        "sum_order": ORDERS,
+    }
+)
 
 
 class Precision(Protocol):
@@ -36,17 +46,23 @@ def choose_precision(
     Raises
     ------
     SpecError
-        Unknown preset or field (names those there are), or text that is no value of the field.
+        Unknown preset or field (names those there are), two presets, a field twice, or text that is
+        no value of the field.
     FormatError
         A field is set to an unknown number format or matrix arithmetic.
     """
-    name, changes = default, dict[str, str]()
+    names, changes = list[str](), dict[str, str]()
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
+        if equals and key in changes:
+            raise SpecError(f"precision field {key!r} is given twice: {changes[key]} and {value}")
         if equals:
             changes[key] = value
         elif key:
-            name = key
+            names.append(key)
+    if len(names) > 1:
+        raise SpecError(f"precision {', '.join(names)}: one preset at most, then field=value")
+    name = names[0] if names else default
     if name not in presets:
         raise SpecError(
             f"precision {name!r}: no preset of {schedule}{suggest(name, list(presets))}"
@@ -88,4 +104,7 @@ def _value(preset: Precision, key: str, text: str) -> object:
         return get_format(text).name
     if key == "arithmetic" and text:
         return get_arithmetic(text).name
+    if key in _NAMED and text not in _NAMED[key]:
+        allowed = ", ".join(_NAMED[key])
+        raise SpecError(f"precision field {key}: {text!r} is not one of {allowed}")
     return text

@@ -135,7 +135,10 @@ class VoltaCore:
 
 
 class VoltaPlace:
-    """One resident block: its queues, registers and shared memory, and its items in program order."""
+    """One resident block: its queues, registers and shared memory, and its items in program order.
+
+    A warp group without rows of a ragged tile has operations without steps: it keeps step.
+    """
 
     def __init__(
         self, number: int, allocator: Allocator, tensors: AttentionTensors, steps: AttentionSteps,
@@ -202,15 +205,18 @@ class VoltaPlace:
             yield from self._finish(block, group, row, rows)
 
     def _shares(self, rows: int) -> list[tuple[int, int]]:
-        """Return first row and rows of each warp group."""
+        """Return first row and rows of each warp group; none where there are more groups than rows."""
         count = self.tile.groups
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
     def _start(self, group: int, rows: int) -> Iterator[TileOp]:
+        q = self.q.front(rows, self.tensors.q.cols, self.tensors.q.fmt, last=False)
+        if not rows:
+            yield self._run("start", group, FMA, (), self.tile.plan_out, handshake=(q,))
+            return
         fills = {"O": 0.0, **self.steps.state}
         steps = tuple(Step(Opcode.FILL, self._part(group, n, rows), (v,)) for n, v in fills.items())
-        q = self.q.front(rows, self.tensors.q.cols, self.tensors.q.fmt, last=False)
         yield self._run("start", group, FMA, steps, self.tile.plan_out, handshake=(q,))
 
     def _step(
@@ -237,12 +243,15 @@ class VoltaPlace:
         What a mask keeps follows from row and column: lanes compare and select, nothing is loaded.
         """
         d, fmt, plan = self.tensors.q.cols, self.tensors.q.fmt, self.tile.plan
+        k = self.k.front(tile.cols, d, fmt, stride=d + self.tile.padding)
+        if not rows:
+            yield self._run("S.mma", group, TENSOR, (), plan, handshake=(k,))
+            return
         s = self._part(group, "S_in", rows, tile.cols)
         whole = self.q.front(
             self.tile.block_q, d, fmt, first=False, last=False, stride=self.q_pitch
         )
         q = whole.part(row, rows)
-        k = self.k.front(tile.cols, d, fmt, stride=d + self.tile.padding)
         product = Attributes(transpose_b=True, arithmetic=_arithmetic(s.fmt))
         yield self._run("S.mma", group, TENSOR, (Step(Opcode.MATMUL, s, (q, k), product),), plan)
         extra: dict[str, Source] = dict(self.steps.per_tile(tile.index, tile.cols))
@@ -259,18 +268,24 @@ class VoltaPlace:
     def _output(self, group: int, rows: int, tile: KvTile) -> Iterator[TileOp]:
         """Yield the running output's rescaling and P V on top of it."""
         dv, fmt, plan = self.tensors.v.cols, self.tensors.v.fmt, self.tile.plan_out
+        v = self.v.front(tile.cols, dv, fmt, stride=dv + self.tile.padding)
+        if not rows:
+            yield self._run("PV.mma", group, TENSOR, (), plan, handshake=(v,))
+            return
         yield from self._table("rescale", group, self.steps.update, plan, rows, tile.cols, {})
         o, p = self._part(group, "O", rows), self._part(group, "P_out", rows, tile.cols)
-        v = self.v.front(tile.cols, dv, fmt, stride=dv + self.tile.padding)
         chained = Attributes(accumulate=True, arithmetic=_arithmetic(o.fmt))
         yield self._run("PV.mma", group, TENSOR, (Step(Opcode.MATMUL, o, (p, v), chained),), plan)
 
     def _finish(self, block: AttentionBlock, group: int, row: int, rows: int) -> Iterator[TileOp]:
-        plan = self.tile.plan_out
-        yield from self._table("finish", group, self.steps.finish, plan, rows, 1, {})
-        t, out = self.tensors, self._part(group, "out", rows)
-        where = t.o.tile(block.batch, block.head, block.row + row, rows)
+        t, plan = self.tensors, self.tile.plan_out
         q = self.q.front(rows, t.q.cols, t.q.fmt, first=False)
+        if not rows:
+            yield self._run("O.store", group, FMA, (), plan, handshake=(q,))
+            return
+        yield from self._table("finish", group, self.steps.finish, plan, rows, 1, {})
+        out = self._part(group, "out", rows)
+        where = t.o.tile(block.batch, block.head, block.row + row, rows)
         step = Step(Opcode.COPY, where, (out,))
         yield self._run("O.store", group, LDG, (step,), plan, handshake=(q,))
 
@@ -288,6 +303,8 @@ class VoltaPlace:
         row, count = self._shares(rows)[group]
         src = loaded.front(rows, cols, fmt).part(row, count)
         dst = shared.fill(rows, cols, fmt, stride=cols + self.tile.padding).part(row, count)
+        if not count:
+            return self._run(label, group, LSU, (), self.tile.plan, handshake=(src, dst))
         return self._run(label, group, LSU, (Step(Opcode.COPY, dst, (src,)),), self.tile.plan)
 
     def _table(

@@ -99,12 +99,18 @@ class SharedMemoryPipe(SpecModel):
     banks_count: PositiveWhole
     bank_bytes: PositiveWhole
     phases: dict[str, PhaseSpec] = Field(description="by the bits of a lane's access")
-    pair_masks: tuple[int, ...] = Field(
-        description="lane distances (XOR) at which equal addresses let two returns share a cycle"
+    pair_masks: tuple[PairSpec, ...] = Field(
+        description="lanes so far apart let two returns share a cycle, if all have equal addresses"
     )
     latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
     shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
+
+
+class PairSpec(SpecModel):
+    """Lanes that can share a return."""
+
+    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
 
 
 class PhaseSpec(SpecModel):

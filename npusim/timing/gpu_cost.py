@@ -68,12 +68,13 @@ class Tally:
 def warp_cost(op: TileOp, device: DeviceSpec, core: str) -> WarpCost:
     """Return occupancy, latency, link bytes, terms and pipe cycles of an operation of warps.
 
-    The operation's own pipe comes first.  Its results are there when it ends.
+    The operation's own pipe comes first.  Its results are there when it ends.  One without steps
+    takes no pipe: warps without rows only keep step.
     """
     tally, model = Tally(), WarpModel(device, core)
     for step in op.steps:
         model.add(step, tally)
-    if not tally.pipes:
+    if op.steps and not tally.pipes:
         raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {core}")
     names = sorted(tally.pipes, key=lambda name: name != op.engine)
     pipes = tuple((f"{core}.{name}", ceil(tally.pipes[name])) for name in names)
@@ -260,7 +261,8 @@ def chain_cost(plan: WarpPlan) -> tuple[ChainCost, int, int]:
 def bank_model(spec: SharedMemoryPipe) -> BankModel:
     """Return the banks of a device file as `npusim.layout.memory` reads them."""
     lanes = {int(bits) // 8: phase.lanes_count.value for bits, phase in spec.phases.items()}
-    return BankModel(spec.banks_count.value, spec.bank_bytes.value, lanes, spec.pair_masks)
+    pairs = tuple(pair.distance_count.value for pair in spec.pair_masks)
+    return BankModel(spec.banks_count.value, spec.bank_bytes.value, lanes, pairs)
 
 
 def tile_of(operand: Operand) -> Tile:

@@ -294,3 +294,11 @@ def test_fitted_finds_a_layout_or_names_where_there_is_none() -> None:
     assert str(found) == "(4,8):(8,1)"
     with pytest.raises(LayoutError, match="at 2 "):
         fitted(lambda i: i ^ (i >> 1), (4, 2))
+
+
+@pytest.mark.parametrize("shape", ["ab", 2.5, (2, 2.5), True, [2, 3], ((4, None), 2)])
+def test_what_is_no_integer_is_refused_by_name(shape: Any) -> None:
+    with pytest.raises(LayoutError, match="is no integer, nor a tuple of such"):
+        Layout(shape)
+    with pytest.raises(LayoutError, match="is no integer, nor a tuple of such"):
+        Layout((2, 2), shape)

@@ -245,6 +245,17 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
         ),
         (("flash", "--seq-q", "64", "--seq-kv", "32"), "64 causal queries but only 32 keys"),
         (("fp8_attention", "--precision", "scale=0"), "must be positive and finite"),
+        (
+            ("flash", "--no-numerics", "--precision", "exp_variant=fast"),
+            "exp_variant: 'fast' is not one of exp.correct, exp.hopper_hexp, exp2.correct",
+        ),
+        (
+            ("pasa", "--no-numerics", "--precision", "sum_order=any"),
+            "sum_order: 'any' is not one of sequential, tree_halves, vector_lanes",
+        ),
+        (("fp8_attention", "--precision", "hpc_ops,fa3"), "hpc_ops, fa3: one preset at most"),
+        (("fp8_attention", "--precision", "scale=2,scale=4"), "'scale' is given twice: 2 and 4"),
+        (("pasa", "--seed", "-1"), "seed: -1 must be at least 0"),
         (("fp8_attention", "--hw", "h200"), "give them as float8_e4m3fn"),
         (("flash", "--precision", "accumulate=chained"), "no path leads from UB to L0C"),
     ],

@@ -113,10 +113,20 @@ def test_a_scale_of_p_beyond_448_is_warned_of_by_name() -> None:
     assert not any(n.startswith("saturation") for n in plain.notes)
 
 
-@pytest.mark.parametrize("scale", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("scale", ["0", "-1", "inf", "nan", "1e300", "1e-300"])
 def test_a_scale_of_p_that_is_none_is_refused(scale: str) -> None:
     with pytest.raises(TilingError, match=r"scale: .* must be positive and finite"):
         run("fp8_attention", problem=Problem(**SIZES), precision=f"scale={scale}")
+
+
+def test_an_operand_that_the_matrix_unit_does_not_read_is_refused() -> None:
+    plain, named = (
+        run("fp8_attention", problem=Problem(**SIZES), precision=p, trace_groups=()).output
+        for p in ("hpc_ops", "operand=float16")
+    )
+    np.testing.assert_array_equal(plain, named)
+    with pytest.raises(TilingError, match=r"operand: P in float32, .* use operand=float16"):
+        run("fp8_attention", problem=Problem(**SIZES), precision="operand=float32")
 
 
 def test_the_910b2_says_that_it_is_a_study_and_takes_no_fp8_inputs() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from npusim import formats
 from npusim.errors import NpusimError, TilingError
@@ -14,6 +16,7 @@ from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import flag_budget, run
+from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 
@@ -93,6 +96,43 @@ def test_preparing_phases_are_legal_and_touch_what_they_say(hw: str, dtype: str)
 def test_beta_1_is_refused_with_the_reason() -> None:
     with pytest.raises(TilingError, match=r"beta: 1\.0 leaves no key; it must be below 1"):
         pasa("ascend_910b2", {"beta": 1.0})
+
+
+@pytest.mark.parametrize("correction", ["rounded", "ideal"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"beta": 0.9999},  # a power of two for alpha: the entries of M round to those of beta = 1
+        {"beta": 0.9999, "scale_in": "scores"},
+        {"beta": 0.9999, "optimise": True},  # the optimum next to it is 1
+    ],
+)
+def test_a_beta_that_rounds_to_1_in_the_matrix_is_refused(
+    fields: dict[str, Any], correction: str
+) -> None:
+    with pytest.raises(
+        TilingError,
+        match=r"beta: 0\.9999 is 1 or more once the entries of M\d+ are rounded to float16",
+    ):
+        pasa("ascend_910b2", {**fields, "correction": correction})
+
+
+@given(st.floats(0.0, 0.99999), st.sampled_from([16, 64, 128, 256]), st.sampled_from([64, 128]))
+def test_a_matrix_keeps_what_its_correction_says(beta: float, keys: int, size: int) -> None:
+    """Every row of M sums to ``mean_kept``, and 1 + Inva is what the block's mean was divided by."""
+    matrix = ShiftingMatrix(keys, beta, size**0.5)
+    rows = matrix.values()[0, 0].astype(np.float64).sum(axis=1)
+    np.testing.assert_allclose(rows, matrix.mean_kept, rtol=0, atol=1e-12)
+    if matrix.mean_kept > 0:
+        whole = matrix.diagonal - matrix.off_diagonal
+        found = 1 + matrix.correction(is_ideal=False)
+        assert found == pytest.approx(whole / matrix.mean_kept, rel=1e-9)
+
+
+def test_an_optimised_beta_is_told() -> None:
+    notes = pasa("ascend_910b2", {"optimise": True}).notes
+    assert f"beta: optimise moved it from 0.984497 to {optimal_beta(0.984497, 64)}" in notes
+    assert not any(n.startswith("beta") for n in pasa("ascend_910b2").notes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])

@@ -79,6 +79,12 @@ def output(program: TileProgram, what: Problem) -> dict[tuple[int, int], Any]:
         ("acc_fp32", {"arrangement": "1x4", "block_q": 64, "access_bytes": 8, "padding": 4}, {"seq": 130}),
         ("acc_fp32", {"warps": 8, "block_q": 256, "block_kv": 16}, {"seq": 300, "head_dim": 128}),
         ("acc_fp32", {"q": "shared", "smem": "swizzled"}, {"seq": 260, "head_dim": 128, "causal": True}),
+        # Fewer rows, or keys, than groups of warps: some only keep step.
+        ("acc_fp16", {"warps": 8, "block_q": 256}, {"seq": 257}),
+        ("acc_fp32", {"warps": 16, "block_q": 512, "q": "shared"}, {"seq": 66, "seq_q": 3, "causal": True}),
+        ("acc_fp16", {}, {"seq_q": 1, "seq": 333, "head_dim": 80}),
+        ("acc_fp32,acc_qk=float16", {}, {"seq": 130, "head_dim": 32, "value_head_dim": 96, "causal_offset": 10,
+                                         "seq_q": 90, "causal": True}),
     ],
 )  # fmt: skip
 def test_bits_through_lanes_are_those_of_whole_tiles(
@@ -152,6 +158,7 @@ def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
         ("acc_fp32", {"exchange": "none"}, TilingError, r"32 of 64 values lie in the right lane.*not allowed"),
         ("acc_fp16", {"exchange": "none", "arrangement": "2x2"}, TilingError, "exchange is not allowed"),
         ("acc_fp16", {"padding": 4}, TilingError, r"136 bytes, so that accesses of 16 bytes \(LDS.128\) would be mis"),
+        ("acc_fp16", {"padding": 2, "access_bytes": 8}, TilingError, "pad by a multiple of 4 elements$"),
         ("acc_fp16", {"residents": 4}, TilingError, r"residents: 4 blocks, but 3 resident blocks"),
         ("acc_fp16", {"warps": 6}, TilingError, "warps"),
         ("acc_fp16,acc_pv=bfloat16", {}, TilingError, "accumulator bfloat16: .* float16 or float32"),
@@ -164,11 +171,18 @@ def test_what_does_not_fit_is_refused_with_the_reason(
         program_of(problem(1024), precision, **tiling)
 
 
+def test_rows_that_cannot_be_swizzled_are_refused_with_a_way_out() -> None:
+    with pytest.raises(TilingError, match=r"smem=swizzled: rows of 80 elements .* at least 64; take smem=padded"):
+        program_of(problem(head_dim=80), smem="swizzled")
+
+
 def test_other_inputs_and_other_devices_are_refused() -> None:
     with pytest.raises(TilingError, match="multiplies float16, not bfloat16"):
         program_of(problem(dtype="bfloat16"))
     with pytest.raises(SpecError, match="runs on nvidia"):
         npusim.run("volta_flash", hw="ascend_910b2", problem=problem())
+    with pytest.raises(SpecError, match=r"v100: this schedule has no warps.*volta_flash has"):
+        npusim.run("flash", hw="v100", problem=problem(), numerics=False)
     with pytest.raises(SpecError, match="no engine 'WARPS' in sm"):
         npusim.run("volta_flash", hw="h200", problem=problem())
 
@@ -227,3 +241,18 @@ def test_it_runs_on_its_own_device_and_its_fields_can_be_explored() -> None:
     found = explore("volta_flash", fields, problem=problem(512))
     assert len(found.feasible) == 8
     assert {outcome.point["smem"] for outcome in found.feasible[:4]} == {"padded"}
+
+
+def test_accumulators_can_be_explored() -> None:
+    fields = {"acc_qk": ("float16", "float32"), "acc_pv": ("float16", "float32"), "block_kv": (64,)}
+    found = explore("volta_flash", fields, problem=problem(512))
+    cycles = {(o.point["acc_qk"], o.point["acc_pv"]): o.cycles for o in found.outcomes}
+    assert len(set(cycles.values())) == 4
+    presets = explore("volta_flash", {"precision": ("acc_fp16", "acc_fp32")}, problem=problem(512))
+    assert [o.cycles for o in presets.outcomes] == [cycles["float16", "float16"], cycles["float32", "float32"]]
+    mixed = explore("volta_flash", {"acc_qk": ("float16",)}, precision="acc_fp32", problem=problem(512))
+    assert [o.cycles for o in mixed.outcomes] == [cycles["float16", "float32"]]
+    with pytest.raises(SpecError, match="'acc_fp8': no preset"):
+        explore("volta_flash", {"precision": ("acc_fp16", "acc_fp8")}, problem=problem(512))
+    bad = explore("volta_flash", {"acc_pv": ("bfloat16", "float16")}, problem=problem(512))
+    assert ["accumulator bfloat16" in o.reason for o in bad.infeasible] == [True]

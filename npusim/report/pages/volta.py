@@ -153,6 +153,7 @@ def _fields() -> Section:
     """Layout fields for both accumulators; what does not fit says why."""
     problem, rows, data = shape(TOKENS), [], {}
     faults: dict[str, list[str]] = {}
+    best: dict[str, tuple[float, str]] = {}
     for name, fields in CHOICES:
         cells: list[object] = [name]
         for precision in (FP16, FP32):
@@ -163,10 +164,17 @@ def _fields() -> Section:
             else:
                 cells += [f"{found.ms:.2f}", f"{100 * found.shares['LSU']:.0f} %"]
                 data[f"{name}, {precision}"] = {"ms": found.ms, "lsu": found.shares["LSU"]}
+                best[precision] = min(best.get(precision, (found.ms, name)), (found.ms, name))
         rows.append(cells)
     header = ["fields", "FP16, ms", "LSU", "FP32, ms", "LSU"]
     said = [f"* {' and '.join(who)}, {fault}" for fault, who in faults.items()]
-    return {"fields": table(header, rows), "faults": "\n".join(said)}, {"fields": data}
+    (half, half_name), (single, single_name) = (best[p] for p in (FP16, FP32))
+    shown: dict[str, object] = {
+        "fields": table(header, rows), "faults": "\n".join(said),
+        "best16": half_name.partition(":")[0], "best32": single_name.partition(":")[0],
+        "best16_ms": f"{half:.2f}", "best32_ms": f"{single:.2f}", "best_ratio": f"{single / half:.2f}",
+    }  # fmt: skip
+    return shown, {"fields": data, "best_ratio": single / half}
 
 
 def _figure_8() -> Section:

@@ -20,7 +20,8 @@ from npusim.report.pages.values import program_of, values
 from npusim.run import simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.steps.volta import VoltaPrecision
-from npusim.schedules.volta_flash import VoltaTiling, fitted
+from npusim.schedules.volta_fit import fitted
+from npusim.schedules.volta_flash import VoltaTiling
 from npusim.spec.data import NormalData
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from npusim.errors import TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.flash import PROBABILITIES, SCORES, SUMS, UPDATE, exponent_factor
@@ -19,6 +20,8 @@ O = Opcode  # noqa: E741 - tables read best with one letter
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
+#: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
+MAX_SCALE = 2.0**126
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +138,13 @@ def masked_score(needs_finite: bool) -> float:
 
 
 def widened(precision: Fp8Precision, operand: str) -> Fp8Precision:
-    """Return the same choices for a matrix unit that reads P as ``operand`` instead of E4M3."""
+    """Return the same choices for a matrix unit that reads P as ``operand`` instead of E4M3.
+
+    Raises `TilingError` if ``precision`` names yet another format for P.
+    """
+    if precision.operand not in (E4M3, operand):
+        raise TilingError(
+            f"operand: P in {precision.operand}, but the matrix unit reads it beside V in {operand}; "
+            f"use operand={operand} or leave it out"
+        )
     return replace(precision, operand=operand)

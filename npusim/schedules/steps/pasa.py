@@ -183,6 +183,16 @@ class ShiftingMatrix:
         """Entry beside the diagonal, rounded once."""
         return -float(cast(np.float64(self.beta / self.keys / self.alpha), self.fmt))
 
+    @property
+    def mean_kept(self) -> float:
+        """What is left of a block's mean, times 1 / alpha: a - bn of the rounded entries.
+
+        a is the diagonal plus b, b the off-diagonal's size: what M really does to a row
+        (papers.md section 2.2).  Zero or less where rounding takes beta to 1 or beyond.
+        """
+        b = -self.off_diagonal
+        return self.diagonal + b - b * self.keys
+
     def values(self) -> NDArray[Any]:
         """Return M, (1, 1, keys, keys) in the format's dtype."""
         shape = (1, 1, self.keys, self.keys)
@@ -192,16 +202,10 @@ class ShiftingMatrix:
         return matrix
 
     def correction(self, *, is_ideal: bool) -> float:
-        """Return Inva: bn / (a - bn) of the rounded entries, or beta / (1 - beta).
-
-        a is the diagonal plus b, b the off-diagonal's size: what M really does to a row
-        (papers.md section 2.2).
-        """
+        """Return Inva: bn / (a - bn) of the rounded entries, or beta / (1 - beta)."""
         if is_ideal:
             return self.beta / (1 - self.beta)
-        b = -self.off_diagonal
-        a = self.diagonal + b
-        return b * self.keys / (a - b * self.keys)
+        return -self.off_diagonal * self.keys / self.mean_kept
 
 
 def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
@@ -211,10 +215,7 @@ def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
     20, simplified in papers.md section 2.1); one step unless the entries round anew.
     """
     for _ in range(rounds):
-        matrix = ShiftingMatrix(keys, beta, 1.0)
-        b = -matrix.off_diagonal
-        a = matrix.diagonal + b
-        found = 1 - (a - b * keys)
+        found = 1 - ShiftingMatrix(keys, beta, 1.0).mean_kept
         if found == beta:
             break
         beta = found
