@@ -17,11 +17,11 @@ from npusim.ir.tile import GlobalTile, Operand, memory_of
 from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec, VectorEngine
 from npusim.spec.gpu_engine import WarpIssue
 from npusim.timing.gpu_cost import warp_cost
-from npusim.timing.vector_cost import Terms, vector_cycles
+from npusim.timing.vector_cost import Terms, signature, vector_cycles
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from npusim.ir.op import Source
     from npusim.ir.program import Queue
@@ -56,6 +56,7 @@ class CostModel:
             program, device.group_count.value, device.memory.l2.capacity_bytes.value
         )
         self._queues: dict[str, Queue] = {q.name: q for q in program.queues}
+        self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
@@ -94,8 +95,12 @@ class CostModel:
             case MatrixEngine():
                 return _product(step, spec, key)
             case VectorEngine():
-                cycles, terms = vector_cycles(step, spec, banks, key)
-                return Cost(cycles, terms=terms)
+                alike = (key, *signature(step))
+                known = self._vector.get(alike)
+                if known is None:
+                    cycles, terms = vector_cycles(step, spec, banks, key)
+                    known = self._vector[alike] = Cost(cycles, terms=terms)
+                return known
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:

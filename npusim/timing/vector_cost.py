@@ -18,7 +18,7 @@ from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from npusim.spec.device import BankSpec
     from npusim.spec.engine import VectorEngine, VectorOpSpec
@@ -47,6 +47,17 @@ def vector_cycles(
             where = f"{key}.ops.{name}.{part}"
             terms[where] = terms.get(where, 0.0) + cycles
     return ceil(total), tuple(terms.items())
+
+
+def signature(step: Step) -> tuple[Hashable, ...]:
+    """Return what :func:`vector_cycles` looks at: the same for the same work of another core."""
+    found: list[Hashable] = [step.opcode, step.attributes.order]
+    for operand in (step.dst, *step.srcs):
+        if isinstance(operand, (Tile, RingTile)):
+            found += (operand.rows, operand.cols, operand.stride, operand.fmt, _place(operand))
+        else:
+            found.append(operand)
+    return tuple(found)
 
 
 def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import Toy
+from ir.toy import Toy, flatten
 
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
@@ -17,8 +17,11 @@ from npusim.ir.program import Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
 from npusim.ir.walk import Templates
 from npusim.numerics.semantics import SEMANTICS
+from npusim.schedules import find_schedule
+from npusim.spec.engine import VectorEngine
+from npusim.spec.problem import Problem
 from npusim.timing.cost import Cost, CostModel
-from npusim.timing.vector_cost import VECTOR_COSTS
+from npusim.timing.vector_cost import VECTOR_COSTS, vector_cycles
 
 if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
@@ -449,3 +452,25 @@ def test_terms_name_the_constants_behind_all_of_the_cycles(
     assert sum(c for _, c in found.terms) == pytest.approx(found.occupancy_cycles, abs=1)
     # A head and a tail are one term: its key is the head's.
     assert {key for key, _ in found.terms} <= keys
+
+
+@pytest.mark.parametrize("name", ["flash", "pasa", "fp8_attention"])
+def test_a_cost_found_once_is_that_of_every_step_alike(name: str, device: DeviceSpec) -> None:
+    schedule = find_schedule(name, device.family)
+    problem = Problem(heads=2, seq_q=700, head_dim=128, causal=True)
+    program = schedule.program(problem, schedule.tiling(), device, schedule.precision())
+    costs = CostModel(Templates(program), device)
+    banks = next(b.banks for b in device.core("aiv").buffers.values() if b.banks)
+    seen = 0
+    for phase in program.phases:
+        for op in (op for block in phase.blocks for op in flatten(phase.body(block))):
+            if not op.engine.endswith("VECTOR"):
+                continue
+            for step in op.steps:
+                spec, key = device.engine("aiv", "VECTOR"), "cores.aiv.engines.VECTOR"
+                assert isinstance(spec, VectorEngine)
+                cycles, terms = vector_cycles(step, spec, banks, key)
+                found = costs.of_step(step, "aiv", "VECTOR")
+                assert (found.occupancy_cycles, found.terms) == (cycles, terms)
+                seen += 1
+    assert seen
