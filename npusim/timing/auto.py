@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
+from npusim.timing import des
 from npusim.timing.block_code import Code
 from npusim.timing.block_run import Run
 from npusim.timing.fold import Classes, equal_groups
@@ -49,7 +50,10 @@ def simulate(
     Spans of ``trace_groups`` are kept unless the program is so long that it is not simulated
     operation by operation.
     """
-    code = Code(streams or Streams(program, device))
+    streams = streams or Streams(program, device)
+    if streams.scalar_waits:
+        return des.simulate(program, device, trace_groups=trace_groups, streams=streams)
+    code = Code(streams)
     classes = equal_groups(code)
     operations = operations_of(code, classes)
     if trace_groups and operations <= TRACED_OPERATIONS:

@@ -88,6 +88,9 @@ class Code:
     _tables: Program | None = None
     _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.streams.check_pipe_waits("block, fold, steady and reserved")
+
     # ---------------------------------------------------------------- blocks
 
     def block(self, body: TimedBody) -> int:

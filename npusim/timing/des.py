@@ -21,11 +21,12 @@ from npusim.timing.cost import bytes_per_cycle
 from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
 from npusim.timing.link import Alarm, SharedLink
 from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.timing.scalar_unit import Dispatcher
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from simpy.events import Event
 
@@ -48,7 +49,7 @@ def simulate(
     return _Simulation(streams or Streams(program, device), frozenset(trace_groups)).result()
 
 
-class _Counter:
+class Counter:
     """One endpoint's counter in one core group: how often it was set, and when each was visible."""
 
     __slots__ = ("count", "latency", "size", "times", "waiters")
@@ -58,10 +59,10 @@ class _Counter:
         self.latency = latency
         self.size = size
         self.times = [0] * size
-        self.waiters: list[tuple[int, _Engine]] = []
+        self.waiters: list[tuple[int, Engine | Dispatcher]] = []
 
 
-class _Engine:
+class Engine:
     """One queue with its engine: takes operations in order, waits, works, hands on."""
 
     __slots__ = (
@@ -92,7 +93,7 @@ class _Engine:
     )  # fmt: skip
 
     def __init__(
-        self, sim: _Simulation, counters: list[_Counter], name: str, depth: int, group: int,
+        self, sim: _Simulation, counters: list[Counter], name: str, depth: int, group: int,
         number: int, pipes: Pipes,
     ) -> None:  # fmt: skip
         self._number, self._pipes, self._is_served = number, pipes, False
@@ -100,7 +101,7 @@ class _Engine:
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
         self.entries: deque[Issued] = deque()
         self.depth = depth
-        self.blocked: _Dispatcher | None = None
+        self.blocked: Dispatcher | None = None
         self.use = QueueUse(name, group)
         self.spans = sim.spans if group in sim.trace_groups else None
         self._start = Alarm(sim.env, self._begin)
@@ -113,6 +114,7 @@ class _Engine:
 
     @property
     def is_idle(self) -> bool:
+        """Whether it has no operation at present."""
         return self.op is None
 
     @property
@@ -271,43 +273,6 @@ class _Engine:
                 counter.waiters = left
 
 
-class _Dispatcher:
-    """One scalar unit: issues its operations in program order into bounded queues."""
-
-    __slots__ = ("_alarm", "_engines", "_pending", "_stream")
-
-    def __init__(
-        self, env: Environment, stream: Iterator[Issued], engines: list[_Engine], delay: int
-    ) -> None:
-        self._stream, self._engines = stream, engines
-        self._pending: Issued | None = None
-        self._alarm = Alarm(env, self._issued)
-        self._alarm.set(delay)
-
-    def _issued(self, _event: Event) -> None:
-        self.go()
-
-    def go(self) -> None:
-        """Issue until a queue is full, an instruction takes time to issue, or the program ends."""
-        engines = self._engines
-        while True:
-            if self._pending is None:
-                self._pending = next(self._stream, None)
-                if self._pending is None:
-                    return
-                if self._pending[0].issue_cycles:
-                    self._alarm.set(self._pending[0].issue_cycles)
-                    return
-            engine = engines[self._pending[0].queue]
-            if len(engine.entries) >= engine.depth:
-                engine.blocked = self
-                return
-            engine.entries.append(self._pending)
-            self._pending = None
-            if engine.is_idle:
-                engine.take()
-
-
 class _Simulation:
     def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
         self.streams, self.trace_groups = streams, trace_groups
@@ -322,22 +287,23 @@ class _Simulation:
         self.counts: OpCounts = {}
         self.groups = range(self.device.group_count.value)
         self.cursors = [[0] * len(streams.endpoints) for _ in self.groups]
-        self.pipes = [self._pipes() for _ in self.groups]
+        env = self.env
+        self.clock = (lambda: int(env.now), lambda call: Alarm(env, call))
+        self.pipes = [Pipes(len(streams.pipes), *self.clock) for _ in self.groups]
+        self.counters = [self._flags() for _ in self.groups]
         self.engines = [self._group(group) for group in self.groups]
         self.cycles = 0
 
-    def _pipes(self) -> Pipes:
-        env = self.env
-        return Pipes(len(self.streams.pipes), lambda: int(env.now), lambda call: Alarm(env, call))
-
-    def _group(self, group: int) -> list[_Engine]:
+    def _flags(self) -> list[Counter]:
         # A waiter never looks further back than the slots both sides can be apart.
-        counters = [
-            _Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1)
+        return [
+            Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1)
             for e in self.streams.endpoints
         ]
+
+    def _group(self, group: int) -> list[Engine]:
         return [
-            _Engine(self, counters, queue.name, depth, group, number, self.pipes[group])
+            Engine(self, self.counters[group], queue.name, depth, group, number, self.pipes[group])
             for number, (queue, depth) in enumerate(
                 zip(self.program.queues, self.streams.queue_depths(), strict=True)
             )
@@ -359,6 +325,7 @@ class _Simulation:
     def _run(self, phase: Phase) -> None:
         streams, env = self.streams, self.env
         dispatch = self.device.timed_launch().block_dispatch_cycles.value
+        dispatchers = []
         for group in self.groups:
             blocks = phase.blocks_of_group(group, len(self.groups))
             if not blocks:
@@ -368,12 +335,16 @@ class _Simulation:
                 engine.reopen(int(env.now))
             for issuer in streams.issuers:
                 stream = streams.stream(phase, blocks, list(cursors), issuer)
-                _Dispatcher(env, stream, engines, dispatch)
+                name = f"group {group} scalar unit of {issuer}"
+                counters, waits = self.counters[group], streams.scalar_waits
+                dispatchers.append(Dispatcher(name, stream, engines, counters, waits, *self.clock))
+                dispatchers[-1].start(dispatch)
             self.cursors[group] = streams.advanced(phase, blocks, cursors)
         env.run()
         stuck = [e for engines in self.engines for e in engines if e.stuck or e.entries]
-        if stuck:
-            raise DeadlockError(_describe(self.program, phase, int(env.now), stuck))
+        held = [text for d in dispatchers if (text := d.stuck(self.causes))]
+        if stuck or held:
+            raise DeadlockError(_describe(self.program, phase, int(env.now), stuck, held))
         # A phase is over when its last result is there; one without work still is dispatched.
         ends = [e.use.end_cycles for engines in self.engines for e in engines]
         self.cycles = max(int(env.now), *ends)
@@ -381,8 +352,10 @@ class _Simulation:
             env.run(until=self.cycles)
 
 
-def _describe(program: TileProgram, phase: Phase, now: int, stuck: list[_Engine]) -> str:
-    """Return who waits for what, the first few engines that wait for a flag first."""
-    named = [f"group {e.use.group} {e.use.name}: {e.stuck}" for e in stuck if e.stuck]
+def _describe(
+    program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]
+) -> str:
+    """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
+    named = [f"group {e.use.group} {e.use.name}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"
     return f"phase {phase.name} of {program.name} is stuck at cycle {now}: {shown}"

@@ -29,7 +29,9 @@ def simulate(
     streams: Streams | None = None,
 ) -> TimingResult:
     """Return the time of ``program`` as if every transfer had its links to itself."""
-    replay = _Replay(streams or Streams(program, device), frozenset(trace_groups))
+    streams = streams or Streams(program, device)
+    streams.check_pipe_waits("replay")
+    replay = _Replay(streams, frozenset(trace_groups))
     for phase in program.phases:
         replay.run(phase)
     uses = tuple(tuple(uses) for uses in replay.uses)

@@ -69,19 +69,28 @@ class Streams:
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.program, self.device = program, device
-        if device.timed_flags().cross_core_wait_blocks.value != "pipe":
-            raise SpecError(
-                f"{device.name}: flags.cross_core_wait_blocks: only `pipe` is modelled, a wait that holds up "
-                "one pipe and not the scalar unit that feeds them all"
-            )
         self.templates = Templates(program)
         self.endpoints = self.templates.walker.endpoints
+        #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
+        self.scalar_waits = frozenset(
+            e.index
+            for e in self.endpoints
+            if e.is_cross_core and device.timed_flags().cross_core_wait_blocks.value == "scalar"
+        )
         self.costs = CostModel(self.templates, device)
         self.pipes = shared_pipes(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
         self._listed: list[TimedOp] = []
+
+    def check_pipe_waits(self, method: str) -> None:
+        """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
+        if self.scalar_waits:
+            raise SpecError(
+                f"{self.device.name}: flags.cross_core_wait_blocks: method {method} knows `pipe` only, a wait "
+                "that holds up one pipe and not the scalar unit that feeds them all; use method des"
+            )
 
     def stream(
         self, phase: Phase, blocks: Sequence[object], cursors: list[int], issuer: str | None = None
