@@ -17,7 +17,7 @@ from npusim.timing.block_run import Run
 from npusim.timing.fold import Classes, equal_groups
 from npusim.timing.reserved import FEW_CLASSES, Reserved, middle_part
 from npusim.timing.result import Approximation
-from npusim.timing.steady import Skipping
+from npusim.timing.steady import skipping
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def simulate(
         found = approximate(code, classes)
         if found is not None:
             return found
-    run = Run(code, classes)
-    return run.result("steady", Skipping(run))
+    return skipping(code, classes)
 
 
 def operations_of(code: Code, classes: Classes) -> int:
@@ -81,8 +80,8 @@ def approximate(code: Code, classes: Classes) -> TimingResult | None:
     if len(parts[-1].groups) <= FEW_CLASSES:
         return None
     try:
-        exact = [Run(code, part).result("fold") for part in parts]
         found = [Reserved(code, part).result() for part in parts]
+        exact = [Run(code, part).result("fold") for part in parts]
         pace, offset = difference([r.cycles for r in exact], [r.cycles for r in found])
         if abs(pace) > TOLERANCE:
             return None

@@ -88,7 +88,7 @@ class Reserved:
                 f"{self.streams.program.name}: method reserved has no queues that share pipes; use steady"
             )
         self.classes = classes.one_by_one()
-        self.cycles = self.simulated = 0
+        self.cycles = 0
 
     def result(self) -> TimingResult:
         """Run every phase and return what it took."""

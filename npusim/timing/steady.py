@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Machine, Program
+    from npusim.timing.fold import Classes
     from npusim.timing.result import TimingResult
     from npusim.timing.steady_kernel import Snapshots
 
@@ -37,14 +38,20 @@ def simulate(
 ) -> TimingResult:
     """Return the time of ``program``; where ``trace_groups`` asks for spans nothing is skipped."""
     code = Code(streams or Streams(program, device))
-    simulation = Run(code, equal_groups(code), trace_groups)
+    classes = equal_groups(code)
     if trace_groups:
-        return simulation.result("steady")
-    return simulation.result("steady", Skipping(simulation))
+        return Run(code, classes, trace_groups).result("steady")
+    return skipping(code, classes)
+
+
+def skipping(code: Code, classes: Classes) -> TimingResult:
+    """Return the time of one core group of each class, repetitions skipped."""
+    run = Run(code, classes)
+    return run.result("steady", Skipping(run))
 
 
 class Skipping:
-    """Runs a phase with skips; remembers how many there were."""
+    """Runs a phase with skips."""
 
     def __init__(self, run: Run) -> None:
         self.snapshots = build_snapshots(run.program, run.machine)
@@ -81,5 +88,5 @@ def build_snapshots(program: Program, machine: Machine) -> Snapshots:
         words=np.empty((slots, words), np.int64), length=zeros(slots), digest=zeros(slots),
         moment=zeros(slots), totals=np.empty((slots, totals), np.int64),
         taken=zeros(levels), scratch=zeros(history), engine_floor=zeros(engines),
-        issue_floor=zeros(len(machine.dispatcher)), counts=zeros(2),
+        issue_floor=zeros(len(machine.dispatcher)),
     )  # fmt: skip

@@ -45,7 +45,6 @@ class Snapshots(NamedTuple):
     scratch: Ints  #: (history,)
     engine_floor: Ints
     issue_floor: Ints
-    counts: Ints  #: (2,): jumps, cycles skipped
 
 
 # ---------------------------------------------------------------- snapshots
@@ -357,8 +356,6 @@ def look_back(p: Program, m: Machine, s: Snapshots) -> int:
         times = periods_left(m, s.totals[other], elapsed)
         if times > 0:
             jump(p, m, s, s.totals[other], times * elapsed, times)
-            s.counts[0] += 1
-            s.counts[1] += times * elapsed
             return times * elapsed
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.report.bottleneck import basis_shares
 from npusim.report.pages import ascend_timing_study as study
 from npusim.report.pages.chart import chart
-from npusim.report.pages.document import fill, number, save, table
+from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.sensitivity import sensitivity
 from npusim.spec.load import load_device
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 #: Cases whose sensitivity is shown, and the least effect of a fifth that is.
 SENSITIVE = ("fa_910b2_4k", "fa_910b2_16k", "pasa_mha_32k", "two_level_71b_4k")
@@ -38,28 +36,13 @@ WEAK = ("assumed", "fitted")
 def write(folder: Path) -> list[Path]:
     """Write ``ascend_timing.md``, its data and its chart to ``folder``."""
     found = study.rows()
-    fields: dict[str, object] = {"large": _percent(study.LARGE, 0), "factor": f"{study.FACTOR:g}"}
-    data: dict[str, object] = {"page": "ascend_timing"}
     parts = (
-        _residuals,
-        _constants,
-        _places,
-        _sensitivity,
-        _needed,
-        _shared_keys,
-        _heads,
-        _reductions,
-    )
-    for part in parts:
-        written, figures = part(found)
-        fields.update(written)
-        data.update(figures)
-    contents: dict[str, str | dict[str, object]] = {
-        "ascend_timing.md": fill("ascend_timing.md", fields),
-        "ascend_timing.json": data,
-        "ascend_timing_attention.svg": _chart(_attention(found)),
-    }
-    return save(folder, contents)
+        _residuals, _constants, _places, _sensitivity, _needed, _shared_keys, _heads, _reductions,
+    )  # fmt: skip
+    words = {"large": _percent(study.LARGE, 0), "factor": f"{study.FACTOR:g}"}
+    content = gather("ascend_timing", (part(found) for part in parts), **words)
+    charts = {"ascend_timing_attention.svg": _chart(_attention(found))}
+    return save_page(folder, "ascend_timing", content, charts)
 
 
 def _attention(found: list[Row]) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,10 @@ from npusim.report.output import write_whole
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["fill", "number", "rounded", "save", "table"]
+__all__ = ["Section", "fill", "gather", "number", "rounded", "save", "save_page", "table"]
+
+#: Fields of the page's template, and figures for its JSON.
+Section = tuple[dict[str, object], dict[str, object]]
 
 #: Significant digits of figures in JSON: more would move with the machine's float64 library.
 JSON_DIGITS = 4
@@ -67,6 +70,24 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(v) for v in value]
     return value
+
+
+def gather(page: str, sections: Iterable[Section], **fields: object) -> Section:
+    """Return what the sections of a page add to ``fields`` of its template, and their figures."""
+    data: dict[str, object] = {"page": page}
+    for found, figures in sections:
+        fields |= found
+        data |= figures
+    return fields, data
+
+
+def save_page(
+    folder: Path, page: str, content: Section, charts: Mapping[str, str] | None = None
+) -> list[Path]:
+    """Write ``page.md`` from its template, ``page.json``, and charts by file name; return their paths."""
+    fields, data = content
+    text = fill(f"{page}.md", fields)
+    return save(folder, {f"{page}.md": text, f"{page}.json": data, **(charts or {})})
 
 
 def save(folder: Path, contents: Mapping[str, str | Mapping[str, object]]) -> list[Path]:

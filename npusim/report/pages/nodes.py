@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.node.result import NodeTiming
 from npusim.report.pages import nodes_study as study
 from npusim.report.pages.chart import chart
-from npusim.report.pages.document import fill, number, save, table
+from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.report.pages.gantt import Bar, Panel, gantt
 from npusim.spec.measurements import load_measurements
 from npusim.spec.node import load_node, load_node_device
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 NPUS, GPUS = "ascend_910b2_x8", "h200_x2"
 TOKENS, BLOCKS = 8192, 4
@@ -53,29 +51,17 @@ MESSAGES, SERVERS = (MIB, 64 * MIB, GIB), (1, 8, 64, 512)
 
 def write(folder: Path) -> list[Path]:
     """Write ``nodes.md``, its data, its timelines and its chart to ``folder``."""
-    fields: dict[str, object] = {"tokens": TOKENS, "blocks": BLOCKS, "ranks": RANKS}
-    data: dict[str, object] = {"page": "nodes"}
-    for part in (_outcomes, _blocks, _forms, _residuals, _sums, _cluster):
-        found, figures = part()
-        fields.update(found)
-        data.update(figures)
+    parts = (_outcomes, _blocks, _forms, _residuals, _sums, _cluster)
+    content = gather("nodes", (part() for part in parts), tokens=TOKENS, blocks=BLOCKS, ranks=RANKS)
     speedups = {
         name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()
     }
-    return save(
-        folder,
-        {
-            "nodes.md": fill("nodes.md", fields),
-            "nodes.json": data,
-            "nodes_timelines.svg": _timelines(),
-            "nodes_blocks.svg": chart(
-                f"Speed-up over one block, {TOKENS} tokens",
-                "row blocks",
-                "untiled / tiled",
-                speedups,
-            ),
-        },
-    )
+    title = f"Speed-up over one block, {TOKENS} tokens"
+    charts = {
+        "nodes_timelines.svg": _timelines(),
+        "nodes_blocks.svg": chart(title, "row blocks", "untiled / tiled", speedups),
+    }
+    return save_page(folder, "nodes", content, charts)
 
 
 def _outcomes() -> Section:

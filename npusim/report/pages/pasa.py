@@ -11,7 +11,7 @@ import numpy as np
 from npusim.numerics.inputs import recipe_source
 from npusim.report.pages import pasa_study as study
 from npusim.report.pages.chart import chart
-from npusim.report.pages.document import fill, number, save, table
+from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.report.pages.values import values
 from npusim.schedules.steps.pasa import optimal_beta
 from npusim.spec.load import load_workload
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["POINTS", "TABLE_3", "TABLE_4", "write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 #: PASA table 3: beta -> Inva_1, relative error in percent, optimised beta.
 TABLE_3: Mapping[float, tuple[float, float, float]] = MappingProxyType(
@@ -63,21 +61,9 @@ MAIN = ("FA32", "FA16-32", "FA16", "PASA, mean FP16", "PASA, mean FP32", "PASA, 
 
 def write(folder: Path) -> list[Path]:
     """Write ``pasa_numerics.md``, its data and its chart to ``folder``."""
-    fields: dict[str, object] = {}
-    data: dict[str, object] = {"page": "pasa_numerics"}
     parts = (_exactness, _table_3, _drift, _table_4, _errors, _limits, _ranges, _real)
-    for part in parts:
-        found, figures = part()
-        fields.update(found)
-        data.update(figures)
-    return save(
-        folder,
-        {
-            "pasa_numerics.md": fill("pasa_numerics.md", fields),
-            "pasa_numerics.json": data,
-            "pasa_rmse.svg": _chart(data["rmse"]),
-        },
-    )
+    content = gather("pasa_numerics", (part() for part in parts))
+    return save_page(folder, "pasa_numerics", content, {"pasa_rmse.svg": _chart(content[1]["rmse"])})
 
 
 def _chart(errors: Any) -> str:

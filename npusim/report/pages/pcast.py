@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.report.pages import pcast_study as study
 from npusim.report.pages import pcast_theory as theory
 from npusim.report.pages.chart import chart
-from npusim.report.pages.document import fill, save, table
+from npusim.report.pages.document import Section, gather, save_page, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TABLE_1", "TABLE_2", "write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 SINKS = 4
 KEYS = 4096
@@ -53,30 +51,20 @@ SAWTOOTH_START, SAWTOOTH_END = 8, 512
 
 def write(folder: Path) -> list[Path]:
     """Write ``pcast_numerics.md``, its data and its charts to ``folder``."""
-    fields: dict[str, object] = {
-        "rows_1": HEADS * study.QUERIES, "rows_gap": HEADS_GAP * study.QUERIES
-    }  # fmt: skip
-    data: dict[str, object] = {"page": "pcast_numerics"}
-    for part in (_thresholds, _collapse, _errors, _sweep, _hole, _floor, _real):
-        found, figures = part()
-        fields.update(found)
-        data.update(figures)
+    parts = (_thresholds, _collapse, _errors, _sweep, _hole, _floor, _real)
+    sizes = {"rows_1": HEADS * study.QUERIES, "rows_gap": HEADS_GAP * study.QUERIES}
+    content = gather("pcast_numerics", (part() for part in parts), **sizes)
     scales = [float(s) for s in range(SAWTOOTH_START, SAWTOOTH_END + 1)]
     sawtooth = {"d_p(S)": [(s, theory.worst_step(s)) for s in scales]}
-    sweep: Any = data["gap_sweep"]
+    sweep: Any = content[1]["gap_sweep"]
     curves = {n: list(zip(sweep["gaps"], v, strict=True)) for n, v in sweep["mse"].items()}
     title = "Mean squared error against the sinks' gap, 4096 keys"
-    return save(
-        folder,
-        {
-            "pcast_numerics.md": fill("pcast_numerics.md", fields),
-            "pcast_numerics.json": data,
-            "pcast_sawtooth.svg": chart(
-                "Worst quantisation step d_p(S) of E4M3", "scale S", "d_p", sawtooth
-            ),
-            "pcast_gap.svg": chart(title, "gap", "MSE", curves, log_y=True),
-        },
-    )
+    step = "Worst quantisation step d_p(S) of E4M3"
+    charts = {
+        "pcast_sawtooth.svg": chart(step, "scale S", "d_p", sawtooth),
+        "pcast_gap.svg": chart(title, "gap", "MSE", curves, log_y=True),
+    }
+    return save_page(folder, "pcast_numerics", content, charts)
 
 
 def _thresholds() -> Section:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from npusim.report.pages.document import fill, number, save, table
+from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.report.pages.values import program_of
 from npusim.schedules.attention_blocks import attention_blocks
 from npusim.schedules.tiling_mask import DEFAULT_M, TilingMask
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Visits", "check_mapping", "distinct_masks", "visits", "write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 #: Brute force: values of M, lengths and causal offsets whose every block is compared.
 MASKS, LENGTHS, OFFSETS = (1, 2, 3, 4, 5, 8), (7, 16, 23), (0, 3, -2)
@@ -30,16 +28,8 @@ LONG = 65536
 
 def write(folder: Path) -> list[Path]:
     """Write ``tiling_mask.md`` and its data to ``folder``."""
-    fields: dict[str, object] = {}
-    data: dict[str, object] = {"page": "tiling_mask"}
-    for part in (_mapping, _skipping, _memory, _workloads):
-        found, figures = part()
-        fields.update(found)
-        data.update(figures)
-    return save(
-        folder,
-        {"tiling_mask.md": fill("tiling_mask.md", fields), "tiling_mask.json": data},
-    )
+    parts = (_mapping, _skipping, _memory, _workloads)
+    return save_page(folder, "tiling_mask", gather("tiling_mask", (part() for part in parts)))
 
 
 def check_mapping(m: int, length: int, offset: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from npusim.report.pages.chart import chart
-from npusim.report.pages.document import fill, number, save, table
+from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.report.pages.volta_study import (
     MEMORIES,
     Kernel,
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-#: Fields of the page's template, and figures for its JSON.
-Section = tuple[dict[str, object], dict[str, object]]
 
 FP16, FP32 = "acc_fp16", "acc_fp32"
 #: Presets and changes, and what the page calls them (Q K, then P V).
@@ -46,17 +44,10 @@ TOKENS = 4096
 
 def write(folder: Path) -> list[Path]:
     """Write ``volta.md``, its charts and its data to ``folder``."""
-    fields: dict[str, object] = {}
-    data: dict[str, object] = {"page": "volta"}
-    charts: dict[str, str] = {}
-    for part in (_layouts, _banks, _accumulators, _fields, _figure_8):
-        found, figures = part()
-        fields |= found
-        data |= figures
-    found, figures, charts["volta_rmse.svg"] = _accuracy()
-    fields |= found
-    data |= figures
-    return save(folder, {"volta.md": fill("volta.md", fields), "volta.json": data, **charts})
+    parts = (_layouts, _banks, _accumulators, _fields, _figure_8)
+    accuracy, picture = _accuracy()
+    content = gather("volta", (*(part() for part in parts), accuracy))
+    return save_page(folder, "volta", content, {"volta_rmse.svg": picture})
 
 
 @cache
@@ -224,7 +215,7 @@ MEANS = (0.0, 8.0, 16.0, 24.0, 31.0, 33.0, 40.0)
 OVERFLOW_TOKENS = 1024
 
 
-def _accuracy() -> tuple[dict[str, object], dict[str, object], str]:
+def _accuracy() -> tuple[Section, str]:
     """RMSE over length, and overflow over the size of the scores, for the same kernels."""
     lines: dict[str, list[tuple[float, float]]] = {name: [] for _, name in PRECISIONS}
     rows = []
@@ -256,4 +247,4 @@ def _accuracy() -> tuple[dict[str, object], dict[str, object], str]:
         "rmse": table(header, rows), "overflow": table(head, over), "overflow_tokens": OVERFLOW_TOKENS,
     }
     data: dict[str, object] = {"rmse": {n: dict(line) for n, line in lines.items()}, "overflow": figures}
-    return fields, data, picture
+    return (fields, data), picture
