@@ -10,10 +10,9 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
 from npusim.spec.node import LayerProblem, NodeDevice, load_machine
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from npusim.errors import NpusimError
     from npusim.run_result import RunResult
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
@@ -78,7 +78,7 @@ class TimesReport:
     left_out: int
     groups: dict[str, GroupRank]
     methods: dict[str, str]  #: case -> how its time was computed
-    faults: tuple[str, ...] = ()  #: selected cases whose schedule or device does not exist
+    faults: tuple[str, ...] = ()  #: why selected cases have no prediction
 
     @property
     def median_abs_error(self) -> float:
@@ -111,9 +111,9 @@ def validate_times(
     Raises
     ------
     SpecError
-        The file is wrong, ``only`` selects nothing, or every selected case names a schedule or a
-        device that does not exist.  Where only some do, the report holds the others and says which
-        are missing; they are never skipped in silence.
+        The file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
+        schedule, device or tiling does not exist, its device has no timing model.  Where only some
+        cannot, the report holds the others and says why; they are never skipped in silence.
     """
     file = load_measurements(path)
     chosen = [c for c in file.cases if only is None or _matches(c, only)]
@@ -123,23 +123,24 @@ def validate_times(
             f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …"
         )
     predictor = Predictor(method)
-    faults = {case.name: fault for case in chosen if (fault := _fault(predictor, case))}
-    if len(faults) == len(chosen):
-        raise SpecError(next(iter(faults.values())))
+    faults: list[str] = []
     residuals: list[Residual] = []
     for case in chosen:
-        if case.name in faults:
-            continue
         if progress:
             progress(case.name)
-        residuals += _residuals(predictor, file, case, band)
+        try:
+            residuals += _residuals(predictor, file, case, band)
+        except (SpecError, TilingError) as error:
+            faults.append(_fault(case, error))
+    if len(faults) == len(chosen):
+        raise SpecError(faults[0])
     return TimesReport(
         file.source,
         tuple(residuals),
         len(file.cases) - len(chosen),
         _ranks(residuals),
         predictor.methods,
-        tuple(faults.values()),
+        tuple(faults),
     )
 
 
@@ -147,14 +148,11 @@ def _matches(case: MeasurementCase, pattern: str) -> bool:
     return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
-def _fault(predictor: Predictor, case: MeasurementCase) -> str:
-    """Return why a case cannot be predicted: a schedule or a device does not exist; empty if it can."""
-    for one in filter(None, (case, case.baseline_case())):
-        try:
-            find_schedule(one.schedule, predictor.machine(one.device).family)
-        except SpecError as error:
-            return f"case {case.name}: {str(error).rstrip('.')}; leave it out with --only"
-    return ""
+def _fault(case: MeasurementCase, error: NpusimError) -> str:
+    """Return why a case cannot be predicted, and what to do about it."""
+    text, name = str(error).rstrip("."), f"case {case.name}: "
+    hint = "; leave it out with --only"
+    return name + text.removeprefix(name).removesuffix(hint) + hint
 
 
 def _residuals(
@@ -226,7 +224,7 @@ class Predictor:
         result = self._done[text]
         if result.timing is None:
             raise SpecError(
-                f"case {case.name}: {case.device} has no timing model; leave it out with --only"
+                f"case {case.name}: {case.device} has no timing model"
             )
         self.methods[case.name] = result.timing.method
         return result

@@ -104,11 +104,22 @@ def test_a_case_that_cannot_be_predicted_is_an_error(
         times(write(tmp_path, case(**change)))
 
 
-def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(tmp_path: Path) -> None:
-    report = times(write(tmp_path, case("a"), case("b", schedule="flahs")))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": "flahs"}, "case b: unknown schedule 'flahs'"),
+        ({"device": "h200", "kv": 64}, "case b: h200 has no timing model"),
+        ({"kv": "256, warps: 4"}, "case b: warps: unknown tiling field"),
+    ],
+)
+def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    report = times(write(tmp_path, case("a"), case("b", **change)))
     assert [r.name for r in report.residuals] == ["a"]
     assert len(report.faults) == 1
-    assert "case b: unknown schedule 'flahs'" in report.faults[0]
+    assert report.faults[0].startswith(message)
+    assert report.faults[0].endswith("; leave it out with --only")
     assert not report.is_passed
 
 
