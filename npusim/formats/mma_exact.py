@@ -16,6 +16,7 @@ import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 from npusim.formats.mma_scalar import LIMBS, exact_block
+from npusim.formats.reduction_kernels import round_sum, two_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
 #: 33 * 2**-53 with a factor of almost 4 to spare.
 ERROR_BOUND = 2.0**-46
+#: Up to one doubtful output in so many is cheaper one by one than as a row.
+FEW = 16
 
 
 @inline
@@ -40,25 +43,6 @@ def is_multiple(x: Any, unit: Any) -> Any:
     """Whether a float32 value is a multiple of a power of two."""
     big = unit * (1.5 * 2.0**52)
     return (abs(x) + big) - big == abs(x)
-
-
-@inline
-def two_sum(x: Any, y: Any) -> Any:
-    """Return the float64 sum and what its rounding lost, exactly (Knuth)."""
-    high = x + y
-    back = high - x
-    return high, (x - (high - back)) + (y - back)
-
-
-@inline
-def rounded(x: Any, y: Any) -> Any:
-    """Return x + y rounded once to float32, through a float64 rounded to odd; an exact 0 is +0."""
-    high, rest = two_sum(x, y)
-    bits = np.int64(float64_bits(high))
-    step = np.int64(1) if (rest > 0.0) == (high > 0.0) else np.int64(-1)
-    step = step if rest != 0.0 and (bits & 1) == 0 else np.int64(0)
-    odd = bits_float64(np.uint64(bits + step))
-    return np.float32(odd) if high != 0.0 else np.float32(0.0)
 
 
 @kernel
@@ -99,7 +83,7 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
         unit = a_unit * b_units[j]
         narrow = size <= unit * 2.0**51 and is_multiple(np.float64(old[j]), unit)
         error = 0.0 if narrow else size * ERROR_BOUND
-        low, high = rounded(total, lost - error), rounded(total, lost + error)
+        low, high = round_sum(total, lost - error), round_sum(total, lost + error)
         settled = low == high and (low != np.float32(0.0) or error == 0.0)
         c[j] = high if doubtful[j] else c[j]
         doubtful[j] = doubtful[j] and not settled
@@ -109,10 +93,7 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
 
 @functools.cache
 def exact_kernel(block: int) -> Callable[..., None]:
-    """Return the kernel of exact sums of ``block`` products; see the module's first lines.
-
-    NaN and Inf need no care: lanes that hold them give the IEEE result in any order.
-    """
+    """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
 
     @kernel
     def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any) -> None:
@@ -137,13 +118,14 @@ def exact_kernel(block: int) -> Callable[..., None]:
                     narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
                     error = bound * ERROR_BOUND
                     low, high = np.float32(total - error), np.float32(total + error)
-                    settled = low == high and (low != np.float32(0.0) or error == 0.0)
-                    settled = settled or narrow or not abs(total) < np.inf
+                    result = np.float32(total) if total != 0.0 else np.float32(0.0)
+                    # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                    doubt = low < high or (low == np.float32(0.0) and error != 0.0)
                     before[j] = c[i, j]
-                    doubtful[j] = not settled
-                    count += 0 if settled else 1
-                    c[i, j] = np.float32(total) if total != 0.0 else np.float32(0.0)
-                if count > 0:
+                    doubtful[j] = doubt and not narrow
+                    count += 1 if doubt and not narrow else 0
+                    c[i, j] = result
+                if count > columns // FEW:
                     left = (a[i, k0 : k0 + block], step)
                     count = sum_again(left, right, before, (c[i], doubtful), block)
                 if count > 0:
