@@ -88,6 +88,9 @@ EXACT: dict[str, tuple[float, Terms, float]] = {
         -(2.0**-30), {0: (2.0**15, 2.0**15), 4: (4096, 4096), 9: (3, 1), 15: (-(2.0**15), 2.0**15)},
         2.0**24 + 2,
     ),
+    "a tie and a bit just below two limbs": (
+        2.0**-52, {0: (1, 1), 1: (2.0**-12, 2.0**-12)}, 1 + 2.0**-23,
+    ),
     "the smallest subnormal of float32": (2.0**-149, {0: (1, 1), 1: (-1, 1)}, 2.0**-149),
     "a sum far above c": (2.0**-149, {0: (1, 1), 1: (2.0**-12, 2.0**-12)}, 1 + 2.0**-23),
     "a large c and small products": (2.0**127, {0: (2.0**-12, 2.0**-12)}, 2.0**127),
@@ -128,6 +131,19 @@ NESTED: dict[str, tuple[float, Terms, float]] = {
             9: (2.0**45, -(2.0**45)), 15: (-(2.0**100), 2.0**100),
         },
         -1 - 2.0**-23,
+    ),
+    "one bit beyond float64 beside outliers": (
+        0.0,
+        {
+            0: (2.0**100, 2.0**100), 1: (2.0**6, 2.0**7), 2: (2.0**-5, 2.0**-6),
+            3: (2.0**-20, 2.0**-20), 15: (-(2.0**100), 2.0**100),
+        },
+        2.0**13 + 2.0**-10,
+    ),
+    "c below the products' unit beside outliers": (
+        2.0**-40,
+        {0: (2.0**100, 2.0**100), 4: (4096, 4096), 9: (1, 1), 15: (-(2.0**100), 2.0**100)},
+        2.0**24 + 2,
     ),
     "a sum below float32": (0.0, {0: (2.0**-100, 2.0**-100)}, 0.0),
     "a tie below float32": (2.0**-149, {0: (-(2.0**-75), 2.0**-75)}, 0.0),
@@ -193,23 +209,31 @@ def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:
         np.testing.assert_array_equal(got.view(np.uint32), wanted, err_msg=path)
 
 
-#: MATLAB-tensor-core: float16 results are aligned to at least 2**(4 - F), float32 to 2**-(F + 108).
+#: Units with a smallest alignment: MATLAB-tensor-core's 4 - F for float16 results, -(F + 108) for
+#: float32 ones (which only products of 8-bit exponents reach).
 FLOORS = {
-    name: unit.fraction_bits
+    name: (4 - unit.fraction_bits if name.endswith(".f16") else -(unit.fraction_bits + 108))
     for name, unit in ARITHMETICS.items()
-    if unit.a_format == unit.b_format == "float16" and unit.fraction_bits
+    if unit.fraction_bits not in (None, 13)
+    and unit.a_format in (("float16",) if name.endswith(".f16") else ("bfloat16", "tf32"))
 }
 
 
-@pytest.mark.parametrize("name", [name for name in FLOORS if name.endswith(".f16")])
-def test_the_smallest_alignment_of_float16_results_keeps_the_last_bit(name: str) -> None:
-    """2**-25 is half a float16 subnormal, a tie; the smallest term kept, 2**(4 - 2 F), decides it."""
-    fraction = FLOORS[name] or 0
-    last = 4 - 2 * fraction
-    for smallest, wanted in ((last, 2.0**-24), (last - 1, 0.0)):
-        x = 2.0 ** (smallest // 2)
-        y = 2.0 ** (smallest - smallest // 2)
-        assert results(name, 0.0, {0: (2.0**-13, 2.0**-12), 1: (x, y)}) == {wanted}
+@pytest.mark.parametrize("name", FLOORS)
+def test_the_smallest_alignment_keeps_its_last_bit(name: str) -> None:
+    """The last bit kept below the smallest alignment decides a rounding, the next one does not.
+
+    float16: 2**-25 is half the smallest subnormal, a tie that the bit breaks upwards.  float32:
+    the bit is taken from the smallest subnormal, of which rounding toward zero then leaves 0.
+    """
+    last = FLOORS[name] - (ARITHMETICS[name].fraction_bits or 0)
+    for smallest, is_kept in ((last, True), (last - 1, False)):
+        x, y = 2.0 ** (smallest // 2), 2.0 ** (smallest - smallest // 2)
+        if name.endswith(".f16"):
+            terms, wanted = {0: (2.0**-13, 2.0**-12), 1: (x, y)}, 2.0**-24 if is_kept else 0.0
+        else:
+            terms, wanted = {0: (2.0**-75, 2.0**-74), 1: (-x, y)}, 0.0 if is_kept else 2.0**-149
+        assert results(name, 0.0, terms) == {wanted}
 
 
 def test_hopper_separates_the_floors_of_21_and_20() -> None:
