@@ -70,7 +70,7 @@ EXACT: dict[str, tuple[float, Terms, float]] = {
     ),
     # Fifteen times 2**-54 of c: every one is lost in float64, all together decide the tie.
     "losses that add up": (
-        2.0**20, {0: (2.0**-2, 2.0**-2)} | {k: (2.0**-17, 2.0**-17) for k in range(1, 16)},
+        2.0**20, {0: (2.0**-2, 2.0**-2)} | dict.fromkeys(range(1, 16), (2.0**-17, 2.0**-17)),
         2.0**20 + 2.0**-3,
     ),
     # c = 2**53 units: one unit is half of what float64 keeps beside it.
