@@ -12,7 +12,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats import exponential
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import check_operands
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format
@@ -197,9 +197,10 @@ def _float64(name: str, flat: Array) -> Array:
 
         out = np.empty(flat.size)
         elementwise_kernels.exp_float64(flat, out)
-        return out
-    with np.errstate(all="ignore"):
-        return FUNCTIONS[name](flat)
+    else:
+        with np.errstate(all="ignore"):
+            out = FUNCTIONS[name](flat)
+    return with_canonical_nan(out, get_format("float64"))
 
 
 def _exp_float32(name: str, flat: Array) -> Array:
@@ -217,10 +218,7 @@ def _exp_float32(name: str, flat: Array) -> Array:
         elementwise_kernels.exp_float32_closer(flat[where], closer, open_still, name == "exp2")
         out[where] = closer
         _settle(name, flat, where[open_still], bits, fmt)
-    is_nan = np.isnan(out)
-    if is_nan.any():
-        bits[is_nan] = fmt.canonical_nan_bits
-    return out
+    return with_canonical_nan(out, fmt)
 
 
 def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
