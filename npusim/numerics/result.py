@@ -67,7 +67,8 @@ class NumericResult:
     ``overflow_counts`` and ``nan_counts`` count elements per operation; ``events`` lists every
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
-    ``arithmetic`` names the matrix units' arithmetic and its evidence.
+    ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row
+    sums.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]]
@@ -78,6 +79,7 @@ class NumericResult:
     nan_counts: dict[str, int]
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
+    row_sums: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
     events: tuple[NumericEvent, ...] = ()
 

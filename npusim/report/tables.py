@@ -19,7 +19,7 @@ from npusim.report.tracks import track_of
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import QueueRecord, RunRecord, TimingRecord
+    from npusim.report.record import QueueRecord, RunRecord, SpreadRecord, TimingRecord
     from npusim.report.roofline import Roofline
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
@@ -252,17 +252,23 @@ def _numerics(record: RunRecord) -> list[Fact]:
     found = [("numerics", tuple(rows))]
     if bits.diagnosis is not None:
         found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
-    if bits.arithmetic:
-        units = ", ".join(f"{name} ({evidence})" for name, evidence in bits.arithmetic.items())
-        weak = "assumed" in bits.arithmetic.values()
-        others = [
-            Cell(
-                f"with {s.arithmetic} {percent(s.differing)} of outputs differ, RMSE {_figure(s.rmse)}"
-            )
-            for s in record.spread
-        ]
+    used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
+    used = {**bits.arithmetic, **used}
+    if used:
+        units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
+        weak = "assumed" in used.values()
+        others = [Cell(_spread(s)) for s in record.spread]
         found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
     return found
+
+
+def _spread(found: SpreadRecord) -> str:
+    if found.differing is None:
+        return f"with {found.arithmetic}: no figure, as outputs are not finite"
+    return (
+        f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
+        f"RMSE {_figure(found.rmse)}"
+    )
 
 
 def _constants(timing: TimingRecord) -> list[Fact]:
@@ -279,7 +285,8 @@ def _constants(timing: TimingRecord) -> list[Fact]:
 
 def _notes(record: RunRecord) -> list[Fact]:
     """Return the run's notes, without what the line on arithmetic says already."""
-    said = record.numerics.arithmetic if record.numerics is not None else {}
+    bits = record.numerics
+    said = () if bits is None else (*bits.arithmetic, "order of row sums")
     notes = [note for note in record.notes if not any(name in note for name in said)]
     return [("notes", tuple(Cell(note, "warn") for note in notes))] if notes else []
 
