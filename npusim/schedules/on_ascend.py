@@ -217,11 +217,11 @@ class CubeRings:
 
 
 def move(
-    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN
+    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN, name: str = ""
 ) -> TileOp:
     """Return a data move; a change of format on the way is a cast (the fixpipe's inline cast)."""
     opcode = Opcode.COPY if dst.fmt == src.fmt else Opcode.CAST
-    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes),))
+    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes, name),))
 
 
 def compute(label: str, queue: str, steps: Sequence[Step]) -> TileOp:

@@ -79,7 +79,7 @@ def build(
         lambda: AscendGemm(
             "scores",
             group,
-            GemmOperands(io.q, io.k, raw, transpose_b=True),
+            GemmOperands(io.q, io.k, raw, transpose_b=True, name="S_in"),
             gemm,
             choice.arithmetic,
         ),
