@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import SpecError
+from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
@@ -51,7 +52,7 @@ from npusim.spec.load import load_workload
 from npusim.spec.node import NodeDevice, is_node, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
-from npusim.spread import Spread, row_sum_evidence, spread_over_alternates
+from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import Layout, load_tensors, quantise
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
@@ -128,12 +129,11 @@ def run(
     plan = _Plan(chosen, what, fields, device, preset)
     program = plan.checked_program()
     timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
-    bits, spread = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, ())
+    bits, more = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, {})
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
-        program=program, timing=timing, numerics=bits, spread=spread,
-        notes=_notes(program, device, bits, timing, trace_groups),
+        program=program, timing=timing, numerics=bits, notes=_notes(program, device, bits, timing, trace_groups), **more
     )  # fmt: skip
 
 
@@ -179,15 +179,16 @@ def _evaluate(
     heads: Choice,
     *,
     diagnose: bool,
-) -> tuple[NumericResult | None, tuple[Spread, ...]]:
-    """Return the bits of an attention program, and how far they depend on assumed arithmetic."""
+) -> tuple[NumericResult | None, dict[str, Any]]:
+    """Return the bits of an attention program, and fields of the result that say more of them."""
     problem = plan.problem
     if not isinstance(problem, Problem):
-        return None, ()
+        return None, {}
     source = recipe_source(problem) if given is None else array_source(given, problem.data)
     bits = evaluate(program, problem, source, rows=rows, heads=heads, diagnose=diagnose)
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
-    return bits, spread
+    finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
+    return bits, {"spread": spread, "finite": finite}
 
 
 def _tensors(

@@ -45,18 +45,24 @@ class ErrorSummary:
     """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
 
     ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
-    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Non-finite outputs are
-    counted in ``nan_count``/``inf_count`` and left out of the other figures.
+    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
+    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse`` and ``max_abs_error`` are NaN,
+    ``max_ulp`` is None and the histogram empty.
     """
 
     rmse: float
     max_abs_error: float
-    max_ulp: int
+    max_ulp: int | None
     ulp_histogram: dict[str, int]
     nan_count: int
     inf_count: int
     nan_row_fraction: float
     count: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every output is a finite number."""
+        return not self.nan_count and not self.inf_count
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ __all__ = [
     "ConstantRecord",
     "DeviceRecord",
     "EventRecord",
+    "FiniteRecord",
     "NumericRecord",
     "OverlapRecord",
     "QueueRecord",
@@ -135,7 +136,7 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class NumericRecord:
-    """What the computed bits look like beside float64; None where a figure is not finite.
+    """What the computed bits look like beside float64; errors are None where an output is not finite.
 
     ``diagnosis`` has the figures of `npusim.numerics.diagnosis.Diagnosis` that have a meaning; None
     where none was asked for.  ``row_sums`` maps the orders of row sums to their basis.
@@ -144,7 +145,7 @@ class NumericRecord:
     sample: str
     rmse: float | None
     max_abs_error: float | None
-    max_ulp: int
+    max_ulp: int | None
     ulp_histogram: dict[str, int]
     count: int
     nan_count: int
@@ -171,6 +172,15 @@ class SpreadRecord:
 
 
 @dataclass(frozen=True)
+class FiniteRecord:
+    """A schedule and preset that is finite on the sample where the run is not."""
+
+    schedule: str
+    precision: str
+    rmse: float
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
@@ -191,6 +201,7 @@ class RunRecord:
     numerics: NumericRecord | None
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
+    finite: tuple[FiniteRecord, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -212,6 +223,7 @@ def record_of(result: RunResult) -> RunRecord:
             for s in result.spread
         ),
         notes=tuple(result.notes),
+        finite=tuple(FiniteRecord(f.schedule, f.precision, f.rmse) for f in result.finite),
     )
 
 
@@ -293,7 +305,7 @@ def _numerics(numerics: NumericResult, device: DeviceSpec) -> NumericRecord:
         sample=numerics.sample,
         rmse=_finite(error.rmse),
         max_abs_error=_finite(error.max_abs_error),
-        max_ulp=int(error.max_ulp),
+        max_ulp=error.max_ulp,
         ulp_histogram=dict(error.ulp_histogram),
         count=int(error.count),
         nan_count=int(error.nan_count),

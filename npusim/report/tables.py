@@ -19,7 +19,13 @@ from npusim.report.tracks import track_of
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import QueueRecord, RunRecord, SpreadRecord, TimingRecord
+    from npusim.report.record import (
+        NumericRecord,
+        QueueRecord,
+        RunRecord,
+        SpreadRecord,
+        TimingRecord,
+    )
     from npusim.report.roofline import Roofline
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
@@ -236,18 +242,10 @@ def _numerics(record: RunRecord) -> list[Fact]:
         return [("numerics", cells("not computed"))]
     overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
     bad = overflow or nan or bits.nan_count or bits.inf_count
-    error = (
-        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   "
-        f"max ULP {whole(bits.max_ulp)}"
-    )
     events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
-    if bits.nan_count or bits.inf_count:
-        events += (
-            f"   in the output: {whole(bits.nan_count)} NaN "
-            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
-        )
-    rows = [Cell(f"{error}   {events}", "bad" if bad else "")]
+    rows = [Cell(f"{_error(bits)}   {events}", "bad" if bad else "")]
     rows += [Cell(f"first {event}", "bad") for event in bits.first_events]
+    rows += _finite(record, bits)
     rows.append(Cell(f"against float64 on {bits.sample}"))
     found = [("numerics", tuple(rows))]
     if bits.diagnosis is not None:
@@ -260,6 +258,31 @@ def _numerics(record: RunRecord) -> list[Fact]:
         others = [Cell(_spread(s)) for s in record.spread]
         found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
     return found
+
+
+def _error(bits: NumericRecord) -> str:
+    """Return the errors; of an output with NaN or Inf there are none."""
+    if bits.nan_count or bits.inf_count:
+        return (
+            f"not finite: {whole(bits.nan_count)} NaN in the output "
+            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
+        )
+    ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
+    return (
+        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
+    )
+
+
+def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
+    """Return what is finite on the same sample where the output is not."""
+    if not bits.nan_count and not bits.inf_count:
+        return []
+    found = [
+        f"{f.schedule} with precision {f.precision} (RMSE {f.rmse:.2e})" for f in record.finite
+    ]
+    if found:
+        return [Cell(f"finite on the same sample: {', '.join(found)}", "good")]
+    return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
 
 
 def _spread(found: SpreadRecord) -> str:
