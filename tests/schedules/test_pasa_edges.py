@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.ir.op import Opcode
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import pasa_phases
+from npusim.schedules import find_schedule, pasa_phases
 from npusim.schedules.steps.pasa import pasa_steps
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.numerics.executor import Moment
     from npusim.run_result import RunResult
     from npusim.schedules.steps.attention import AttentionSteps
 
@@ -120,3 +127,25 @@ def test_a_maximum_that_starts_at_minus_infinity_loses_none() -> None:
     found = pasa("h200", "fp32_mean", q, k, v, causal=False, keys=128).numerics
     assert found is not None
     assert found.error.nan_count == 0
+
+
+def test_a_fixed_reference_is_the_first_blocks_mean_to_the_bit() -> None:
+    """F starts at 0 and takes the first block's mean; later blocks leave it."""
+    problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
+    schedule = find_schedule("pasa", "nvidia")
+    program = schedule.program(
+        problem, build_tiling(schedule.tiling, {"block_kv": 64}), load_device("h200"),
+        schedule.precision("fixed_reference"),
+    )  # fmt: skip
+    means, references = [], []
+
+    def look(moment: Moment) -> None:
+        if moment.step.name == "mean" and moment.step.opcode is Opcode.ROW_SUM:
+            means.append(np.array(moment.result))
+        if moment.step.name == "F" and moment.step.opcode is Opcode.ADD:
+            references.append(np.array(moment.result))
+
+    execute(program, recipe_source(problem), observers=(look,))
+    assert len(references) == 4
+    for found in references:
+        np.testing.assert_array_equal(found.view(np.uint16), means[0].view(np.uint16))
