@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.pages import pcast_study
+from reports.pcast_numerics import study as pcast_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.report.pages.pcast_study import RealFigures
+    from reports.pcast_numerics.study import RealFigures
 
 
 @cache
