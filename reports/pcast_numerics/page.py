@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table
 from reports.pcast_numerics import study, theory
+from reports.pcast_numerics.sections import SECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,8 @@ UNIT = 1e-5
 #: Samples of 64 rows for each length of table 2, and for the other sections.
 HEADS_2: Mapping[int, int] = MappingProxyType({4096: 64, 8192: 64, 16384: 32})
 HEADS, HEADS_GAP = 32, 16
+#: Independent draws into which samples are cut where an error is not had head by head.
+DRAWS = 4
 #: Scales of the sawtooth's table: powers of two, those of papers.md section 1.1, FlashInfer's 448.
 SCALES = (1, 2, 16, 64, 128, 256, 300, 384, 400, 448, 512)
 SAWTOOTH_START, SAWTOOTH_END = 8, 512
@@ -50,7 +53,7 @@ SAWTOOTH_START, SAWTOOTH_END = 8, 512
 
 def write(folder: Path) -> list[Path]:
     """Write ``pcast_numerics.md``, its data and its charts to ``folder``."""
-    parts = (_thresholds, _collapse, _errors, _sweep, _hole, _floor, _real)
+    parts = (_thresholds, _collapse, _errors, _sweep, _hole, _floor, _real, *SECTIONS)
     sizes = {"rows_1": HEADS * study.QUERIES, "rows_gap": HEADS_GAP * study.QUERIES}
     content = gather("pcast_numerics", (part() for part in parts), **sizes)
     scales = [float(s) for s in range(SAWTOOTH_START, SAWTOOTH_END + 1)]
@@ -100,23 +103,35 @@ def _collapse() -> Section:
     rows: list[list[str]] = []
     data: dict[int, object] = {}
     for gap, paper in TABLE_1.items():
-        problem = study.sink_problem(float(gap), KEYS, HEADS, seed=gap)
-        plain, scaled = (study.diagnose(problem, p) for p in ("hpc_ops_s1", "hpc_ops"))
-        measured = (
-            _of_others(plain), _of_others(scaled), 100 - plain.sink_mass_percent,
-            plain.product_mass_percent or 0.0, plain.zeroed_mass_percent or 0.0,
-        )  # fmt: skip
+        found = study.mean_of_rows([_fractions(gap, draw) for draw in range(DRAWS)])
+        measured, errors = [m.value for m in found], [m.error for m in found]
         exact = theory.expectation(float(gap), 1.0, SINKS, KEYS)
         formula = 100 * theory.closed_form(float(gap), 1.0, SINKS)
-        sides = [f"{a:.1f} / {b:.1f}" for a, b in zip(paper, measured, strict=False)]
-        others = (measured[-1], 100 * exact.zeroed_mass, 100 * exact.zeroed, formula)
-        rows.append([str(gap), *sides, *(f"{x:.1f}" for x in others)])
-        data[gap] = {"paper": paper, "measured": measured, "expected": exact, "formula": formula}
+        sides = [f"{a:.1f} / {_tenths(m)}" for a, m in zip(paper, found, strict=False)]
+        others = (100 * exact.zeroed_mass, 100 * exact.zeroed, formula)
+        rows.append([str(gap), *sides, _tenths(found[-1]), *(f"{x:.1f}" for x in others)])
+        data[gap] = {
+            "paper": paper, "measured": measured, "standard error": errors, "expected": exact, "formula": formula,
+        }  # fmt: skip
     header = [
         "gap", "zeroed, S=1", "zeroed, S=256", "normal keys' mass", '"effective loss"', "mass truly zeroed",
         "expected", "zeroed, S=1, expected", "by equation 7",
     ]  # fmt: skip
     return {"table_1": table(header, rows)}, {"table_1": data}
+
+
+def _fractions(gap: int, draw: int) -> tuple[float, ...]:
+    """Return table 1's measured columns for one draw of keys and queries, in percent."""
+    problem = study.sink_problem(float(gap), KEYS, HEADS // DRAWS, seed=DRAWS * gap + draw)
+    plain, scaled = (study.diagnose(problem, p) for p in ("hpc_ops_s1", "hpc_ops"))
+    return (
+        _of_others(plain), _of_others(scaled), 100 - plain.sink_mass_percent,
+        plain.product_mass_percent or 0.0, plain.zeroed_mass_percent or 0.0,
+    )  # fmt: skip
+
+
+def _tenths(found: study.Mean) -> str:
+    return f"{found.value:.1f} ± {found.error:.1f}"
 
 
 def _of_others(found: Diagnosis) -> float:
@@ -148,25 +163,51 @@ def _errors() -> Section:
         "table_2": table(["configuration", *lengths], rows),
         "ratios": table(["ratio", *lengths], ratio_rows),
         "rows_2": ", ".join(str(heads * study.QUERIES) for heads in HEADS_2.values()),
+        **_scatter(ratios["forward, S=448 / reverse, S=256"]),
     }
     return fields, {"table_2": found, "table_2_paper": dict(TABLE_2), "ratios": ratios}
+
+
+#: Rows of a small sample, whose scatter is told, and heads of the ratio at blocks of 128 keys.
+FEW_ROWS, HEADS_128 = 512, 12
+
+
+def _scatter(of_448: list[study.Mean]) -> dict[str, object]:
+    """Return the range of 448 over 256, the scatter of a small sample at 4096 keys, and blocks of 128."""
+    found = [100 * (m.value - 1) for m in of_448]
+    rows = next(iter(HEADS_2.values())) * study.QUERIES
+    band = 2 * 100 * of_448[0].error * (rows / FEW_ROWS) ** 0.5
+    problem = study.sink_problem(GAP, KEYS, HEADS_128, seed=5)
+    plain, scaled = (
+        study.error_by_head(problem, study.PRECISIONS[n], block=128) for n in ("reverse, S=1", "reverse, S=256")
+    )
+    wide = study.ratio_of(plain, scaled)
+    return {
+        "max_low": f"{min(found):.0f}", "max_high": f"{max(found):.0f}",
+        "max_scatter": f"{found[0] - band:.0f} and {found[0] + band:.0f} %",
+        "ratio_128": f"{wide.value:.3f} ± {wide.error:.3f}",
+    }  # fmt: skip
 
 
 def _sweep() -> Section:
     """Errors over the gap: the ratio is largest at small gaps, the difference at 7."""
     lines: dict[str, list[float]] = {"forward, S=1": [], "reverse, S=256": []}
+    rows, data = [], {}
     for gap in TABLE_1:
         problem = study.sink_problem(float(gap), KEYS, HEADS_GAP, seed=100 + gap)
         chosen = {name: study.PRECISIONS[name] for name in lines}
-        for name, by_head in study.errors_by_head(problem, chosen).items():
+        found = study.errors_by_head(problem, chosen)
+        worst, best = found.values()
+        for name, by_head in found.items():
             lines[name].append(float(by_head.mean()))
-    worst, best = lines.values()
-    rows = [
-        [gap, w / UNIT, b / UNIT, w / b, (w - b) / UNIT]
-        for gap, w, b in zip(TABLE_1, worst, best, strict=True)
-    ]
-    shown = table(["gap", *lines, "ratio", "difference"], rows)
-    return {"sweep": shown}, {"gap_sweep": {"gaps": list(TABLE_1), "mse": lines}}
+        values = [study.mean_of(e / UNIT) for e in (worst, best, worst - best)]
+        ratio = study.ratio_of(worst, best)
+        data[gap] = {"forward": values[0], "reverse": values[1], "ratio": ratio, "difference": values[2]}
+        shown = [f"{m.value:.3f} ± {m.error:.3f}" for m in values]
+        rows.append([gap, *shown[:2], f"{ratio.value:.2f} ± {ratio.error:.2f}", shown[2]])
+    header = ["gap", *lines, "ratio", "difference"]
+    sweep = {"gaps": list(TABLE_1), "mse": lines, "unit 1e-5": data}
+    return {"sweep": table(header, rows)}, {"gap_sweep": sweep}
 
 
 #: Gap, scale and block of the cases of the hole.
@@ -177,13 +218,21 @@ def _hole() -> Section:
     """Reverse order: pairs zeroed inside the sinks' own block."""
     rows, data = [], []
     for gap, scale, block in HOLES:
-        measured = 100 * study.reverse_hole(gap, scale, block, keys=KEYS, heads=HEADS // 2)
+        heads = HEADS // 2 // DRAWS
+        draws = [
+            (100 * study.reverse_hole(gap, scale, block, keys=KEYS, heads=heads, seed=draw),)
+            for draw in range(DRAWS)
+        ]
+        (measured,) = study.mean_of_rows(draws)
         fraction = theory.expectation(gap, scale, SINKS, KEYS).zeroed
         expected = 100 * (block - SINKS) / KEYS * fraction
-        rows.append([f"{gap:g}", f"{scale:g}", block, f"{measured:.4f}", f"{expected:.4f}"])
+        shown = f"{measured.value:.4f} ± {measured.error:.4f}"
+        rows.append([f"{gap:g}", f"{scale:g}", block, shown, f"{expected:.4f}"])
         data.append([gap, scale, block, measured, expected])
     header = ["gap", "S", "block", "measured", "(B - k) / N times forward's fraction"]
-    return {"hole": table(header, rows)}, {"reverse_hole": data}
+    last = data[-1][3]
+    assert isinstance(last, study.Mean)
+    return {"hole": table(header, rows), "hole_12": f"{last.value:.1f}"}, {"reverse_hole": data}
 
 
 #: Gap, keys and samples of appendix B's cases.
@@ -207,7 +256,7 @@ def _floor() -> Section:
 def _real() -> Section:
     """SmolLM2's packaged tensors: what remains of the claims."""
     precisions = {**study.PRECISIONS, "reverse, S=448": "hpc_ops,scale=448,is_reverse=true"}
-    found = {name: study.real_tensors(p) for name, p in precisions.items()}
+    found = {name: study.real_figures(p) for name, p in precisions.items()}
     best, plain, forward = (found[n] for n in ("reverse, S=256", "forward, S=1", "forward, S=256"))
 
     def squared(f: study.RealFigures) -> float:

@@ -23,7 +23,7 @@ from reports.parts.values import GPU, observe, values
 from reports.pcast_numerics.weights import EffectiveWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from npusim.numerics.diagnosis import Diagnosis
     from npusim.numerics.store import HeadSource
@@ -31,15 +31,20 @@ if TYPE_CHECKING:
 __all__ = [
     "PRECISIONS",
     "Mean",
+    "by_head",
     "diagnose",
     "error_by_head",
     "errors_by_head",
     "exact_mass",
+    "exact_weights",
     "mean_of",
+    "mean_of_rows",
     "ratio_of",
+    "real_figures",
     "real_tensors",
     "reverse_hole",
     "sink_problem",
+    "softmax",
 ]
 
 Doubles = NDArray[np.float64]
@@ -70,6 +75,11 @@ def mean_of(by_head: Doubles) -> Mean:
     return Mean(float(by_head.mean()), float(by_head.std(ddof=1) / np.sqrt(len(by_head))))
 
 
+def mean_of_rows(draws: Sequence[tuple[float, ...]]) -> list[Mean]:
+    """Return mean and standard error of each figure over independent draws of all of them."""
+    return [mean_of(column) for column in np.array(draws).T]
+
+
 def ratio_of(a: Doubles, b: Doubles) -> Mean:
     """Return the ratio of two means over the same heads, and its standard error (delta method)."""
     ratio = float(a.mean() / b.mean())
@@ -77,11 +87,11 @@ def ratio_of(a: Doubles, b: Doubles) -> Mean:
     return Mean(ratio, residual.error / float(b.mean()))
 
 
-def sink_problem(gap: float, keys: int, heads: int, *, seed: int = 0) -> Problem:
-    """Return ``heads`` samples of 64 query rows over ``keys`` keys, the first four of them sinks."""
+def sink_problem(gap: float, keys: int, heads: int, *, seed: int = 0, sinks: int = 4) -> Problem:
+    """Return ``heads`` samples of 64 query rows over ``keys`` keys, the first few of them sinks."""
     return Problem(
         heads=heads, seq_q=QUERIES, seq_kv=keys, head_dim=HEAD_DIM, value_head_dim=VALUE_DIM, dtype="float32",
-        data=SinkData(kind="sink", gap=gap, seed=seed),
+        data=SinkData(kind="sink", gap=gap, sinks=sinks, seed=seed),
     )  # fmt: skip
 
 
@@ -98,43 +108,58 @@ def errors_by_head(
 ) -> dict[str, Doubles]:  # fmt: skip
     """Return each head's mean squared error for several precisions, on the same inputs."""
     inputs = source if source is not None else recipe_source(problem)
-    known: dict[tuple[int, int], NDArray[np.float32]] = {}
+    exact = exact_weights(problem, inputs)
 
-    def exact(where: Any) -> NDArray[np.float32]:
-        """Softmax of a block; float32 keeps 7 digits of what is compared to 2 (a P in E4M3)."""
-        key = where.head, where.row
-        if key not in known:
-            q = inputs("q", where.batch, where.head)[where.row : where.row + where.rows]
-            k = inputs("k", where.batch, where.kv_head)
-            wide = _softmax(
-                problem, np.asarray(q, np.float64), np.asarray(k, np.float64), where.row
-            )
-            known[key] = wide.astype(np.float32)
-        return known[key]
+    def squared(where: Any, weights: Doubles) -> tuple[float, ...]:
+        weights -= exact(where)
+        return (float(np.vdot(weights, weights)),)
 
     return {
-        name: _errors(problem, precision, inputs, block, exact)
+        name: by_head(problem, precision, squared, source=inputs, block=block)[:, 0]
         for name, precision in precisions.items()
     }
 
 
-def _errors(
-    problem: Problem, precision: str, inputs: HeadSource, block: int,
-    exact: Callable[[Any], NDArray[np.float32]],
+def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArray[np.float32]]:
+    """Return a function that gives the softmax of a block, computed in float64 and kept.
+
+    float32 keeps 7 digits of what is compared to 2 (a P in E4M3).
+    """
+    known: dict[tuple[int, int], NDArray[np.float32]] = {}
+
+    def exact(where: Any) -> NDArray[np.float32]:
+        key = where.head, where.row
+        if key not in known:
+            q = inputs("q", where.batch, where.head)[where.row : where.row + where.rows]
+            k = inputs("k", where.batch, where.kv_head)
+            wide = softmax(problem, np.asarray(q, np.float64), np.asarray(k, np.float64), where.row)
+            known[key] = wide.astype(np.float32)
+        return known[key]
+
+    return exact
+
+
+def by_head(
+    problem: Problem, precision: str, measure: Callable[[Any, Doubles], tuple[float, ...]], *,
+    source: HeadSource, block: int = 64, recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
 ) -> Doubles:  # fmt: skip
-    sums = np.zeros(problem.heads)
+    """Return what ``measure`` finds in the weights of each block, summed and divided by a head's rows.
 
-    def compare(where: Any, weights: Doubles) -> None:
-        weights -= exact(where)
-        sums[where.head] += float(np.vdot(weights, weights))
+    ``measure`` gets a block and its weights (rows, keys), which it may change; the result is (heads,
+    figures).  ``recast`` is that of `EffectiveWeights`.
+    """
+    sums: dict[int, Doubles] = {}
 
-    observer = EffectiveWeights(problem.seq_kv, compare)
-    tiling = {"block_kv": block}
-    observe("fp8_attention", problem, precision, observer, tiling=tiling, source=inputs)
-    return sums / problem.seq_q
+    def add(where: Any, weights: Doubles) -> None:
+        sums[where.head] = sums.get(where.head, 0.0) + np.array(measure(where, weights))
+
+    observer = EffectiveWeights(problem.seq_kv, add, recast)
+    observe("fp8_attention", problem, precision, observer, tiling={"block_kv": block}, source=source)
+    return np.array([sums[head] for head in range(problem.heads)]) / problem.seq_q
 
 
-def _softmax(problem: Problem, q: Doubles, k: Doubles, row: int) -> Doubles:
+def softmax(problem: Problem, q: Doubles, k: Doubles, row: int = 0) -> Doubles:
+    """Return the softmax of scaled scores of queries from ``row`` on, (rows, keys) float64."""
     scores = q @ k.T * problem.scale
     if problem.causal:
         last = np.arange(row, row + len(q))[:, None] + problem.causal_offset
@@ -154,10 +179,12 @@ def diagnose(problem: Problem, precision: str, *, block: int = 64) -> Diagnosis:
     return found
 
 
-def reverse_hole(gap: float, scale: float, block: int, *, keys: int, heads: int) -> float:
+def reverse_hole(
+    gap: float, scale: float, block: int, *, keys: int, heads: int, seed: int = 0
+) -> float:
     """Return the fraction of pairs zeroed in reverse order: those inside the sinks' own block."""
     precision = f"hpc_ops_s1,is_reverse=true,scale={scale:g}"
-    found = diagnose(sink_problem(gap, keys, heads), precision, block=block)
+    found = diagnose(sink_problem(gap, keys, heads, seed=seed), precision, block=block)
     assert found.underflow_percent is not None
     return found.underflow_percent / 100
 
@@ -172,7 +199,7 @@ def exact_mass(problem: Problem, source: HeadSource, *, is_reverse: bool, block:
     for head in range(problem.heads):
         q = np.asarray(source("q", 0, head), np.float64)
         k = np.asarray(source("k", 0, head // problem.group_size), np.float64)
-        weights = _softmax(problem, q, k, 0)
+        weights = softmax(problem, q, k)
         top, exact = np.zeros((len(q), 1)), np.zeros(len(q))
         starts = range(0, problem.seq_kv, block)
         for start in reversed(starts) if is_reverse else starts:
@@ -195,8 +222,8 @@ class RealFigures(NamedTuple):
     sink_mass_percent: float
 
 
-def real_tensors(precision: str, tensors: str = "") -> RealFigures:
-    """Return figures of one configuration on real Q, K and V, causal, in float32.
+def real_tensors(tensors: str = "") -> tuple[Problem, HeadSource]:
+    """Return the causal problem that real Q, K and V pose in float32, and their source.
 
     ``tensors`` is a file with the keys of the packaged one, which is the default.
     """
@@ -209,7 +236,12 @@ def real_tensors(precision: str, tensors: str = "") -> RealFigures:
         heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], head_dim=q.shape[3], dtype="float32",
         causal=True,
     )  # fmt: skip
-    source = array_source(wide)
+    return problem, array_source(wide)
+
+
+def real_figures(precision: str, tensors: str = "") -> RealFigures:
+    """Return figures of one configuration on real Q, K and V, causal, in float32."""
+    problem, source = real_tensors(tensors)
     error = float(error_by_head(problem, precision, source=source).mean())
     exact = exact_mass(problem, source, is_reverse="is_reverse=true" in precision)
     bits = values("fp8_attention", problem, precision, hw=GPU, source=source, diagnose=True)

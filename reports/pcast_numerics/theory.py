@@ -20,13 +20,17 @@ from npusim.formats import get_format
 __all__ = [
     "Expectation",
     "closed_form",
+    "collapse_error",
+    "coverage",
     "critical_gap",
     "e4m3_values",
     "expectation",
     "largest_zero",
+    "normal_exponent",
     "sink_shift",
     "underflow_exponent",
     "worst_step",
+    "zeroed_fraction",
 ]
 
 Doubles = NDArray[np.float64]
@@ -102,34 +106,68 @@ def expectation(gap: float, scale: float, sinks: int, keys: int) -> Expectation:
     largest sink score m, of density ``k phi(m) Phi(m)^(k-1)``; the other sinks lie below it, their
     share of the mass by a Gauss-Legendre rule in each.
     """
-    at = _grid()
-    below = _cdf(at)
-    density = sinks * _phi(at) * below ** (sinks - 1)
-    threshold = gap + at - underflow_exponent(scale)
-    total = (keys - sinks) * math.exp(0.5)
-    share = np.array(
-        [
-            _mean_share(total, math.exp(gap), float(m), float(p), sinks - 1)
-            for m, p in zip(at, below, strict=True)
-        ]
-    )
-
-    def mean(values: Doubles) -> float:
-        return float(np.trapezoid(density * values, at))
-
+    threshold = _grid() + gap - underflow_exponent(scale)
+    share = _shares(gap, sinks, keys, power=1)
     # E[e^s; s < t] = e^(1/2) Phi(t - 1) for a standard normal s.
-    return Expectation(mean(_cdf(threshold)), mean(share), mean(share * _cdf(threshold - 1)))
+    zeroed, mass, lost = _cdf(threshold), share, share * _cdf(threshold - 1)
+    return Expectation(*(_over_largest(values, sinks) for values in (zeroed, mass, lost)))
 
 
-def _mean_share(total: float, raised: float, largest: float, below: float, others: int) -> float:
-    """Return E[total / (total + raised sum of e^g)], the largest g given, the others below it."""
+def zeroed_fraction(gap: float, scale: float, sinks: int) -> float:
+    """Return the expected fraction of normal keys zeroed once ``sinks`` sinks have been seen; 0 before."""
+    if not sinks:
+        return 0.0
+    return _over_largest(_cdf(_grid() + gap - underflow_exponent(scale)), sinks)
+
+
+def normal_exponent(scale: float) -> float:
+    """Return how far below the running maximum a score may lie for S P to be a normal number: ln(64 S)."""
+    return math.log(scale / E4M3.min_normal)
+
+
+def coverage(gap: float, scale: float, sinks: int) -> float:
+    """Return the expected fraction of normal keys whose S P is a normal E4M3 number, in forward order."""
+    return 1 - _over_largest(_cdf(_grid() + gap - normal_exponent(scale)), sinks)
+
+
+def collapse_error(gap: float, scale: float, sinks: int, keys: int) -> float:
+    """Return the expectation of proposition 3 (equation 9) for V of variance 1: the sum of p_j^2 over Z.
+
+    E[e^2s; s < t] = e^2 Phi(t - 2) for a standard normal s.
+    """
+    threshold = _grid() + gap - underflow_exponent(scale)
+    total = (keys - sinks) * math.exp(0.5)
+    squares = (keys - sinks) * math.exp(2.0) * _cdf(threshold - 2) / total**2
+    return _over_largest(squares * _shares(gap, sinks, keys, power=2), sinks)
+
+
+def _over_largest(values: Doubles, sinks: int) -> float:
+    """Return the mean of values given for each largest sink score m, of density k phi(m) Phi(m)^(k-1)."""
+    at = _grid()
+    density = sinks * _phi(at) * _cdf(at) ** (sinks - 1)
+    return float(np.trapezoid(density * values, at))
+
+
+def _shares(gap: float, sinks: int, keys: int, *, power: int) -> Doubles:
+    """Return the mean of (the normal keys' mass)^power for each largest sink score on the grid."""
+    at = _grid()
+    total, raised = (keys - sinks) * math.exp(0.5), math.exp(gap)
+    pairs = zip(at, _cdf(at), strict=True)
+    found = [_mean_share(total, raised, float(m), float(p), sinks - 1, power) for m, p in pairs]
+    return np.array(found)
+
+
+def _mean_share(
+    total: float, raised: float, largest: float, below: float, others: int, power: int
+) -> float:
+    """Return E[(total / (total + raised sum of e^g))^power], the largest g given, the others below it."""
     points, weights = np.polynomial.legendre.leggauss(LEGENDRE_POINTS)
     terms = np.array([math.exp(NormalDist().inv_cdf(below * (1 + x) / 2)) for x in points])
     sums, probability = np.array([math.exp(largest)]), np.array([1.0])
     for _ in range(others):
         sums = np.add.outer(sums, terms).ravel()
         probability = np.multiply.outer(probability, weights / 2).ravel()
-    return float((probability * total / (total + raised * sums)).sum())
+    return float((probability * (total / (total + raised * sums)) ** power).sum())
 
 
 def _grid() -> Doubles:

@@ -27,10 +27,17 @@ Finished = "Callable[[Any, Doubles], None]"
 
 
 class EffectiveWeights:
-    """Rebuilds the weights of every block of ``keys`` keys and hands them to ``finished``."""
+    """Rebuilds the weights of every block of ``keys`` keys and hands them to ``finished``.
 
-    def __init__(self, keys: int, finished: Callable[[Any, Doubles], None]) -> None:
-        self.keys, self.finished = keys, finished
+    ``recast``, where given, stands for the schedule's cast of P: it takes a tile of unscaled P, (lanes,
+    rows, keys) float32, and returns what would multiply V.
+    """
+
+    def __init__(
+        self, keys: int, finished: Callable[[Any, Doubles], None],
+        recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
+    ) -> None:  # fmt: skip
+        self.keys, self.finished, self.recast = keys, finished, recast
         self._blocks: Sequence[Any] = ()
         self._tiles: list[tuple[int, Doubles, Doubles | None]] = []
         self._first_key = 0
@@ -48,7 +55,9 @@ class EffectiveWeights:
             self._first_key = step.srcs[0].row
             return
         match step.name, step.opcode:
-            case ("P", Opcode.EXP) | (("P_fp8" | "P_out"), Opcode.CAST):
+            case ("P", Opcode.EXP) if self.recast is not None:
+                self._p = self.recast(moment.result)
+            case ("P", Opcode.EXP) | (("P_fp8" | "P_out"), Opcode.CAST) if self.recast is None:
                 self._p = moment.result.astype(np.float64)
             case (("alpha" | "e_old"), Opcode.EXP):
                 self._old = moment.result.astype(np.float64)

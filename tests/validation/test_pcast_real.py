@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def figures(name: str, tensors: str = "") -> RealFigures:
-    return pcast_study.real_tensors(pcast_study.PRECISIONS[name], tensors)
+    return pcast_study.real_figures(pcast_study.PRECISIONS[name], tensors)
 
 
 def squared(a: RealFigures, b: RealFigures) -> float:
