@@ -24,16 +24,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("numerics", "timing"),
     ("node",),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread"),
+    ("run", "run_node", "run_result", "tensors", "spread", "finite"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
 WITHIN = frozenset(
     {
-        *(("run", part) for part in ("run_node", "run_result", "tensors", "spread")),
+        *(("run", part) for part in ("run_node", "run_result", "tensors", "spread", "finite")),
         ("run_node", "run_result"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("run_result", "finite"),
         # A result shows itself: its methods load the report when they are called.
         ("run_result", "report"), ("run_result", "sensitivity"),
         ("report", "sensitivity"),

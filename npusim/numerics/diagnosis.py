@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.ir.op import Opcode
 from npusim.numerics.resonance import Resonance, measure
 from npusim.numerics.underflow import Underflow
 from npusim.spec.data import SinkData
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
-#: Operations that take finished scores from the matrix unit's accumulator to where they are stored.
-SCORE_STORES = ("S.drain", "S.convert", "scores.store")
-#: The same for the shifted keys.
-KEY_STORES = ("K'.drain", "K'.convert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class Probe:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.underflow = Underflow()
+        self.underflow = Underflow(self.sinks)
         self.keys, self.shifted_keys, self.raw_scores, self.scores = (Range() for _ in range(4))
         self.resonance: Resonance | None = None
         self._sink_mass = 0.0
@@ -116,25 +113,29 @@ class Probe:
 
     def __call__(self, moment: Moment) -> None:
         """Look at one executed step."""
-        label = moment.resolved.op.label
-        if label in SCORE_STORES:
-            self.scores.look(moment.sources[0])
-        elif label in KEY_STORES:
-            self.shifted_keys.look(moment.result)
-        else:
-            self.underflow(moment)
+        match moment.step.name, moment.step.opcode:
+            case "S_in", Opcode.MATMUL:  # scores stay in the accumulator
+                self.scores.look(moment.result)
+            case "S_in", _:
+                self.scores.look(moment.sources[0])
+            case "k_shifted", _:
+                self.shifted_keys.look(moment.result)
+            case _:
+                self.underflow(moment)
 
     def look_at_inputs(self, q: Array, k: Array, row: int) -> None:
         """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""
         queries = np.asarray(q, np.float64) * self.problem.q_scale
         keys = np.asarray(k, np.float64) * self.problem.k_scale
         raw = queries @ keys.T
+        seen = np.full(len(q), len(k))
         if self.problem.causal:
-            last = np.arange(row, row + len(q))[:, None] + self.problem.causal_offset
-            raw[np.arange(len(k))[None, :] > last] = -np.inf
+            last = np.arange(row, row + len(q)) + self.problem.causal_offset
+            seen = np.clip(last + 1, 0, len(k))
+            raw[np.arange(len(k))[None, :] >= seen[:, None]] = -np.inf
         self.raw_scores.look(raw)
         self.keys.look(keys)
-        found = measure(queries, keys)
+        found = measure(queries, keys, seen)
         if self.resonance is None or abs(found.mean_score) > abs(self.resonance.mean_score):
             self.resonance = found
         scaled = raw * self.problem.scale
@@ -175,8 +176,7 @@ class Probe:
         u = self.underflow
         if not u.visible or not u.rows:
             return None, None, None, None
-        others = max(1, u.visible - self._rows * self.sinks)
-        product = min(1.0, u.zeroed / others) * other_mass
+        product = u.zeroed_others / max(1, u.visible_others) * other_mass
         return (
             100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated),
         )  # fmt: skip

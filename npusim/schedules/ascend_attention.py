@@ -171,7 +171,7 @@ class AscendAttention:
         bands = list(chunks(block.rows, L0_EDGE))
         for piece, (col, width) in enumerate(pieces):
             source = k.tile(block.batch, block.kv_head, tile.col + col, width)
-            yield move("K.load", MTE2, self.k_l1.fill(width, k.cols, k.fmt), source)
+            yield move("K.load", MTE2, self.k_l1.fill(width, k.cols, k.fmt), source, name="k")
             for band, (row, rows) in enumerate(bands):
                 yield from product(
                     "S", self.cube, rows, width, k.cols,
@@ -181,7 +181,8 @@ class AscendAttention:
                 first, last = piece + band == 0, (piece, band) == (len(pieces) - 1, len(bands) - 1)
                 slot = self.s_gm.fill(block.rows, self.tiling.block_kv, fmt, first=first, last=last)
                 done = self.cube.accumulator.front(rows, width, self.qk.accumulator_format)
-                yield move("S.drain", FIXP, slot.part(row, rows, col, width), done)
+                stored = slot.part(row, rows, col, width)
+                yield move("S.drain", FIXP, stored, done, name="S_in")
 
     def _q_part(self, block: AttentionBlock, row: int, rows: int) -> Callable[[int, int], RingTile]:
         return lambda k, size: self._q(block, first=False, last=False).part(row, rows, k, size)

@@ -44,12 +44,16 @@ class GemmBlock:
 
 @dataclass(frozen=True, slots=True)
 class GemmOperands:
-    """C = A B; with ``transpose_b`` the tensor ``b`` holds B^T.  A's heads may share B's."""
+    """C = A B; with ``transpose_b`` the tensor ``b`` holds B^T.  A's heads may share B's.
+
+    ``name`` is what an algorithm calls C (`npusim.ir.op.Step`).
+    """
 
     a: GlobalTensor
     b: GlobalTensor
     c: GlobalTensor
     transpose_b: bool = False
+    name: str = ""
 
     @property
     def depth(self) -> int:
@@ -121,7 +125,7 @@ class AscendGemm:
         target = self.operands.c.tile(
             block.batch, block.head, block.row, block.rows, block.col, block.cols
         )
-        yield move(f"{self.name}.store", FIXP, target, done)
+        yield move(f"{self.name}.store", FIXP, target, done, name=self.operands.name)
 
     def _piece(self, block: GemmBlock, index: int, pieces: int) -> Iterator[TileOp]:
         o, k = self.operands, index * self.tiling.block_k

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.ir.op import Attributes, Opcode
 from npusim.ir.program import Phase, TileProgram
 from npusim.schedules.ascend_attention import AscendAttention
 from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks, dealt
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.on_gpu import GpuAttention, GpuGroup
+from npusim.schedules.steps.table import choose
 from npusim.schedules.tiling_mask import TilingMask
 
 if TYPE_CHECKING:
@@ -29,10 +32,13 @@ def ascend_program(
 ) -> TileProgram:  # fmt: skip
     """Return the program of an attention call on Ascend: every Q block of every head.
 
-    ``before`` adds phases that prepare ``tensors``.  Raises
-    :class:`~npusim.errors.TilingError` if a block does not fit the device or the mask.
+    Row sums without an order of their own take the vector unit's.  ``before`` adds phases that prepare
+    ``tensors``.  Raises :class:`~npusim.errors.TilingError` if a block does not fit the device or the
+    mask.
     """
     group = AscendGroup(device)
+    own_order = {Opcode.ROW_SUM: Attributes(order=group.row_sum)}
+    steps = replace(steps, softmax=choose(steps.softmax, own_order))
     chosen = tensors or attention_tensors(problem, steps.formats["out"])
     mask = causal_mask(problem, tiling.block_q, tiling.block_kv)
     phases = before(group) if before else ()

@@ -196,6 +196,12 @@ class AscendGroup:
         """Return the most rows one vector core gets of a tile of ``rows``."""
         return ceil_div(rows, len(self.vector_cores))
 
+    @property
+    def row_sum(self) -> str:
+        """Order in which the vector unit adds up a row."""
+        assert self.device.row_sum is not None  # a device with AIVs has vector units
+        return self.device.row_sum.value
+
     def arithmetic(self, fmt: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of ``fmt``."""
         return self.device.matrix_engine(AIC).arithmetic_of(fmt)
@@ -211,11 +217,11 @@ class CubeRings:
 
 
 def move(
-    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN
+    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN, name: str = ""
 ) -> TileOp:
     """Return a data move; a change of format on the way is a cast (the fixpipe's inline cast)."""
     opcode = Opcode.COPY if dst.fmt == src.fmt else Opcode.CAST
-    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes),))
+    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes, name),))
 
 
 def compute(label: str, queue: str, steps: Sequence[Step]) -> TileOp:

@@ -124,12 +124,13 @@ class GpuAttention:
     def _tile(self, block: AttentionBlock, tile: KvTile) -> Iterator[TileOp]:
         t, rows, head = self.tensors, block.rows, (block.batch, block.kv_head)
         k, v = self.k.part(0, tile.cols), self.v.part(0, tile.cols)
-        yield _op("K.load", LSU, Step(Opcode.COPY, k, (t.k.tile(*head, tile.col, tile.cols),)))
+        keys = t.k.tile(*head, tile.col, tile.cols)
+        yield _op("K.load", LSU, Step(Opcode.COPY, k, (keys,), name="k"))
         yield _op("V.load", LSU, Step(Opcode.COPY, v, (t.v.tile(*head, tile.col, tile.cols),)))
         scores = self.scores.part(0, rows, 0, tile.cols)
         yield _op("S.mma", TENSOR, Step(Opcode.MATMUL, scores, (self.q.part(0, rows), k), self.qk))
         stored = self._part("S_in", rows, tile.cols)
-        yield _op("S.convert", FMA, _convert(stored, scores))
+        yield _op("S.convert", FMA, replace(_convert(stored, scores), name="S_in"))
         extra: dict[str, Source] = dict(self.steps.per_tile(tile.index, tile.cols))
         if tile.is_masked and self.mask and self.cut:
             cut = self.mask.cut(block.row, rows, tile.col, tile.cols, block.causal_offset)

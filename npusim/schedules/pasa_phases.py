@@ -81,7 +81,11 @@ class PasaPhases:
             )
         self.problem, self.tiling = problem, tiling
         n = min(tiling.block_kv, problem.seq_kv)
-        beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta
+        beta = tiling.beta
+        if tiling.optimise:
+            # Equation 21 rounds to the inputs' format, bfloat16 too, whatever M is kept in.
+            _check_rounded((ShiftingMatrix(n, beta, 1.0, problem.dtype),), beta)
+            beta = optimal_beta(beta, n, problem.dtype)
         alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
         fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
         if precision.shifted != fmt:
@@ -101,7 +105,10 @@ class PasaPhases:
             for length in sorted(lengths)
         }
         _check_rounded(matrices.values(), tiling.beta)
-        moved = f"beta: optimise moved it from {tiling.beta} to {beta}"
+        moved = (
+            f"beta: optimise moved it from {tiling.beta} to {beta}, the optimum where M is rounded to "
+            f"{problem.dtype}, the inputs' format (equation 21)"
+        )
         self.notes = (moved,) if tiling.optimise else ()
         self.constants = {f"M{length}": m.values for length, m in matrices.items()}
         self.prepared, inputs = self._prepare(fmt, precision.output)

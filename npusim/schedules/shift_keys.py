@@ -117,7 +117,7 @@ class _OnAscend:
             )  # fmt: skip
             done = self.rings.accumulator.front(rows, cols, self.how.accumulator_format)
             target = t.shifted.tile(block.batch, block.head, block.row + row, rows, col, cols)
-            yield move("K'.drain", FIXP, target, done)
+            yield move("K'.drain", FIXP, target, done, name="k_shifted")
 
     def _held(self, ring: Ring, rows: int, cols: int, first: bool, last: bool) -> Held:
         def held(k: int, size: int) -> RingTile:
@@ -159,5 +159,6 @@ class _OnGpu:
         )
         yield TileOp("K.load", QUEUE, LSU, (Step(Opcode.COPY, k, (source,)),))
         yield TileOp("shift.mma", QUEUE, TENSOR, (Step(Opcode.MATMUL, total, (m, k), self.how),))
-        yield TileOp("K'.convert", QUEUE, TENSOR, (Step(Opcode.CAST, out, (total,)),))
+        convert = Step(Opcode.CAST, out, (total,), name="k_shifted")
+        yield TileOp("K'.convert", QUEUE, TENSOR, (convert,))
         yield TileOp("K'.store", QUEUE, LSU, (Step(Opcode.COPY, target, (out,)),))

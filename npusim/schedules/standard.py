@@ -8,6 +8,7 @@ FastAttention's figure 7.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def build(
     """Return unfused attention of ``problem`` as a tile program for one Ascend device."""
     p, group = problem, AscendGroup(device)
     choice = for_inputs(precision, p.dtype)
+    choice = replace(choice, sum_order=choice.sum_order or group.row_sum)
     if not choice.exp_variant.startswith("exp."):
         raise TilingError(
             f"exp_variant: unfused softmax takes exponentials to the base e, not {choice.exp_variant}"
@@ -77,7 +79,7 @@ def build(
         lambda: AscendGemm(
             "scores",
             group,
-            GemmOperands(io.q, io.k, raw, transpose_b=True),
+            GemmOperands(io.q, io.k, raw, transpose_b=True, name="S_in"),
             gemm,
             choice.arithmetic,
         ),

@@ -253,7 +253,8 @@ class VoltaPlace:
         )
         q = whole.part(row, rows)
         product = Attributes(transpose_b=True, arithmetic=_arithmetic(s.fmt))
-        yield self._run("S.mma", group, TENSOR, (Step(Opcode.MATMUL, s, (q, k), product),), plan)
+        step = Step(Opcode.MATMUL, s, (q, k), product, "S_in")
+        yield self._run("S.mma", group, TENSOR, (step,), plan)
         extra: dict[str, Source] = dict(self.steps.per_tile(tile.index, tile.cols))
         if tile.is_masked and self.mask:
             extra["mask"] = self.mask.cut(
@@ -293,7 +294,8 @@ class VoltaPlace:
 
     def _load(self, label: str, ring: Ring, source: GlobalTile, pitch: int) -> TileOp:
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=pitch)
-        return TileOp(label, self.loader, LDG, (Step(Opcode.COPY, slot, (source,)),))
+        step = Step(Opcode.COPY, slot, (source,), name=label.partition(".")[0].lower())
+        return TileOp(label, self.loader, LDG, (step,))
 
     def _store(
         self, label: str, group: int, loaded: Ring, shared: Ring, rows: int, cols: int

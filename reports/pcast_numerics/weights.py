@@ -51,8 +51,11 @@ class EffectiveWeights:
         if moment.blocks is not self._blocks:
             self._blocks, self._tiles = moment.blocks, []
         step = moment.step
-        if moment.resolved.op.label == "K.load" and isinstance(step.srcs[0], GlobalTile):
+        if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
             self._first_key = step.srcs[0].row
+            return
+        if isinstance(step.dst, GlobalTile) and step.dst.tensor.role == "output":
+            self._finish_block()
             return
         match step.name, step.opcode:
             case ("P", Opcode.EXP) if self.recast is not None:
@@ -70,8 +73,6 @@ class EffectiveWeights:
             case ("O_normal", Opcode.MUL):
                 assert self._total is not None
                 self._total = self._total / moment.sources[1].astype(np.float64)
-            case _ if moment.resolved.op.label == "O.store":
-                self._finish_block()
             case _:
                 pass
 

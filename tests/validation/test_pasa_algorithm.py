@@ -102,21 +102,6 @@ def test_float64_pasa_does_not_depend_on_its_options(fields: dict[str, object]) 
     assert found.error.max_abs_error < EXACT
 
 
-def test_a_maximum_that_starts_at_zero_loses_rows_of_negative_mean(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Line 4 as printed: m_0 = 0.  Q mean -30: 0/0 in float64 too; positive means are unharmed."""
-
-    def printed(*args: Any, **fields: Any) -> AttentionSteps:
-        steps = pasa_steps(*args, **fields)
-        return replace(steps, state={**steps.state, "m": 0.0})
-
-    monkeypatch.setattr(schedule, "pasa_steps", printed)
-    assert worst(arrays(20, 20, 64), "float64") < EXACT
-    lost = errors(arrays(-30, 30, 64), "float64")
-    assert lost.nan_count == lost.count
-
-
 def test_the_signs_of_line_15_are_right_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both corrections negated the result is off in the first digits (papers.md 2.1: 2e-3 to 1.1)."""
 

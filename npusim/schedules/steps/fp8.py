@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from npusim.errors import TilingError
+from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.flash import PROBABILITIES, SCORES, SUMS, UPDATE, exponent_factor
@@ -96,7 +97,7 @@ def fp8_steps(
     p = precision
     choices = {O.EXP: Attributes(variant=p.exp_variant), O.ROW_SUM: Attributes(order=p.sum_order)}
     factor = exponent_factor(p.exp_variant)
-    constants = {"scale": scale * factor, "masked": masked_score(is_masked and p.is_reverse)}
+    constants = {"scale": scale * factor, "masked": -math.inf}
     unscale = value_scale
     if p.fold:
         constants["log_scale"] = math.log(p.scale) * factor
@@ -119,7 +120,7 @@ def fp8_steps(
             "P_out": p.operand,
             "out": p.output,
         },
-        state={"m": -math.inf, "l": 0.0},
+        state={"m": lowest_start(is_masked and p.is_reverse), "l": 0.0},
         carried=("rescale",),
         overlays={"P": "E", "P_scaled": "P", "O_normal": "O"},
         score_tiles=("S_in", "S", "E", "P", "P_scaled", "P_fp8", "P_out"),
@@ -129,12 +130,11 @@ def fp8_steps(
     )
 
 
-def masked_score(needs_finite: bool) -> float:
-    """Return what a masked score becomes: -Inf, or where a tile may mask a row before any other
-    tile has given it a maximum, the lowest power of two of float32 (it vanishes against any score).
+def lowest_start(needs_finite: bool) -> float:
+    """Return what the running maximum starts at: -Inf, or where a tile may mask a row before any other
+    tile has given it a maximum, float32's lowest number, so that a masked -Inf stays the lower one.
     """
-    # float32's largest exponent is 127 (IEEE 754).
-    return -(2.0**127) if needs_finite else -math.inf
+    return -get_format("float32").max_finite if needs_finite else -math.inf
 
 
 def widened(precision: Fp8Precision, operand: str) -> Fp8Precision:

@@ -2,8 +2,12 @@
 
 K' = M K holds keys from which the fraction beta of their block's mean was taken, so scores S' need
 no scale and stay small.  The row mean of S' says how far a block was shifted; its running mean F
-is what all blocks are corrected to.  m starts at minus infinity (papers.md section 2.1: with the
-printed 0 rows of negative mean give 0/0).
+is what all blocks are corrected to.
+
+The first block has nothing before it to correct: F^1 is its own mean (equation 7) and Delta m'_0
+stays 0 (line 9).  m starts at minus infinity.  With the printed 0 the first maximum is
+max(0, rowmax S'): the same result while exp(rowmax S') is above 0, which in float64 it is down to
+-745, but in float16 only down to -17; rows of scores below that end as 0/0.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ class PasaPrecision:
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
+    exp_variant, sum_order, accumulate, arithmetic
+        Named choices, as in `FlashPrecision`.
     """
 
     name: str
@@ -52,7 +58,7 @@ class PasaPrecision:
     output: str = "float16"
     is_fixed_reference: bool = False
     exp_variant: str = "exp.correct"
-    sum_order: str = "tree_halves"
+    sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
 
@@ -74,7 +80,9 @@ MEAN = (
 PROBABILITIES = (
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
     row(O.ROW_MAX, "m_tile", "S"),
-    row(O.SUB, "S", "S", "m_tile"),
+    # A row that the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum.
+    row(O.MAX, "m_floor", "m_tile", "lowest", only="mask"),
+    row(O.SUB, "S", "S", "m_floor"),
     row(O.EXP, "P", "S"),
     row(O.CAST, "P_out", "P"),
     row(O.ROW_SUM, "l_tile", "P"),
@@ -93,7 +101,7 @@ RUNNING_MEAN = (
     row(O.ADD, "F_new", "F_new", "mean"),
     row(O.DIV, "F_new", "F_new", "tiles"),
     row(O.SUB, "d_old", "F", "F_new"),
-    row(O.MUL, "d_old", "d_old", "inva"),
+    row(O.MUL, "d_old", "d_old", "inva_old"),
     row(O.SUB, "d_tile", "mean", "F_new"),
     row(O.MUL, "d_tile", "d_tile", "inva"),
     row(O.CAST, "shift_old", "d_old"),
@@ -155,12 +163,6 @@ def row_positions(names: tuple[str, ...]) -> dict[int, str]:
     return {last[name]: name for name in names}
 
 
-#: What a masked score becomes: far below any score, and small enough that no sum with one leaves
-#: float16's range (half of its largest power of two).  Minus infinity would turn a row that a tile
-#: masks wholly into NaN, since PASA subtracts the tile's own maximum.
-MASKED = -32768.0
-
-
 @dataclass(frozen=True, slots=True)
 class ShiftingMatrix:
     """M = (I - (beta / n) J) / alpha with entries rounded to ``fmt``, and the correction it needs.
@@ -208,14 +210,15 @@ class ShiftingMatrix:
         return -self.off_diagonal * self.keys / self.mean_kept
 
 
-def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
+def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 16) -> float:
     """Return the beta next to ``beta`` whose ideal correction equals that of the rounded matrix.
 
-    Fixed point of beta = 1 - (a - b n) with the float16 entries of M at alpha = 1 (PASA, equation
-    20, simplified in papers.md section 2.1); one step unless the entries round anew.
+    Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
+    float64 (PASA, equations 20 to 22, simplified in papers.md section 2.1); one step unless the
+    entries round anew.  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
-        found = 1 - ShiftingMatrix(keys, beta, 1.0).mean_kept
+        found = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
         if found == beta:
             break
         beta = found
@@ -244,8 +247,13 @@ def pasa_steps(
         return {
             "tiles_before": float(index), "tiles": float(index + 1), "is_first": float(index == 0),
             "per_key": 1 / keys, "inva": correction,
+            # Before the first tile there is no F: Delta m'_0 = 0.
+            "inva_old": correction if index else 0.0,
         }  # fmt: skip
 
+    constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}
+    if scale is not None:
+        constants["scale"] = scale
     return AttentionSteps(
         softmax=choose(FIXED_REFERENCE if p.is_fixed_reference else RUNNING_MEAN, choices),
         update=UPDATE,
@@ -256,9 +264,9 @@ def pasa_steps(
         },
         state={"m": -math.inf, "l": 0.0, "F": 0.0},
         carried=("e_old", "e_tile"),
-        overlays={"P": "S", "O_normal": "O"},
+        overlays={"P": "S", "O_normal": "O", "m_floor": "m_new"},
         score_tiles=("S_in", "S", "S_wide", "S_part", "P", "P_out"),
-        constants={"masked": MASKED} | ({} if scale is None else {"scale": scale}),
+        constants=constants,
         per_tile=per_tile,
         accumulate=p.accumulate,
         arithmetic=p.arithmetic,
@@ -267,7 +275,7 @@ def pasa_steps(
 
 #: Names in the vector format, and names of the mean chain.
 NARROW = (
-    "S", "P", "T", "O", "O_normal", "m", "m_tile", "m_new", "m_candidate", "shift_old", "shift_tile",
-    "F_near", "e_old", "e_tile", "l", "l_tile", "l_part",
+    "S", "P", "T", "O", "O_normal", "m", "m_tile", "m_new", "m_floor", "m_candidate", "shift_old",
+    "shift_tile", "F_near", "e_old", "e_tile", "l", "l_tile", "l_part",
 )  # fmt: skip
 WIDE = ("S_wide", "S_part", "mean", "F", "F_new", "d_old", "d_tile")

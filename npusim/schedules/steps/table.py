@@ -49,12 +49,15 @@ def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
 def bind(table: Table, tiles: Binding) -> tuple[Step, ...]:
     """Return the table's rows as steps on the bound tiles.
 
-    A cast between a tile and itself is left out: the precision gave both names one format, and
-    the mapping one place.  An unbound name raises :class:`ProgramError`.
+    A row that is left out makes its destination another name for its first source.  A cast between
+    a tile and itself is left out: the precision gave both names one format, and the mapping one
+    place.  An unbound name raises :class:`ProgramError`.
     """
     steps = []
     for r in table:
         if r.only and r.only not in tiles:
+            if r.dst not in r.srcs and r.srcs[0] in tiles:
+                tiles = {**tiles, r.dst: tiles[r.srcs[0]]}
             continue
         try:
             dst, srcs = tiles[r.dst], tuple(tiles[s] for s in r.srcs)
