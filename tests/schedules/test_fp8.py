@@ -79,7 +79,7 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
     }
     from npusim.numerics.evaluate import evaluate
     from npusim.numerics.inputs import array_source
-    from npusim.report.pages.values import GPU, program_of
+    from reports.parts.values import GPU, program_of
 
     one, other = (
         evaluate(program_of("fp8_attention", p, "hpc_ops", hw=GPU), p, array_source(data), rows="all")

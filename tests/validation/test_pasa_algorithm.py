@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.report.pages import pasa, pasa_study
-from npusim.report.pages.values import values
 from npusim.schedules import pasa_phases as schedule
 from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 from npusim.spec.data import UniformData
 from npusim.spec.problem import Problem
+from reports.parts.values import values
+from reports.pasa_numerics import page as pasa
+from reports.pasa_numerics import study as pasa_study
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
