@@ -44,7 +44,7 @@ from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.run_node import run_on_node, time_on_node
+from npusim.run_node import refuse, run_on_node, time_on_node
 from npusim.run_result import RunResult
 from npusim.schedules import default_hw, find_schedule
 from npusim.spec.load import load_workload
@@ -111,8 +111,11 @@ def run(
     hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw
     sizes: dict[str, Any] = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
+    if problem is not None:
+        refuse({**sizes, "causal": causal}, "the problem given says them; leave these options out")
     if is_node(hw):
-        _refuse_values(tensors=tensors, arithmetic=arithmetic, seed=seed)
+        values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
+        refuse(values, "a node's run computes no attention; use it on one device")
         return run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
             sizes={**sizes, "causal": causal}, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
@@ -121,8 +124,7 @@ def run(
     chosen = find_schedule(schedule, device.family)
     given, scales = _tensors(load, tensors, prefix, layout, dtype)
     sizes["dtype"] = None if scales else dtype
-    mask = causal if chosen.causal or causal is not None else False
-    what = _stored(_seeded(problem or _problem(load, given, sizes, mask), seed), layout, scales)
+    what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, fields, device, preset)
@@ -135,15 +137,6 @@ def run(
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
         program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits, timing, trace_groups),
     )  # fmt: skip
-
-
-def _refuse_values(**options: object) -> None:
-    """Raise `SpecError` for options of values where a node runs: its kernels have times only."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise SpecError(
-            f"{', '.join(given)}: a node's run computes no attention; use it on one device"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +256,7 @@ def _problem(
     if given is None:
         return load.problem(causal=causal, **sizes)
     q, k, v = (given[name] for name in ("q", "k", "v"))
-    clash = [name for name, value in sizes.items() if value is not None]
-    if clash:
-        raise SpecError(
-            f"{', '.join(clash)}: sizes come from the tensors given; leave these options out"
-        )
+    refuse(sizes, "sizes come from the tensors given; leave these options out")
     return load.problem(
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
         head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=cast("Dtype", str(q.dtype)),

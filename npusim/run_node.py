@@ -69,6 +69,8 @@ def run_on_node(
     node = machine.node
     chosen = find_schedule(schedule, machine.family)
     given = problem or layer_problem(load, node, sizes or {})
+    if schedule != "tiling_allreduce":
+        refuse({"causal": (sizes or {}).get("causal")}, f"{schedule} computes no attention and has no mask")
     preset = cast("PartialSums", chosen.precision(precision or _stored(given)))
     what: Any = _problem_of(schedule, given, node, preset.partial)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
@@ -81,6 +83,13 @@ def run_on_node(
         problem=what, tiling=fields, program=program, timing=timing, numerics=None,
         notes=_notes(node, timing, program, preset.partial, bits=numerics),
     )  # fmt: skip
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise `SpecError` naming those options that are given, where they would change nothing."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise SpecError(f"{', '.join(given)}: {why}")
 
 
 def time_on_node(

@@ -83,7 +83,7 @@ def _can_accept(outcomes: "Sequence[CaseOutcome]") -> bool:
 
 
 def _show(outcomes: "Sequence[CaseOutcome]") -> None:
-    from npusim.report.text import Cell, Grid, whole
+    from npusim.report.text import Cell, Grid, percent, whole
 
     rows: list[tuple[Cell, ...]] = []
     for outcome in outcomes:
@@ -99,14 +99,15 @@ def _show(outcomes: "Sequence[CaseOutcome]") -> None:
                 Cell("-" if new is None else whole(new)),
                 Cell(change),
                 Cell(outcome.status, style),  # type: ignore[arg-type]
+                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
                 Cell(_why(outcome)),
             )
         )
     show(
         [
             Grid(
-                ("baseline", "old cycles", "new cycles", "change", "", "moved"),
-                "<>>><<",
+                ("baseline", "old cycles", "new cycles", "change", "", "method", "moved"),
+                "<>>><<<",
                 tuple(rows),
             )
         ]
@@ -139,6 +140,8 @@ def _document(outcomes: "Sequence[CaseOutcome]") -> dict[str, object]:
                 "new_cycles": outcome.new_cycles,
                 "moved": {p: {"old": a, "new": b} for p, (a, b) in outcome.moved.items()},
                 "device_changed": outcome.device_changed,
+                "method": outcome.method,
+                "band": outcome.band,
                 "reason": outcome.reason,
             }
             for outcome in outcomes

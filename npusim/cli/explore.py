@@ -177,11 +177,12 @@ def _show(
                 *cells(f"{outcome.latency_us:,.2f}", whole(outcome.cycles or 0)),
                 Cell("best" if outcome.cycles == best else f"{_more(outcome, best):+.1f} %"),
                 *cells(outcome.busiest, percent(outcome.busy_share or 0.0)),
+                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
             )
             for outcome in ranked[:top]
         ]
-        header = (*fields, "latency us", "cycles", "", "busiest", "busy")
-        blocks.append(Grid(header, ">" * len(fields) + ">>><>", tuple(rows)))
+        header = (*fields, "latency us", "cycles", "", "busiest", "busy", "method")
+        blocks.append(Grid(header, ">" * len(fields) + ">>><><", tuple(rows)))
     if misfits:
         blocks.append(Facts((("do not fit", tuple(_reasons(outcomes))),)))
     show(blocks)

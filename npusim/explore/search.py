@@ -235,9 +235,12 @@ def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
     except TilingError as error:
         return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
     busiest, share = _busiest(result)
+    timing = result.timing
+    assert timing is not None  # `Request.check` refused devices without
     return Outcome(
         index, point, "ok",
-        cycles=result.cycles, latency_us=result.latency_us, busiest=busiest, busy_share=share,
+        cycles=result.cycles, latency_us=result.latency_us, method=timing.method, band=timing.band,
+        busiest=busiest, busy_share=share,
     )  # fmt: skip
 
 

@@ -92,8 +92,8 @@ class TimingRecord:
     """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it.
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
-    ``compulsory_bytes`` are those of inputs and outputs.  ``approximation_error`` is the difference of
-    an approximate method from an exact one, measured on a part of the program (None: exact).
+    ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
+    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.
     """
 
     method: str
@@ -110,7 +110,7 @@ class TimingRecord:
     overlap: OverlapRecord | None = None
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
-    approximation_error: float | None = None
+    band: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(queues))),
         compulsory_bytes=timing.compulsory_bytes,
         roofline=roofline_of(result),
-        approximation_error=timing.approximation.error if timing.approximation else None,
+        band=timing.band,
         overlap=_overlap(timing) if isinstance(timing, NodeTiming) else None,
     )
 

@@ -124,6 +124,6 @@ def build_on_gpu(
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
 ASCEND = Schedule(
     name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
-    default_precision="fp16_mean", causal=False, build=build_on_ascend,
+    default_precision="fp16_mean", build=build_on_ascend,
 )  # fmt: skip
 SCHEDULES = (ASCEND, replace(ASCEND, family="nvidia", tiling=GpuPasaTiling, build=build_on_gpu))
