@@ -45,6 +45,7 @@ class CaseOutcome:
     reason: str = ""
     method: str = ""
     band: float | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -109,6 +110,7 @@ def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
         batch=case.batch,
         tensor_parallel=case.tensor_parallel,
         causal=case.causal,
+        ignore=case.ignore,
         tiling=case.tiling,
         precision=case.precision,
         method=case.method,
@@ -154,6 +156,7 @@ def _check(file: Path, case: BaselineFile, *, update: bool) -> CaseOutcome:
         device_changed=old is not None and old.device_digest != new.device_digest,
         method=timing.method if timing else "",
         band=timing.band if timing else None,
+        ignored=result.ignored,
     )
 
 

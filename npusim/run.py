@@ -8,6 +8,9 @@ problem
     The problem itself, in place of a workload.
 seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
     Replace what the workload says; with ``tensors`` the sizes come from them.
+ignore
+    What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
+    a run refuses a workload that needs what is not modelled, unless it is named here.
 tiling
     Fields of the schedule's tiling; the others keep their defaults.
 precision
@@ -57,7 +60,7 @@ from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,6 +91,7 @@ def run(
     tensor_parallel: int | None = None,
     causal: bool | None = None,
     dtype: Dtype | None = None,
+    ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
     arithmetic: str | None = None,
@@ -112,19 +116,20 @@ def run(
     sizes: dict[str, Any] = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
     if problem is not None:
-        refuse({**sizes, "causal": causal}, "the problem given says them; leave these options out")
+        refuse({**sizes, "causal": causal, "ignore": ignore or None}, "the problem given says them; leave these options out")
     if is_node(hw):
         values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
         refuse(values, "a node's run computes no attention; use it on one device")
         return run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
-            sizes={**sizes, "causal": causal}, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
+            sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
         )  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
     given, scales = _tensors(load, tensors, prefix, layout, dtype)
     sizes["dtype"] = None if scales else dtype
     what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
+    ignored = load.ignored(what.seq_kv, ignore) if problem is None and isinstance(what, Problem) else ()
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, fields, device, preset)
@@ -136,6 +141,7 @@ def run(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
         program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits, timing, trace_groups),
+        ignored=ignored,
     )  # fmt: skip
 
 

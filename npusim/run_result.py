@@ -27,7 +27,8 @@ class RunResult:
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic; ``notes`` are what the run wants its reader to know.
+    assumed arithmetic; ``notes`` are what the run wants its reader to know, ``ignored`` what of the
+    workload's attention it was told to leave out.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunResult:
     numerics: NumericResult | None
     spread: tuple[Spread, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
 
     @property
     def cycles(self) -> int:

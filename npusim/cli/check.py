@@ -121,6 +121,8 @@ def _why(outcome: "CaseOutcome") -> str:
     parts = [f"{pipe} {new - old:+,}" for pipe, (old, new) in moved]
     if outcome.status in ("changed", "updated") and outcome.old_cycles is not None and not parts:
         parts.append("waiting only, no pipe's busy cycles")
+    if outcome.ignored:
+        parts.append(f"(without {', '.join(outcome.ignored)})")
     if outcome.device_changed:
         parts.append("(the device file changed)")
     return ", ".join(parts)
@@ -142,6 +144,7 @@ def _document(outcomes: "Sequence[CaseOutcome]") -> dict[str, object]:
                 "device_changed": outcome.device_changed,
                 "method": outcome.method,
                 "band": outcome.band,
+                "ignored": list(outcome.ignored),
                 "reason": outcome.reason,
             }
             for outcome in outcomes

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "csv_store"]
 
-_FIGURES = ("status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "reason")
+_FIGURES = (
+    *("status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Outcome:
     """What one point gave: its time, or the reason why it is infeasible.
 
     ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
-    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group.
+    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group;
+    ``ignored`` what of the workload's attention was left out.
     """
 
     index: int
@@ -37,6 +40,7 @@ class Outcome:
     band: float | None = None
     busiest: str = ""
     busy_share: float | None = None
+    ignored: str = ""
     reason: str = ""
 
     def row(self) -> dict[str, object]:

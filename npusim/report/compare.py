@@ -179,6 +179,7 @@ def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
         "device.name": record.device.name,
         "device.digest": record.device.digest,
         "workload": record.workload,
+        "ignored": ", ".join(record.ignored) or None,
     }.items()
     yield from _flat("problem", record.problem)
     yield from _flat("tiling", record.tiling)

@@ -170,7 +170,7 @@ class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
     ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
-    computed.
+    computed; ``ignored``: what of the workload's attention was left out.
     """
 
     npusim_version: str
@@ -186,6 +186,7 @@ class RunRecord:
     numerics: NumericRecord | None
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -206,6 +207,7 @@ def record_of(result: RunResult) -> RunRecord:
             SpreadRecord(s.arithmetic, _finite(s.rmse), float(s.differing)) for s in result.spread
         ),
         notes=tuple(result.notes),
+        ignored=tuple(result.ignored),
     )
 
 

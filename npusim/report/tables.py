@@ -86,6 +86,7 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     parts = "devices" if is_node else "core groups"
     return (
         ("problem", cells(_problem(record))),
+        *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
             cells(
