@@ -11,6 +11,7 @@ import numpy as np
 
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
+from npusim.formats.archives import read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.spec.packaged import list_tensors, packaged_tensors
 
@@ -83,11 +84,12 @@ def _read(path: Path) -> Tensors:
         path = packaged
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {key: archive[key] for key in archive.files}
+            return read_archive(path)
         from safetensors.numpy import load_file
 
         return dict(load_file(path))
+    except TensorError:
+        raise
     except Exception as error:  # noqa: BLE001 - the readers' own errors differ by version
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
 

@@ -17,7 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors"),
+    ("units", "errors", "foreign"),
     ("formats", "layout"),
     ("spec",),
     ("ir",),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from npusim.foreign import json_safe, visible
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -52,12 +54,12 @@ def show(blocks: Iterable[Block]) -> None:
 
 def show_json(document: Mapping[str, object]) -> None:
     """Print a document as JSON."""
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    typer.echo(json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)))
 
 
 def say(message: str) -> None:
     """Print a message for people, to stderr."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message), err=True)
 
 
 @contextmanager

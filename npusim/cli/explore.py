@@ -150,7 +150,7 @@ def _default_csv(schedule: str, workload: str, seq: int | None, seq_kv: int | No
 
     load = load_workload(workload)
     keys = seq_kv or seq or load.seq_kv or load.seq
-    return Path("runs") / f"explore-{schedule}-{load.name}-{keys}.csv"
+    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
 
 
 def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":

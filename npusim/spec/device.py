@@ -15,7 +15,7 @@ from npusim.spec.engine import (
     FixpipeEngine,
     MatrixEngine,
 )
-from npusim.spec.model import SpecModel, Text, fault_at
+from npusim.spec.model import Name, SpecModel, Text, fault_at
 from npusim.spec.quantity import (
     Choice,
     Positive,
@@ -149,7 +149,7 @@ class DeviceSpec(SpecModel):
     """
 
     schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="of this file")
-    name: Text
+    name: Name
     description: Text
     family: Literal["ascend", "nvidia"]
     architecture: Text

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from npusim.errors import SpecError
+from npusim.spec.document import read_text
 from npusim.spec.messages import explain
 from npusim.spec.model import HeadCount, PositiveInt
 from npusim.spec.workload import WORKLOAD_SCHEMA, LatentAttention, Workload, shared_heads
@@ -112,7 +113,7 @@ def import_config(
         among ``tensor_parallel`` devices (lists the divisors).
     """
     path = Path(path)
-    text = _read(path)
+    text = read_text(path)
     config = _parsed(path, text)
     head_dim, value_head_dim, latent = _head_sizes(path, text, config)
     heads = config.heads
@@ -165,19 +166,13 @@ def workload_yaml(workload: Workload) -> str:
     return stream.getvalue()
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
-
-
 def _parsed(path: Path, text: str) -> HuggingFaceConfig:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
+        raise SpecError(f"{path}:1  not readable: {error}") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
     inner = data.get("text_config")

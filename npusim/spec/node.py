@@ -15,7 +15,7 @@ from npusim.errors import SpecError
 from npusim.spec.device import DeviceSpec, LinkSpec, _facts, content_digest
 from npusim.spec.inherit import read_inherited
 from npusim.spec.load import load_device, validated
-from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
+from npusim.spec.model import Name, NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.packaged import is_node_name, list_packaged, resolve
 from npusim.spec.problem import Problem
@@ -131,7 +131,7 @@ class NodeSpec(SpecModel):
     """
 
     schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="of this file")
-    name: Text
+    name: Name
     description: Text
     device: Text = Field(description="a hardware file by name")
     device_count: PositiveWhole
