@@ -52,7 +52,7 @@ def kernel(function: Function) -> Function:
     return result
 
 
-def _compile(function: Function, **options: bool) -> Any:
+def _compile(function: Function, **options: Any) -> Any:
     return numba.njit(nogil=True, error_model="numpy", **options)(function)
 
 

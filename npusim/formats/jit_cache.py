@@ -58,13 +58,14 @@ def _in_private_folder(compiler: Compile, function: Any) -> Any:
     folder = private_folder()
     if folder is None:
         return None
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
     try:
         return compiler(function, cache=True)
     except RuntimeError:
         return None
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from npusim.formats.jit_cache import compiled_on_disk
 Function = TypeVar("Function")
 
 
-def _compile(function: Function, **options: bool) -> Any:
+def _compile(function: Function, **options: Any) -> Any:
     """Compile without the GIL and without numba's reference counts (``_nrt``)."""
     compiled: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False, **options)(function)
     return compiled
