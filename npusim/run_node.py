@@ -231,7 +231,7 @@ def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) ->
     try:
         chosen = find_schedule(child.schedule, device.family)
         fields = build_tiling(chosen.tiling, {})
-        program = chosen.program(child.problem, fields, device, chosen.precision())
+        _, program = chosen.fitted(child.problem, fields, device, chosen.precision())
         return METHODS[method](program, device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"

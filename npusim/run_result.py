@@ -11,6 +11,7 @@ from npusim.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npusim.command import Asked
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.sensitivity import Sensitivity
@@ -22,12 +23,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PresetOutcome:
+    """What another preset of the schedule gives on the same rows.
+
+    ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
+    """
+
+    precision: str
+    relative_rmse: float | None
+    latency_us: float | None
+
+
+@dataclass(frozen=True)
 class RunResult:
     """Bits and cycles of one schedule on one device for one problem.
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic; ``notes`` are what the run wants its reader to know.
+    assumed arithmetic, ``presets`` what other presets give; ``notes`` are what the run wants its reader
+    to know.  ``asked`` are the options that ask for this run on a command line (None: none can).
     """
 
     name: str
@@ -44,6 +58,8 @@ class RunResult:
     numerics: NumericResult | None
     spread: tuple[Spread, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    presets: tuple[PresetOutcome, ...] = ()
+    asked: Asked | None = None
 
     @property
     def cycles(self) -> int:

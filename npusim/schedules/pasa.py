@@ -125,5 +125,6 @@ SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
 ASCEND = Schedule(
     name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
     default_precision="fp16_mean", causal=False, build=build_on_ascend,
+    beside=tuple(name for name in PRECISIONS if name != "float64"),
 )  # fmt: skip
 SCHEDULES = (ASCEND, replace(ASCEND, family="nvidia", tiling=GpuPasaTiling, build=build_on_gpu))
