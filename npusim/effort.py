@@ -71,7 +71,7 @@ def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
     spent = {"program": "building the program", "time": "its time", "bits": "its bits"}[most]
     raise SpecError(
         f"this run would take about {format_duration(total)} (an estimate; {spent} "
-        f"{seconds[most] / total:.0%} of it), more than {format_duration(limit_s)}; less: {less}; "
+        f"{seconds[most] / total * 100:.0f} % of it), more than {format_duration(limit_s)}; less: {less}; "
         "--force runs it all the same"
     )
 

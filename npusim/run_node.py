@@ -202,7 +202,7 @@ def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
     error = reduction_error(chosen, inputs, fmt)
     differing = execute(ring, inputs, fmt)[0] != execute(other, inputs, fmt)[0]
     return (
-        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: RMSE {error.rmse:.2e} against float64; "
+        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: relative RMSE {error.rmse:.2e} against float64; "
         f"{float(np.mean(differing)):.0%} differ in bits between ring and {other.algorithm}"
     )
 

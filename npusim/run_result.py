@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from npusim.command import Asked
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.report.text import Block
     from npusim.sensitivity import Sensitivity
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
@@ -34,7 +35,7 @@ class PresetOutcome:
     latency_us: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """Bits and cycles of one schedule on one device for one problem.
 
@@ -101,6 +102,16 @@ class RunResult:
 
         return pipes_frame(record_of(self))
 
+    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
+        """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
+
+        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
+        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
+        """
+        from npusim.report.output import save_run
+
+        return save_run(self, folder, save_output=save_output)
+
     def save_trace(self, path: str | Path) -> Path:
         """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
         from npusim.report.output import save_trace
@@ -108,11 +119,29 @@ class RunResult:
         return save_trace(self, Path(path))
 
     def _repr_html_(self) -> str:
-        from npusim.report.record import record_of
-        from npusim.report.tables import run_table
         from npusim.report.text import pre_html
 
-        return pre_html(run_table(record_of(self)))
+        return pre_html(self._table())
+
+    def __str__(self) -> str:
+        """Return the table that ``npusim run`` prints."""
+        from npusim.report.text import plain
+
+        return plain(self._table())
+
+    def _table(self) -> tuple[Block, ...]:
+        from npusim.report.record import record_of
+        from npusim.report.tables import run_table
+        from npusim.report.trial import Trial
+
+        return run_table(record_of(self), Trial(self))
+
+    def __repr__(self) -> str:
+        """Return what was run and what came out, on one line."""
+        time = "" if self.timing is None else f", {self.cycles:,} cycles, {self.latency_us:,.2f} us"
+        bits = self.numerics
+        error = "" if bits is None else f", relative RMSE {bits.error.rmse:.2e}"
+        return f"<RunResult {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property
     def tflops(self) -> float:

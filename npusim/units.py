@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +12,8 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MIB = 1024 * KIB
+
+_COUNT = re.compile(r"(?P<number>\d{1,30}(_\d{1,30}){0,9}(\.\d{1,30})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -25,6 +30,35 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield ``(start, length)`` of the pieces of ``total``, the last one ragged."""
     for start in range(0, total, size):
         yield start, min(size, total - start)
+
+
+#: Suffixes of counts: ``8k`` tokens are 8,192, as the field says it.
+_COUNTS = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB, "g": 1024 * MIB, "gi": 1024 * MIB})
+#: Suffixes of bytes: with an i powers of two, without one of ten.
+_BYTES = MappingProxyType(
+    {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+)
+
+
+def parse_count(text: str, *, is_bytes: bool = False) -> int:
+    """Return the positive whole number that ``text`` says: ``4096``, ``8k`` (8,192), ``1MiB`` of bytes.
+
+    Raises `ValueError` for anything else, a fraction that is no whole number included.
+
+    Examples
+    --------
+    >>> parse_count("8k"), parse_count("1.5MiB", is_bytes=True), parse_count("4_096")
+    (8192, 1572864, 4096)
+    """
+    found = _COUNT.fullmatch(text.strip())
+    units = {**_COUNTS, **_BYTES} if is_bytes else _COUNTS
+    size = units.get(found["unit"].lower()) if found else None
+    if found is None or size is None:
+        raise ValueError(text)
+    exact = Fraction(found["number"].replace("_", "")) * size
+    if exact.denominator != 1 or exact < 1:
+        raise ValueError(text)
+    return int(exact)
 
 
 def format_bytes(count: int) -> str:

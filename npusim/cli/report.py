@@ -46,6 +46,6 @@ def report(
             typer.echo(name)
         return
     for name in names:
-        with working(f"writing {name} ..."):
+        with working(f"writing {name}"):
             written = write_pages(out, [name])
         say(f"wrote {' '.join(str(path) for path in written)}")

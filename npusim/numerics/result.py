@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class NumericResult:
     ``arithmetic`` names the matrix units' arithmetic and its evidence.
     """
 
-    rows: dict[tuple[int, int, int], NDArray[Any]]
+    rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
     shape: tuple[int, int, int, int]
     sample: str
     error: ErrorSummary
@@ -79,7 +79,7 @@ class NumericResult:
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
     diagnosis: Diagnosis | None = None
-    events: tuple[NumericEvent, ...] = ()
+    events: tuple[NumericEvent, ...] = field(default=(), repr=False)
 
     @cached_property
     def output(self) -> NDArray[Any]:

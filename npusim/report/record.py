@@ -26,6 +26,7 @@ __all__ = [
     "EventRecord",
     "NumericRecord",
     "OverlapRecord",
+    "PresetRecord",
     "QueueRecord",
     "RunRecord",
     "SpreadRecord",
@@ -166,6 +167,15 @@ class SpreadRecord:
 
 
 @dataclass(frozen=True)
+class PresetRecord:
+    """What another preset of the schedule gave on the same rows; None where there is no figure."""
+
+    precision: str
+    relative_rmse: float | None
+    latency_us: float | None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
@@ -186,6 +196,7 @@ class RunRecord:
     numerics: NumericRecord | None
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
+    presets: tuple[PresetRecord, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -206,6 +217,9 @@ def record_of(result: RunResult) -> RunRecord:
             SpreadRecord(s.arithmetic, _finite(s.rmse), float(s.differing)) for s in result.spread
         ),
         notes=tuple(result.notes),
+        presets=tuple(
+            PresetRecord(p.precision, p.relative_rmse, p.latency_us) for p in result.presets
+        ),
     )
 
 

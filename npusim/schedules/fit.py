@@ -38,11 +38,13 @@ def check_operands(name: str, unit: str, a: str, b: str) -> None:
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
-    """Return ``tiling`` with the fewest halvings of fields that nobody chose, so that ``build`` fits.
+    """Return ``tiling`` with the fewest halvings of its sizes, so that ``build`` fits.
 
-    None where no such tiling fits; fields that were given stay as they are.
+    None where no such tiling fits, or where any size was chosen: then an error says what would fit.
     """
-    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+    free = [f for f in SHRINKING if f in type(tiling).model_fields]
+    if tiling.model_fields_set & set(free):
+        return None
     choices = [list(_halved(tiling, field)) for field in free]
     ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
     for at in ranked[1:]:

@@ -70,7 +70,7 @@ class Schedule:
     def fitted(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
     ) -> tuple[Tiling, TileProgram]:
-        """Return the tiling and its program; defaults (fields not given) shrink where they do not fit.
+        """Return the tiling and its program; where no size was given, defaults shrink until they fit.
 
         The program's notes say which did.
         """

@@ -35,7 +35,7 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
     overflowed: RunResult,
 ) -> None:
     text = plain(run_table(record_of(overflowed)))
-    assert "RMSE 2.50e-04   max |error| -   max ULP 274   overflow 7   NaN 2" in text
+    assert "relative RMSE 2.50e-04   max |error| -   max ULP 274   overflow 7   NaN 2" in text
     assert "in the output: 2 NaN (25.0 % of rows), 1 Inf" in text
     assert "first overflow in S.drain.cast" in text
     assert "row 3 col 5" in text
@@ -48,7 +48,7 @@ def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(
 ) -> None:
     spread = (SpreadRecord("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
-    assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, RMSE 1.50e-05" in text
+    assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
 
 
 def test_run_without_a_time_says_so(record: RunRecord) -> None:
