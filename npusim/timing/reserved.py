@@ -117,7 +117,8 @@ def operations_of(code: Code, classes: Classes) -> int:
 
 class Reserved:
     """One approximate simulation; phases with few classes of core groups, and those in
-    ``short``, are simulated exactly."""
+    ``short``, are simulated exactly.
+    """
 
     def __init__(self, code: Code, classes: Classes, short: Collection[int] = ()) -> None:
         refuse_shared_pipes(code.streams, "reserved")
