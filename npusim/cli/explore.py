@@ -112,8 +112,8 @@ def explore(
                 hw=hw, workload=workload, problem=o.problem_values(problem), seq=seq, seq_q=seq_q,
                 seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
                 dtype=dtype, ignore=o.ignored_names(ignore), tiling=o.tiling_values(tiling),
-                precision=precision, method=method, overrides=o.key_values(overrides, "-C"), jobs=jobs or os.cpu_count() or 1,
-                csv_path=path, on_outcome=on_outcome,
+                precision=precision, method=method, overrides=o.key_values(overrides, "-C"),
+                jobs=jobs or os.cpu_count() or 1, csv_path=path, on_outcome=on_outcome,
             )  # fmt: skip
         except KeyboardInterrupt:
             interrupted = True
