@@ -229,9 +229,8 @@ def run(
             seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel,
             causal=causal, dtype=dtype, ignore=o.ignored_names(ignore), tiling=tiles, precision=precision,
             arithmetic=arithmetic, method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed,
-            rows=o.chosen(rows, "--rows"), heads=o.chosen(heads, "--heads"), numerics=not no_numerics, diagnose=diagnose,
-            trace_groups=groups,
-            presets=beside, limit_s=None if force else LONGEST_S, progress=progress,
+            rows=o.chosen(rows, "--rows"), heads=o.chosen(heads, "--heads"), numerics=not no_numerics,
+            diagnose=diagnose, trace_groups=groups, presets=beside, limit_s=None if force else LONGEST_S, progress=progress,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
     _print(result, folder, as_json=json, sensitive=sensitivity)
