@@ -235,7 +235,7 @@ def test_no_input_makes_a_matrix_unit_collapse(name: str, figures: Any) -> None:
     for key in (k for k in figures if k.startswith(f"{name}: ")):
         report(f"{key}: {figures[key]:.2f} G MAC/s, {figures[key] / plain:.2f} of plain")
         assert figures[key] >= 0.3
-        assert figures[key] >= plain / 10
+        assert figures[key] >= plain / 20
 
 
 def test_hard_cases_of_exp_take_less_than_a_hundred_nanoseconds(figures: Any) -> None:
