@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from npusim.formats.exponential import LOG2_E
 from npusim.ir.op import Attributes, Opcode
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.table import choose, row
@@ -99,7 +100,7 @@ FINISH = (
 
 def exponent_factor(variant: str) -> float:
     """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
-    return math.log2(math.e) if variant.startswith("exp2.") else 1.0
+    return LOG2_E if variant.startswith("exp2.") else 1.0
 
 
 def flash_steps(precision: FlashPrecision, scale: float) -> AttentionSteps:
