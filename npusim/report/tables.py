@@ -288,7 +288,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
 
 def _spread(found: SpreadRecord) -> str:
     if found.differing is None:
-        return f"with {found.arithmetic}: no figure, as outputs are not finite"
+        return f"with {found.arithmetic}: outputs are not finite"
     return (
         f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
         f"RMSE {_figure(found.rmse)}"
