@@ -62,8 +62,8 @@ def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunResult) -
     finite = (FiniteRecord("flash", "fa2_fp32", 1.5e-4), FiniteRecord("pasa", "fp16_mean", 5e-3))
     text = plain(run_table(replace(record_of(overflowed), finite=finite)))
     assert (
-        "finite on the same sample: flash with precision fa2_fp32 (RMSE 1.50e-04), "
-        "pasa with precision fp16_mean (RMSE 5.00e-03)" in text
+        "finite on the same sample: flash with precision fa2_fp32 (relative RMSE 1.50e-04), "
+        "pasa with precision fp16_mean (relative RMSE 5.00e-03)" in text
     )
 
 

@@ -32,7 +32,7 @@ def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunRe
     problem = None if tensors is not None else Problem(**{**SIZES, **changes})
     return run(
         "pasa", hw=hw, problem=problem, tensors=tensors, tiling={**TILINGS[hw], **(fields or {})},
-        rows="all", causal=False, trace_groups=(),
+        rows="all", trace_groups=(),
     )  # fmt: skip
 
 
