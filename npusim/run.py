@@ -169,8 +169,7 @@ def run(
         return replace(run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
             sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides,
-            numerics=numerics,
-        ), asked=words)  # fmt: skip
+            numerics=numerics), asked=words)  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
     given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
