@@ -158,7 +158,7 @@ class _Plan:
 
     def checked_program(self) -> TileProgram:
         program = self.program()
-        check(program, flag_budget(self.device), thorough=False)
+        check(program, flag_budget(self.device))
         return program
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:

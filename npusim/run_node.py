@@ -73,7 +73,7 @@ def run_on_node(
     what: Any = _problem_of(schedule, given, node, preset.partial)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     program = chosen.build(what, fields, machine, preset)
-    check(program, None, thorough=False)
+    check(program)
     timing = time_on_node(program, machine, method, trace_groups)
     return RunResult(
         name=f"{schedule}-{node.name}-{load.name}", schedule=schedule, precision=preset.name,

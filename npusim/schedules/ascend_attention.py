@@ -7,15 +7,26 @@ the AIC), V2 (rescale and add on the AIVs).  C1 and V1 run ``lead`` tiles ahead 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Touch
-from npusim.schedules.attention_blocks import AttentionBlock, KvRun, KvTile, tile_at
+from npusim.ir.program import Body, Item, Loop, Touch
+from npusim.schedules.attention_blocks import (
+    AttentionBlock,
+    Corner,
+    KvRun,
+    KvTile,
+    StageCorner,
+    StageShape,
+    Static,
+    run_at,
+    stage_at,
+    stage_of,
+)
 from npusim.schedules.on_ascend import (
     FIXP,
     L0_EDGE,
@@ -34,6 +45,8 @@ from npusim.schedules.vector_share import AscendAttentionTiling, VectorShare
 from npusim.units import chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from npusim.ir.op import Source
     from npusim.ir.tile import RingTile
     from npusim.schedules.attention_tensors import AttentionTensors
@@ -107,26 +120,32 @@ class AscendAttention:
 
     def block(self, block: AttentionBlock) -> Iterator[Item]:
         """Yield one Q block of one head, from its load to its output, in program order."""
-        shares = self.group.row_slices(block.rows, self.vectors[0].slice_rows)
-        yield Loop("start", (0,), lambda _: self._open(block, shares), key=block.rows)
-        yield from prelaunched(
-            block.runs, self.tiling.lead, block.rows,
-            lambda tile: self._scores(block, tile, shares),
-            lambda tile: self._values(block, tile, shares),
-        )  # fmt: skip
-        yield Loop("finish", (0,), lambda _: self._close(block, shares), key=block.rows)
+        static = block.rows, block.causal_offset
+        at = block.batch, block.head, block.kv_head, block.row
 
-    def _open(self, block: AttentionBlock, shares: list[list[RowSlice]]) -> Iterator[TileOp]:
-        tensor = self.tensors.q
+        def stage(number: int, tile: KvTile) -> Body:
+            return Body((self._scores, self._values)[number], *stage_of(block, tile))
+
+        yield Loop("start", (0,), Body(self._open, static, at))
+        yield from prelaunched(block.runs, self.tiling.lead, stage)
+        yield Loop("finish", (0,), Body(self._close, static, at))
+
+    def _shares(self, block: AttentionBlock) -> list[list[RowSlice]]:
+        return self.group.row_slices(block.rows, self.vectors[0].slice_rows)
+
+    def _open(self, static: Static, at: Corner, _index: int) -> Iterator[TileOp]:
+        block = AttentionBlock(*at, *static, ())
+        tensor, shares = self.tensors.q, self._shares(block)
         source = tensor.tile(block.batch, block.head, block.row, block.rows)
         yield move("Q.load", MTE2, self.q_l1.fill(block.rows, tensor.cols, tensor.fmt), source)
         yield pass_on("Q.take", MTE1, self._q(block, first=True, last=False))
         for vector, rows in zip(self.vectors, shares, strict=True):
             yield from self._start(vector, rows)
 
-    def _close(self, block: AttentionBlock, shares: list[list[RowSlice]]) -> Iterator[TileOp]:
+    def _close(self, static: Static, at: Corner, _index: int) -> Iterator[TileOp]:
+        block = AttentionBlock(*at, *static, ())
         yield pass_on("Q.release", MTE1, self._q(block, first=False, last=True))
-        for vector, rows in zip(self.vectors, shares, strict=True):
+        for vector, rows in zip(self.vectors, self._shares(block), strict=True):
             yield from self._finish(vector, block, rows)
 
     def _q(self, block: AttentionBlock, *, first: bool, last: bool) -> RingTile:
@@ -158,11 +177,10 @@ class AscendAttention:
 
     # ---------------------------------------------------------------- C1, V1
 
-    def _scores(
-        self, block: AttentionBlock, tile: KvTile, shares: list[list[RowSlice]]
-    ) -> Iterator[TileOp]:
+    def _scores(self, static: StageShape, at: StageCorner, _index: int) -> Iterator[TileOp]:
+        block, tile = stage_at(static, at)
         yield from self._c1(block, tile)
-        for vector, rows in zip(self.vectors, shares, strict=True):
+        for vector, rows in zip(self.vectors, self._shares(block), strict=True):
             yield from self._v1(vector, block, tile, rows)
 
     def _c1(self, block: AttentionBlock, tile: KvTile) -> Iterator[TileOp]:
@@ -235,11 +253,10 @@ class AscendAttention:
 
     # ---------------------------------------------------------------- C2, V2
 
-    def _values(
-        self, block: AttentionBlock, tile: KvTile, shares: list[list[RowSlice]]
-    ) -> Iterator[TileOp]:
+    def _values(self, static: StageShape, at: StageCorner, _index: int) -> Iterator[TileOp]:
+        block, tile = stage_at(static, at)
         yield from self._c2(block, tile)
-        for vector, rows in zip(self.vectors, shares, strict=True):
+        for vector, rows in zip(self.vectors, self._shares(block), strict=True):
             yield from self._v2(vector, block, rows)
 
     def _c2(self, block: AttentionBlock, tile: KvTile) -> Iterator[TileOp]:
@@ -286,17 +303,14 @@ class AscendAttention:
             yield compute("update", core.vector, bind(self.steps.update, bound))
 
 
-Stage = Callable[[KvTile], Iterable[TileOp]]
-
-
 def prelaunched(
-    runs: tuple[KvRun, ...], lead: int, rows: int, first: Stage, second: Stage
+    runs: tuple[KvRun, ...], lead: int, stage: Callable[[int, KvTile], Body]
 ) -> Iterator[Loop]:
-    """Yield two stages over the tiles of ``runs``, ``first`` running ``lead`` tiles ahead.
+    """Yield two stages over the tiles of ``runs``, the first running ``lead`` tiles ahead.
 
-    Step n does ``first`` of tile n, then ``second`` of tile n - lead.  Consecutive steps whose two
-    tiles have the same shapes are one :class:`Loop`; loops over such tiles of blocks of ``rows``
-    share one body, made of the two stages' own, which depend on one tile each.
+    Step n does stage 0 of tile n, then stage 1 of tile n - lead; ``stage(number, tile)`` is a body
+    that depends on one tile.  Consecutive steps whose two tiles lie in the same runs are one
+    :class:`Loop`.
     """
     total = sum(r.count for r in runs)
     edges = {0, total, total + lead}
@@ -304,22 +318,16 @@ def prelaunched(
     for run in runs:
         edges |= {at, at + lead}
         at += run.count
-
-    def tiles(n: int) -> tuple[KvTile | None, KvTile | None]:
-        ahead = tile_at(runs, n) if n < total else None
-        return ahead, tile_at(runs, n - lead) if n >= lead else None
-
-    def step(n: int) -> Iterator[Loop]:
-        for number, (stage, tile) in enumerate(zip((first, second), tiles(n), strict=True)):
-            if tile:
-                key = (number, rows, tile.shape)
-                yield Loop("", (n,), _once(stage, tile), key=key)
-
     for start, end in pairwise(sorted(edges)):
-        shapes = tuple(tile and tile.shape for tile in tiles(start))
-        yield Loop("kv", range(start, end), step, key=(rows, shapes))
+        ahead = run_at(runs, start) if start < total else None
+        behind = run_at(runs, start - lead) if start >= lead else None
+        parts = [(n, r, n * lead) for n, r in enumerate((ahead, behind)) if r]
+        yield Loop("kv", range(start, end), partial(_step, stage, parts))
 
 
-def _once(stage: Stage, tile: KvTile) -> Callable[[int], Iterable[Item]]:
-    """Return a loop's body that is one stage of one tile."""
-    return lambda _: stage(tile)
+def _step(
+    stage: Callable[[int, KvTile], Body], parts: list[tuple[int, tuple[KvRun, int], int]], index: int
+) -> Iterator[Loop]:
+    """Yield each stage's body at its tile of one step."""
+    for number, (run, first), behind in parts:
+        yield Loop("", (0,), stage(number, run.tile(first, index - behind)))

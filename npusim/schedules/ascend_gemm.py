@@ -115,21 +115,23 @@ class AscendGemm:
 
     def block(self, block: GemmBlock) -> Iterator[Item]:
         """Yield one tile of C, k ascending."""
-        pieces = ceil_div(self.operands.depth, self.tiling.block_k)
-        yield from self._piece(block, 0, pieces)
-        if pieces > 2:
-            yield Loop("k", range(1, pieces - 1), lambda i: self._piece(block, i, pieces))
-        if pieces > 1:
-            yield from self._piece(block, pieces - 1, pieces)
+        depth, size = self.operands.depth, self.tiling.block_k
+        last = ceil_div(depth, size) - 1
+        yield from self._piece(block, 0, min(size, depth), start=True, end=last == 0)
+        if last > 1:
+            yield Loop("k", range(1, last), lambda i: self._piece(block, i * size, size))
+        if last > 0:
+            yield from self._piece(block, last * size, depth - last * size, end=True)
         done = self.rings.accumulator.front(block.rows, block.cols, self.how.accumulator_format)
         target = self.operands.c.tile(
             block.batch, block.head, block.row, block.rows, block.col, block.cols
         )
         yield move(f"{self.name}.store", FIXP, target, done, name=self.operands.name)
 
-    def _piece(self, block: GemmBlock, index: int, pieces: int) -> Iterator[TileOp]:
-        o, k = self.operands, index * self.tiling.block_k
-        size = min(self.tiling.block_k, o.depth - k)
+    def _piece(
+        self, block: GemmBlock, k: int, size: int, *, start: bool = False, end: bool = False
+    ) -> Iterator[TileOp]:
+        o = self.operands
         left = o.a.tile(block.batch, block.head, block.row, block.rows, k, size)
         right = o.right(block, k, size)
         yield move(
@@ -145,7 +147,7 @@ class AscendGemm:
         yield from product(
             self.name, self.rings, block.rows, block.cols, size,
             left=whole(a), right=whole(b), attributes=self.how,
-            start=index == 0, end=index == pieces - 1, piece=size,
+            start=start, end=end, piece=size,
         )  # fmt: skip
 
 

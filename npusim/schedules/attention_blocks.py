@@ -38,6 +38,10 @@ class KvRun:
     is_masked: bool
     step: int
 
+    def tile(self, first: int, index: int) -> KvTile:
+        """Return the tile visited as the ``index``-th of all, if the run's first is the ``first``-th."""
+        return KvTile(index, self.col + (index - first) * self.step, self.cols, self.is_masked)
+
     @property
     def first_key(self) -> int:
         """Lowest key of its tiles."""
@@ -169,11 +173,33 @@ def kv_runs(
     return tuple(runs)
 
 
-def tile_at(runs: tuple[KvRun, ...], index: int) -> KvTile:
-    """Return the ``index``-th tile of ``runs``."""
-    at = index
+def run_at(runs: tuple[KvRun, ...], index: int) -> tuple[KvRun, int]:
+    """Return the run that holds the ``index``-th tile of ``runs``, and the index of its first tile."""
+    first = 0
     for run in runs:
-        if at < run.count:
-            return KvTile(index, run.col + at * run.step, run.cols, run.is_masked)
-        at -= run.count
+        if index < first + run.count:
+            return run, first
+        first += run.count
     raise IndexError(f"tile {index} lies past the end")
+
+
+#: Rows and causal offset of a block; its batch, head, KV head and first row.
+Static = tuple[int, int | None]
+Corner = tuple[int, int, int, int]
+#: The same with columns and mask of a tile of keys; with its index and first key.
+StageShape = tuple[int, int | None, int, bool]
+StageCorner = tuple[int, int, int, int, int, int]
+
+
+def stage_of(block: AttentionBlock, tile: KvTile) -> tuple[StageShape, StageCorner]:
+    """Return what the operations of a stage depend on, and where it is."""
+    static = block.rows, block.causal_offset, tile.cols, tile.is_masked
+    return static, (block.batch, block.head, block.kv_head, block.row, tile.index, tile.col)
+
+
+def stage_at(static: StageShape, at: StageCorner) -> tuple[AttentionBlock, KvTile]:
+    """Return the block, without its runs, and the tile that a stage works on."""
+    rows, offset, cols, is_masked = static
+    batch, head, kv_head, row, index, col = at
+    block = AttentionBlock(batch, head, kv_head, row, rows, offset, ())
+    return block, KvTile(index, col, cols, is_masked)

@@ -8,13 +8,21 @@ that overlap and their cycles are not modelled here: values only.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Queue, Touch
-from npusim.schedules.attention_blocks import AttentionBlock, KvTile, tile_at
+from npusim.ir.program import Body, Item, Loop, Queue, Touch
+from npusim.schedules.attention_blocks import (
+    AttentionBlock,
+    KvRun,
+    StageCorner,
+    StageShape,
+    stage_at,
+    stage_of,
+)
 from npusim.schedules.steps.table import bind
 
 if TYPE_CHECKING:
@@ -113,15 +121,19 @@ class GpuAttention:
         )  # fmt: skip
         at = 0
         for run in block.runs:
-            yield Loop(
-                "kv", range(at, at + run.count), lambda n: self._tile(block, tile_at(block.runs, n))
-            )
+            body = partial(self._step, block, run, at)
+            yield Loop("kv", range(at, at + run.count), body)
             at += run.count
         yield self._steps("finish", self.steps.finish, block.rows, {})
         out = t.o.tile(block.batch, block.head, block.row, block.rows)
         yield _op("O.store", LSU, Step(Opcode.COPY, out, (self._part("out", block.rows),)))
 
-    def _tile(self, block: AttentionBlock, tile: KvTile) -> Iterator[TileOp]:
+    def _step(self, block: AttentionBlock, run: KvRun, first: int, index: int) -> Iterator[Loop]:
+        """Yield one tile of keys, as a body that blocks and tiles of the same shape share."""
+        yield Loop("", (0,), Body(self._tile, *stage_of(block, run.tile(first, index))))
+
+    def _tile(self, static: StageShape, at: StageCorner, _index: int) -> Iterator[TileOp]:
+        block, tile = stage_at(static, at)
         t, rows, head = self.tensors, block.rows, (block.batch, block.kv_head)
         k, v = self.k.part(0, tile.cols), self.v.part(0, tile.cols)
         keys = t.k.tile(*head, tile.col, tile.cols)

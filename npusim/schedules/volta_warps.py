@@ -25,9 +25,17 @@ from typing import TYPE_CHECKING
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Queue
+from npusim.ir.program import Body, Item, Loop, Queue
 from npusim.ir.tile import RingTile, Tile
-from npusim.schedules.attention_blocks import AttentionBlock, KvTile, tile_at
+from npusim.schedules.attention_blocks import (
+    AttentionBlock,
+    KvRun,
+    KvTile,
+    StageCorner,
+    StageShape,
+    stage_at,
+    stage_of,
+)
 from npusim.schedules.steps.table import bind
 
 if TYPE_CHECKING:
@@ -196,10 +204,8 @@ class VoltaPlace:
             yield from self._start(group, rows)
         at = 0
         for run in block.runs:
-            body = partial(self._step, block, shares)
-            yield Loop(
-                "kv", range(at, at + run.count), body, (self.loader, block.rows, run.cols, run.is_masked)
-            )
+            body = partial(self._step, block, run, at)
+            yield Loop("kv", range(at, at + run.count), body)
             at += run.count
         for group, (row, rows) in enumerate(shares):
             yield from self._finish(block, group, row, rows)
@@ -219,10 +225,13 @@ class VoltaPlace:
         steps = tuple(Step(Opcode.FILL, self._part(group, n, rows), (v,)) for n, v in fills.items())
         yield self._run("start", group, FMA, steps, self.tile.plan_out, handshake=(q,))
 
-    def _step(
-        self, block: AttentionBlock, shares: list[tuple[int, int]], index: int
-    ) -> Iterator[TileOp]:
-        t, tile, head = self.tensors, tile_at(block.runs, index), (block.batch, block.kv_head)
+    def _step(self, block: AttentionBlock, run: KvRun, first: int, index: int) -> Iterator[Loop]:
+        """Yield one tile of keys, as a body that blocks and tiles of the same shape share."""
+        yield Loop("", (0,), Body(self._tile, *stage_of(block, run.tile(first, index))))
+
+    def _tile(self, static: StageShape, corner: StageCorner, _index: int) -> Iterator[TileOp]:
+        block, tile = stage_at(static, corner)
+        t, head, shares = self.tensors, (block.batch, block.kv_head), self._shares(block.rows)
         for name, ring, tensor in (("K", self.k_loaded, t.k), ("V", self.v_loaded, t.v)):
             source = tensor.tile(*head, tile.col, tile.cols)
             yield self._load(f"{name}.load", ring, source, tensor.cols)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npusim.errors import TilingError
-from npusim.schedules.attention_blocks import kv_runs, tile_at
+from npusim.schedules.attention_blocks import KvRun, KvTile, kv_runs, run_at
 from npusim.schedules.tiling_mask import TilingMask
 
 
@@ -73,6 +73,11 @@ def test_a_mask_of_512_takes_a_mebibyte() -> None:
 
 
 # ---------------------------------------------------------------- which tiles are visited
+
+
+def tile_at(runs: tuple[KvRun, ...], index: int) -> KvTile:
+    run, first = run_at(runs, index)
+    return run.tile(first, index)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -20,6 +20,7 @@ import numpy as np
 
 from npusim.formats import cast, get_format
 from npusim.ir.op import Attributes, Opcode
+from npusim.ir.opaque import varying
 from npusim.schedules.steps.attention import Accumulate, AttentionSteps
 from npusim.schedules.steps.table import choose, row
 
@@ -245,7 +246,8 @@ def pasa_steps(
         matrix = ShiftingMatrix(keys, beta, alpha_in_matrix, p.shifted)
         correction = matrix.correction(is_ideal=is_ideal)
         return {
-            "tiles_before": float(index), "tiles": float(index + 1), "is_first": float(index == 0),
+            "tiles_before": varying(float, index), "tiles": varying(float, index + 1),
+            "is_first": varying(lambda i: float(i == 0), index),
             "per_key": 1 / keys, "inva": correction,
             # Before the first tile there is no F: Delta m'_0 = 0.
             "inva_old": correction if index else 0.0,
