@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.formats import get_format
 from npusim.numerics.inputs import recipe_source
 from npusim.spec.load import load_device, load_workload
 from reports.parts.document import Section, number, table
@@ -197,10 +198,18 @@ def models() -> Section:
         outcomes.append([model, *(_outcome(errors[name], lost[name]) for name in MODELLED)])
         data[model] = {"printed": paper, "stand-in": found, "rmse": errors, "NaN rows": lost}
     header = ["", "K", "Q K^T", "K'", "S'"]
+    margins = (_margin(r) for r in (PRINTED["Qwen2-7B"], found))
     fields: dict[str, object] = {
+        **dict(zip(("margin_printed", "margin"), margins, strict=True)),
         "models": table(header, rows), "model_errors": table(["stand-in of", *MODELLED], outcomes),
     }  # fmt: skip
     return fields, {"models": data}
+
+
+def _margin(ranges: Ranges) -> str:
+    """Return how far S' stays within float16's range, in percent of that."""
+    limit = get_format("float16").max_finite
+    return f"{100 * (1 - max(map(abs, ranges.shifted_score)) / limit):.0f}"
 
 
 def _some(problem: Problem, step: int) -> list[int]:
