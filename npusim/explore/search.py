@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.errors import SpecError, TilingError
+from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
@@ -53,6 +53,7 @@ class Request:
     tiling: tuple[tuple[str, object], ...] = ()
     precision: str | None = None
     method: str = "auto"
+    ignore: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise what every point would raise: sizes that make no problem, an unknown preset."""
@@ -60,7 +61,7 @@ class Request:
             raise SpecError(f"{self.device.name} has no timing model yet: nothing to compare")
         if self.problem is not None:
             return
-        self.workload.problem(
+        problem = self.workload.problem(
             seq=self.seq,
             seq_q=self.seq_q,
             seq_kv=self.seq_kv,
@@ -69,6 +70,7 @@ class Request:
             causal=self.causal,
             dtype=self.dtype,
         )
+        self.workload.ignored(problem.seq_kv, self.ignore)
 
     def __getstate__(self) -> dict[str, object]:
         # A device holds classes that pydantic makes while running, which do not pickle.
@@ -102,6 +104,7 @@ class Request:
             tiling=tiling,
             precision=precision,
             method=self.method,
+            ignore=self.ignore,
             numerics=False,
             trace_groups=(),
         )
@@ -136,7 +139,7 @@ def precision_fields(schedule: Schedule) -> tuple[str, ...]:
     return tuple(name for name in found if name not in own)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exploration:
     """All outcomes of a search, in the order of the grid."""
 
@@ -160,6 +163,24 @@ class Exploration:
         """The fastest point, or None if none fits."""
         return next(iter(self.feasible), None)
 
+    def __repr__(self) -> str:
+        """Return what was searched and the best point, on one line."""
+        r, best = self.request, self.best
+        found = "none fits"
+        if best is not None:
+            at = " ".join(f"{name}={value}" for name, value in best.point.items())
+            found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
+        fits = f"{len(self.feasible)} of {len(self.outcomes)} points fit"
+        return f"<Exploration of {r.schedule} on {r.device.name}: {fits}, {found}>"
+
+    def to_pandas(self) -> Any:
+        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
+        return pd.DataFrame(self.columns())
+
     def columns(self) -> dict[str, list[object]]:
         """Return the outcomes as columns by name, for a frame of any library."""
         rows = [o.row() for o in self.outcomes]
@@ -180,6 +201,7 @@ def explore(
     tensor_parallel: int | None = None,
     causal: bool | None = None,
     dtype: Dtype | None = None,
+    ignore: Iterable[str] = (),
     tiling: Mapping[str, object] | None = None,
     precision: str | None = None,
     method: str = "auto",
@@ -217,7 +239,7 @@ def explore(
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     request = Request(
         schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
-        tuple((tiling or {}).items()), precision, method,
+        tuple((tiling or {}).items()), precision, method, tuple(ignore),
     )  # fmt: skip
     space = request.grid(fields)
     request.check()
@@ -235,9 +257,12 @@ def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
     except TilingError as error:
         return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
     busiest, share = _busiest(result)
+    timing = result.timing
+    assert timing is not None  # `Request.check` refused devices without
     return Outcome(
         index, point, "ok",
-        cycles=result.cycles, latency_us=result.latency_us, busiest=busiest, busy_share=share,
+        cycles=result.cycles, latency_us=result.latency_us, method=timing.method, band=timing.band,
+        busiest=busiest, busy_share=share, ignored=", ".join(result.ignored),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import OutputError
+from npusim.foreign import csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "csv_store"]
 
-_FIGURES = ("status", "cycles", "latency_us", "busiest", "busy_share", "reason")
+_FIGURES = (
+    *("status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason"),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What one point gave: its time, or the reason why it is infeasible.
 
-    ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group.
+    ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
+    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group;
+    ``ignored`` what of the workload's attention was left out.
     """
 
     index: int
@@ -32,8 +37,11 @@ class Outcome:
     status: Literal["ok", "infeasible"]
     cycles: int | None = None
     latency_us: float | None = None
+    method: str = ""
+    band: float | None = None
     busiest: str = ""
     busy_share: float | None = None
+    ignored: str = ""
     reason: str = ""
 
     def row(self) -> dict[str, object]:
@@ -56,7 +64,7 @@ def csv_store(path: Path, fields: Sequence[str]) -> Iterator[Callable[[Outcome],
             file.flush()
 
             def add(outcome: Outcome) -> None:
-                writer.writerow(outcome.row())
+                writer.writerow({name: csv_cell(value) for name, value in outcome.row().items()})
                 file.flush()
 
             yield add

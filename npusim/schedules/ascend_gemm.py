@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.op import Attributes, TileOp
 from npusim.ir.program import Item, Loop, Phase, Touch
+from npusim.schedules.fit import check_operands
 from npusim.schedules.on_ascend import FIXP, MTE2, AscendGroup, move, product, whole
 from npusim.units import ceil_div, chunks
 
@@ -84,6 +85,7 @@ class AscendGemm:
         self.how = Attributes(
             transpose_b=operands.transpose_b, arithmetic=arithmetic or group.arithmetic(fmt)
         )
+        check_operands(name, self.how.arithmetic, operands.a.fmt, operands.b.fmt)
         self.rings = group.cube_rings(
             f"{name} ", t.block_m, t.block_n, t.block_k,
             operand=fmt, accumulator=self.how.accumulator_format,

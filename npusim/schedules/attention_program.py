@@ -11,6 +11,7 @@ from npusim.ir.program import Phase, TileProgram
 from npusim.schedules.ascend_attention import AscendAttention
 from npusim.schedules.attention_blocks import AttentionBlock, attention_blocks, dealt
 from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
+from npusim.schedules.fit import check_operands
 from npusim.schedules.on_ascend import AscendGroup
 from npusim.schedules.on_gpu import GpuAttention, GpuGroup
 from npusim.schedules.steps.table import choose
@@ -88,6 +89,8 @@ def _assemble(
     before: tuple[Phase, ...], attention: AscendAttention | GpuAttention,
     blocks: tuple[AttentionBlock, ...], notes: tuple[str, ...] = (),
 ) -> TileProgram:  # fmt: skip
+    check_operands("Q K^T", attention.qk.arithmetic, tensors.q.fmt, tensors.k.fmt)
+    check_operands("P V", attention.pv.arithmetic, attention.steps.formats["P_out"], tensors.v.fmt)
     inputs = attention_tensors(problem, tensors.o.fmt)
     listed = [inputs.q, inputs.k, inputs.v, tensors.q, tensors.k, tensors.v, tensors.o]
     listed += [mask.tensor()] if mask else []

@@ -81,12 +81,12 @@ def build_unified(
 SCHEDULES = (
     Schedule(
         name="two_level", family="ascend", summary="FastAttention: large blocks for the CUBE, slices for the Vector",
-        tiling=TwoLevelTiling, precisions=PRECISIONS, default_precision=FA2_FP32.name, causal=True,
+        tiling=TwoLevelTiling, precisions=PRECISIONS, default_precision=FA2_FP32.name,
         build=build_two_level,
     ),
     Schedule(
         name="unified", family="ascend", summary="FastAttention's single-level tiling: one block for both units",
         tiling=UnifiedTiling, precisions=MappingProxyType(dict(PRECISIONS)), default_precision=FA2_FP32.name,
-        causal=True, build=build_unified,
+        build=build_unified,
     ),
 )  # fmt: skip

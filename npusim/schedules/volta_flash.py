@@ -115,6 +115,6 @@ _Q_PLACES = MappingProxyType({"registers": "registers", "shared": "shared memory
 SCHEDULES = (
     Schedule(
         name="volta_flash", family="nvidia", summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
-        tiling=VoltaTiling, precisions=PRECISIONS, default_precision=ACC_FP16.name, causal=True, build=build, hw="v100",
+        tiling=VoltaTiling, precisions=PRECISIONS, default_precision=ACC_FP16.name, build=build, hw="v100",
     ),
 )  # fmt: skip
