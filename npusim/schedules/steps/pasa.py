@@ -250,7 +250,7 @@ def pasa_steps(
             "is_first": varying(lambda i: float(i == 0), index),
             "per_key": 1 / keys, "inva": correction,
             # Before the first tile there is no F: Delta m'_0 = 0.
-            "inva_old": correction if index else 0.0,
+            "inva_old": varying(lambda i: correction if i else 0.0, index),
         }  # fmt: skip
 
     constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}
