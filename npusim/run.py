@@ -318,7 +318,7 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
     if flags is None:
         return None
     return FlagBudget(
-        flags.event_ids_per_pair_count.value,
+        flags.usable_event_ids_count.value,
         flags.cross_core_ids_count.value,
         flags.cross_core_counter_max_count.value,
     )

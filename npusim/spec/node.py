@@ -52,7 +52,6 @@ class NodeLink(SpecModel):
 
     model: LinkModel
     bytes_per_s: Positive = Field(description="of one link and direction")
-    nominal_bytes_per_s: Positive | None = Field(default=None, description="on the data sheet")
     latency_s: Quantity = Field(description="from the first byte's departure to its arrival")
     edges: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
 
@@ -201,10 +200,7 @@ class NodeDevice(DeviceSpec):
     def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
         """Return ``device`` as one of ``node``."""
         links = {
-            name: LinkSpec(
-                bytes_per_s=link.bytes_per_s, nominal_bytes_per_s=link.nominal_bytes_per_s
-            )
-            for name, link in node.links.items()
+            name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()
         }
         own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
         own |= {"name": node.name, "description": node.description}
