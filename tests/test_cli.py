@@ -42,6 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, outside CI."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     return tmp_path
 
@@ -170,6 +171,24 @@ def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
     assert cores == {"core1", "core2"}
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_columns_wrap_between_words_and_commands_stay_whole(columns: int) -> None:
+    """Of tables and help; only a word that is longer runs over, and what is to be copied."""
+    for arguments in (
+        ("run", "flash", *QUICK, "--no-save"), ("hw", "show", "ascend_910b2", "--only", "links"),
+        ("hw", "list"), ("workload", "show", "llama2_70b"), ("run", "--help"), ("validate", "--help"),
+    ):  # fmt: skip
+        result = _npusim(*arguments, env={"COLUMNS": str(columns)})
+        assert result.exit_code == 0
+        wide = [line for line in result.stdout.splitlines() if len(line) > columns]
+        # A grid of numbers can give no more, a key no less.
+        allowed = ("npusim ", "%", "_", "share")
+        assert [line for line in wide if not any(mark in line for mark in allowed)] == []
+        assert not any("#" in line for line in wide), "what an example does goes below it"
+    whole = _ok("hw", "show", "ascend_910b2", "--only", "links")
+    assert any(len(line) > 100 for line in whole.splitlines()), "a file gets whole lines"
 
 
 def test_no_save_writes_nothing(elsewhere: Path) -> None:
@@ -492,7 +511,7 @@ def _on_terminal(*arguments: str, env: dict[str, str]) -> str:
 
 
 def test_colour_is_for_terminals_and_not_with_no_color() -> None:
-    env = {"TERM": "xterm-256color"}
+    env = {"TERM": "xterm-256color", "COLUMNS": "200"}
     os.environ.pop("NO_COLOR", None)
     coloured = _on_terminal("hw", "list", env=env)
     plain = _on_terminal("hw", "list", env={**env, "NO_COLOR": "1"})
