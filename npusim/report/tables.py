@@ -57,7 +57,7 @@ def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...
     after += _notes(record)
     advice = advise(record, trial)
     if advice is not None:
-        tries = (Cell(f"try: {advice.command}", "good"),) if advice.command else ()
+        tries = (Cell(f"try: {advice.command}", "good", whole=True),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
     blocks.append(Facts(tuple(after)))
     return tuple(blocks)
