@@ -38,7 +38,7 @@ def test_choices_names_and_unset_numbers_can_be_overridden() -> None:
     device = load_device("ascend_910b2", overrides)
     assert device.flags.cross_core_wait_blocks.value == "scalar"
     assert device.name == "mine"
-    assert getattr(device.engine("aiv", "SCALAR"), "issue_cycles").value == 3
+    assert device.engine("aiv", "SCALAR").issue_cycles.value == 3
 
 
 @pytest.mark.parametrize(
