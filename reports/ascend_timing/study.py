@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "keys_of", "left_out",
-    "needed", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
+    "needed", "predicted", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
 ]  # fmt: skip
 
 #: Files beside this module that hold what was measured.
@@ -242,6 +242,13 @@ def result_of(case: MeasurementCase, **changes: object) -> RunResult:
     if isinstance(tiling := changes.get("tiling"), dict):
         changes["tiling"] = {**(case.tiling or {}), **tiling}
     return _as_filed().result(case.model_copy(update=changes))
+
+
+def predicted(row: Row, **changes: object) -> float:
+    """Return what is predicted of a quantity once keys of its case (not of its baseline) are replaced."""
+    base = row.case.baseline_case()
+    kept = {} if base is None else {"baseline": row.case.baseline}
+    return _as_filed().quantity(row.case.model_copy(update={**changes, **kept}), row.quantity)
 
 
 def twins(found: list[Row]) -> list[Row]:
