@@ -246,9 +246,7 @@ def result_of(case: MeasurementCase, **changes: object) -> RunResult:
 
 def predicted(row: Row, **changes: object) -> float:
     """Return what is predicted of a quantity once keys of its case (not of its baseline) are replaced."""
-    base = row.case.baseline_case()
-    kept = {} if base is None else {"baseline": row.case.baseline}
-    return _as_filed().quantity(row.case.model_copy(update={**changes, **kept}), row.quantity)
+    return _as_filed().quantity(row.case.model_copy(update=changes), row.quantity)
 
 
 def twins(found: list[Row]) -> list[Row]:
@@ -293,17 +291,25 @@ class Reduction(NamedTuple):
 
 def reductions(rows_count: int) -> list[Reduction]:
     """Return the vendor's fits of whole-row reductions beside what a reduction costs here."""
-    engine = load_device(DEVICE).engine("aiv", "VECTOR")
+    device = load_device(DEVICE)
+    engine = device.engine("aiv", "VECTOR")
     assert isinstance(engine, VectorEngine)
+    # Known, but read by no model: <format>.<number>.<quantity>.
+    prefix = "facts.cores.aiv.engines.VECTOR.row_reduce."
+    fits: dict[str, dict[str, float]] = {}
+    for key, fact in device.quantities():
+        if key.startswith(prefix):
+            fit, _, quantity = key.removeprefix(prefix).rpartition(".")
+            fits.setdefault(fit, {})[quantity] = fact.value
     found = []
-    for fmt, fits in engine.row_reduce.items():
-        for fit in fits:
-            columns = fit.columns_count.value
-            tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
-            step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
-            published = fit.slope_cycles_per_element.value * rows_count * columns
-            cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
-            found.append(Reduction(fmt, columns, cycles, published + fit.bias_cycles.value))
+    for name, published in fits.items():
+        fmt, columns = name.partition(".")[0], int(published["columns_count"])
+        tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
+        step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
+        cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
+        elements = rows_count * columns
+        fitted = published["slope_cycles_per_element"] * elements + published["bias_cycles"]
+        found.append(Reduction(fmt, columns, cycles, fitted))
     return found
 
 
