@@ -151,8 +151,8 @@ class Needed(NamedTuple):
 
 
 def keys_of(device: DeviceSpec, group: str) -> list[str]:
-    """Return the keys of a group's constants in a device file."""
-    keys = [key for key, _ in device.quantities()]
+    """Return the keys of a group's constants in a device file, without those that no model reads."""
+    keys = [key for key, _ in device.quantities() if not key.startswith("facts.")]
     return [k for k in keys if any(fnmatchcase(k, pattern) for pattern in GROUPS[group])]
 
 
