@@ -310,9 +310,9 @@ def load_node_device(
             of_device[key] = value
     name = node.device
     node = apply_overrides(node, of_node) if of_node else node
-    if not isinstance(hw, NodeDevice) or node.device != name:
-        return NodeDevice.of(node, load_device(node.device, of_device))
-    return NodeDevice.of(node, apply_overrides(hw.each, of_device) if of_device else hw.each)
+    is_same = isinstance(hw, NodeDevice) and node.device == name
+    each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(node.device)
+    return NodeDevice.of(node, apply_overrides(each, of_device, in_node=True) if of_device else each)
 
 
 def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
