@@ -416,7 +416,7 @@ def test_an_override_of_a_baseline_is_called_so(elsewhere: Path) -> None:
     ("fault", "message"),
     [
         (OSError(28, "No space left on device"), "npusim: error: No space left on device\n"),
-        (FileNotFoundError(2, "No such file or directory", "gone"), "npusim: error: No such file or directory (gone)\n"),
+        (FileNotFoundError(2, "No such file", "gone"), "npusim: error: No such file (gone)\n"),
         (MemoryError(), "npusim: error: not enough memory; fewer --rows"),
     ],
 )
