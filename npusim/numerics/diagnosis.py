@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.ir.op import Opcode
 from npusim.numerics.resonance import Resonance, measure
 from npusim.numerics.underflow import Underflow
 from npusim.spec.data import SinkData
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
-#: Operations that take finished scores from the matrix unit's accumulator to where they are stored.
-SCORE_STORES = ("S.drain", "S.convert", "scores.store")
-#: The same for the shifted keys.
-KEY_STORES = ("K'.drain", "K'.convert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +113,15 @@ class Probe:
 
     def __call__(self, moment: Moment) -> None:
         """Look at one executed step."""
-        label = moment.resolved.op.label
-        if label in SCORE_STORES:
-            self.scores.look(moment.sources[0])
-        elif label in KEY_STORES:
-            self.shifted_keys.look(moment.result)
-        else:
-            self.underflow(moment)
+        match moment.step.name, moment.step.opcode:
+            case "S_in", Opcode.MATMUL:  # scores stay in the accumulator
+                self.scores.look(moment.result)
+            case "S_in", _:
+                self.scores.look(moment.sources[0])
+            case "k_shifted", _:
+                self.shifted_keys.look(moment.result)
+            case _:
+                self.underflow(moment)
 
     def look_at_inputs(self, q: Array, k: Array, row: int) -> None:
         """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""

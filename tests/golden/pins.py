@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bfloat16": {"heads": 1, "seq_q": 130, "seq_kv": 140, "head_dim": 64, "dtype": "bfloat16"},
     "long": {"heads": 1, "seq_q": 64, "seq_kv": 3000, "head_dim": 128},
 }  # fmt: skip
-#: Fields beside the defaults: small tiles, so that few rows and keys make many of them.
+#: Fields beside the defaults: small tiles on Ascend, so that few rows and keys make many.
 SMALL: dict[str, dict[str, dict[str, object]]] = {
     "ragged": {"unified": {"block": 64}, "volta_flash": {"warps": 8, "block_q": 256},
                "*": {"block_q": 64, "block_kv": 64}},
@@ -86,8 +86,9 @@ class Case:
         self, schedule: str, hw: str, shape: str, precision: str = "", fields: dict[str, object] | None = None
     ) -> None:
         self.schedule, self.hw, self.shape, self.precision = schedule, hw, shape, precision
-        small = {} if hw == "h200" else SMALL.get(shape, {})
-        self.fields = {**small.get(schedule, small.get("*", {})), **(fields or {})}
+        small = SMALL.get(shape, {})
+        usual = small.get("*", {}) if hw.startswith("ascend") else {}
+        self.fields = {**(small.get(schedule, usual) if hw != "h200" else {}), **(fields or {})}
         more = (*([precision] if precision else ()), *(f"{k}={v}" for k, v in (fields or {}).items()))
         self.name = " ".join((schedule, hw, shape, *more))
 

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.algorithms.pasa import pasa as pasa_phase
+from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.report.pages import pasa, pasa_study
 from npusim.report.pages.values import values
 from npusim.schedules import pasa_phases as schedule
-from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 from npusim.spec.data import UniformData
 from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.algorithms.phase import Phase, Visit
     from npusim.numerics.result import ErrorSummary
-    from npusim.schedules.steps.attention import AttentionSteps
 
 EXACT = 1e-11
 BOTH_FORMS = ("float64", "float64,is_fixed_reference=true")
@@ -106,11 +107,11 @@ def test_a_maximum_that_starts_at_zero_loses_rows_of_negative_mean(
 ) -> None:
     """Line 4 as printed: m_0 = 0.  Q mean -30: 0/0 in float64 too; positive means are unharmed."""
 
-    def printed(*args: Any, **fields: Any) -> AttentionSteps:
-        steps = pasa_steps(*args, **fields)
-        return replace(steps, state={**steps.state, "m": 0.0})
+    def printed(*args: Any) -> Phase:
+        phase = pasa_phase(*args)
+        return replace(phase, names={**phase.names, "m": replace(phase.names["m"], start=0.0)})
 
-    monkeypatch.setattr(schedule, "pasa_steps", printed)
+    monkeypatch.setattr(schedule, "pasa", printed)
     assert worst(arrays(20, 20, 64), "float64") < EXACT
     lost = errors(arrays(-30, 30, 64), "float64")
     assert lost.nan_count == lost.count
@@ -119,16 +120,16 @@ def test_a_maximum_that_starts_at_zero_loses_rows_of_negative_mean(
 def test_the_signs_of_line_15_are_right_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both corrections negated the result is off in the first digits (papers.md 2.1: 2e-3 to 1.1)."""
 
-    def flipped(*args: Any, **fields: Any) -> AttentionSteps:
-        steps = pasa_steps(*args, **fields)
+    def flipped(*args: Any) -> Phase:
+        phase = pasa_phase(*args)
 
-        def negated(index: int, keys: int) -> Mapping[str, float]:
-            found = dict(steps.per_tile(index, keys))
+        def negated(tile: Visit) -> Mapping[str, float]:
+            found = dict(phase.per_tile(tile))
             return {**found, "inva": -found["inva"]}
 
-        return replace(steps, per_tile=negated)
+        return replace(phase, per_tile=negated)
 
-    monkeypatch.setattr(schedule, "pasa_steps", flipped)
+    monkeypatch.setattr(schedule, "pasa", flipped)
     assert worst(arrays(20, 20, 64), "float64") > 1e-3
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.errors import TilingError
 from npusim.report.pages.tiling_mask import check_mapping, distinct_masks, visits
 from npusim.report.pages.values import program_of
-from npusim.schedules.tiling_mask import DEFAULT_M, TilingMask
 from npusim.spec.problem import Problem
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.algorithms.shifting_matrix import optimal_beta
 from npusim.numerics.inputs import recipe_source
 from npusim.report.pages import pasa_study as study
 from npusim.report.pages.chart import chart
 from npusim.report.pages.document import Section, gather, number, save_page, table
 from npusim.report.pages.values import values
-from npusim.schedules.steps.pasa import optimal_beta
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
 

@@ -105,7 +105,7 @@ def errors_by_head(
         key = where.head, where.row
         if key not in known:
             q = inputs("q", where.batch, where.head)[where.row : where.row + where.rows]
-            k = inputs("k", where.batch, where.kv_head)
+            k = inputs("k", where.batch, where.head // problem.group_size)
             wide = _softmax(
                 problem, np.asarray(q, np.float64), np.asarray(k, np.float64), where.row
             )

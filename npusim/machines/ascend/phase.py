@@ -1,0 +1,211 @@
+"""A phase on an Ascend core group: rings and tiles placed, stages emitted in the machine's order.
+
+With products: what stays is loaded, then the loop's stages run as a pipeline, cut before each product
+that reads what rows left; earlier parts run ``ahead`` tiles ahead, so that matrix and vector units
+work at the same time.  Without products each vector core goes through its own slices alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.phase import WHOLE
+from npusim.ir.program import Item
+from npusim.ir.program import Loop as Repeat
+from npusim.ir.program import Phase as BuiltPhase
+from npusim.machines.ascend.group import FIXP, MTE2
+from npusim.machines.ascend.product import Product, cube_rings
+from npusim.machines.ascend.rows import VectorShare, rows_stage
+from npusim.machines.frame import Frame
+from npusim.machines.touches import touches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npusim.algorithms.phase import Cell, Phase, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import TileOp
+    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.ascend.plan import AscendTiling
+    from npusim.machines.frame import Placed
+
+
+class AscendPhase:
+    """One phase on one core group."""
+
+    def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
+        self.group, self.phase, self.tiling = group, phase, tiling
+        self.frame = frame = Frame(phase)
+        self.cross: dict[str, Ring] = {}
+        products = [s for s in frame.stages if s.is_product]
+        self.products = {s: Product(frame, s, group, tiling, self.cross) for s in products}
+        share = group.largest_share(phase.sizes[frame.row_axis])
+        self.rows = {s: rows_stage(frame, s, share, tiling.elements) for s in frame.stages if not s.is_product}
+        if products:
+            self._place_products()
+            self._place_cross()
+        self.vectors = [
+            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross)
+            for core in (group.vector_cores if self.rows else ())
+        ]
+        group.allocator.check()
+
+    def _place_products(self) -> None:
+        listed = list(self.products.values())
+        rings = cube_rings(listed, self.group, self.frame.prefix)
+        for p in listed:
+            p.place(rings)
+
+    def _place_cross(self) -> None:
+        """Place the slots in global memory through which products and rows hand over.
+
+        A slot is as wide as the largest tile, whatever the tile; UB and L0 have no route to one another.
+        """
+        frame, cores = self.frame, self.group.vector_cores
+        for s in frame.stages:
+            for n in s.written:
+                if frame.places[n] not in ("down", "up"):
+                    continue
+                is_down = frame.places[n] == "down"
+                producers = [FIXP] if is_down else [v.store for v in cores]
+                self.cross[n] = self.group.cross_ring(
+                    f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n),
+                    self.tiling.ahead + 1, producers=producers,
+                    consumers=[v.load for v in cores] if is_down else [MTE2], period=self.tiling.period,
+                )  # fmt: skip
+
+    def build(self) -> BuiltPhase:
+        """Return the phase of the program."""
+        p = self.phase
+        return BuiltPhase(
+            p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves
+        )
+
+    def _times(self, name: str, cell: Cell) -> int:
+        """Return how often a cell reads all of an operand in one tile."""
+        return max(p.touch_times(name, cell) for p in self.products.values())
+
+    # ---------------------------------------------------------------- order
+
+    def items(self, cell: Cell) -> Iterator[Item]:
+        """Yield one cell in program order."""
+        if not self.products:
+            yield from self._alone(cell)
+        elif self.frame.loop_axis:
+            rows = self._height(cell)
+            yield Repeat("start", (0,), lambda _: self._open(cell), key=rows)
+            yield from self._pipelined(cell)
+            yield Repeat("finish", (0,), lambda _: self._close(cell), key=rows)
+        else:
+            yield from self._open(cell)
+            for stage in self.phase.loops[0].stages:
+                yield from self._stage(stage, cell, WHOLE)
+            yield from self._close(cell)
+
+    def _height(self, cell: Cell) -> int:
+        return self.frame.size(cell, self.frame.row_axis, WHOLE)
+
+    def _open(self, cell: Cell) -> Iterator[TileOp]:
+        for p in self.products.values():
+            yield from p.open(cell, WHOLE)
+        for v in self.vectors:
+            yield from v.start(v.mine(self._height(cell)))
+
+    def _close(self, cell: Cell) -> Iterator[TileOp]:
+        for p in self.products.values():
+            yield from p.close(cell, WHOLE)
+        for s in self.phase.finish:
+            for v in self.vectors:
+                yield from v.items(self.rows[s], cell, WHOLE, v.mine(self._height(cell)))
+
+    def _stage(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
+        if stage.is_product:
+            yield from self.products[stage].items(cell, tile)
+            return
+        for v in self.vectors:
+            yield from v.items(self.rows[stage], cell, tile, v.mine(self._height(cell)))
+
+    def _parts(self) -> list[list[Stage]]:
+        """Return the loop's stages, cut before each product that reads what rows left."""
+        (loop,) = self.phase.loops
+        parts: list[list[Stage]] = [[]]
+        for s in loop.stages:
+            if s.is_product and any(self.frame.places[n] == "up" for n in s.read):
+                parts.append([])
+            parts[-1].append(s)
+        return parts
+
+    def _pipelined(self, cell: Cell) -> Iterator[Repeat]:
+        """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
+
+        Step n does tile n of the first part, n - ahead of the second, and so on.  Steps that meet one
+        run in every part are one loop: their tiles are sums and products of its index.
+        """
+        parts, rows = self._parts(), self._height(cell)
+        lags = [self.tiling.ahead * i for i in range(len(parts))]
+        placed, total = self.frame.placed(cell), sum(run.count for run in cell.runs)
+        edges = sorted({start + lag for lag in lags for start in (*(at for at, _ in placed), total)} | {0})
+        for start, end in pairwise(edges):
+            met = [_met(placed, start - lag, total) for lag in lags]
+            shapes = tuple(m and (m[1].cols, m[1].only) for m in met)
+
+            def step(n: int, met: list[Placed | None] = met) -> Iterator[Repeat]:
+                for number, (part, lag, one) in enumerate(zip(parts, lags, met, strict=True)):
+                    if one is not None:
+                        at, run = one
+                        tile = run.visit(n - lag, n - lag - at)
+                        yield Repeat("", (n,), partial(self._part, part, cell, tile), key=(number, rows, tile.shape))
+
+            # A mask's cut is no sum of an index, so that such a tile is a step of its own, with a number.
+            fixed = partial(_at, step, start) if end - start == 1 else step
+            yield Repeat(self.frame.loop_axis, range(start, end), fixed, key=(rows, shapes))
+
+    def _part(self, part: list[Stage], cell: Cell, tile: Visit, _: int) -> Iterator[Item]:
+        for s in part:
+            yield from self._stage(s, cell, tile)
+
+    def _alone(self, cell: Cell) -> Iterator[Item]:
+        """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
+        loops, finish = self.phase.loops, self.phase.finish
+        height = next(iter(self.rows.values())).height
+        for v in self.vectors:
+            mine = v.mine(self._height(cell))
+            for part in v.slices(mine, height) if mine else ():
+                one = replace(part, first=True, last=True)
+                yield from v.start(one)
+                for loop in loops:
+                    for tile in _tiles(cell, loop.axis):
+                        for s in loop.stages:
+                            yield from v.items(self.rows[s], cell, tile, one)
+                for s in finish:
+                    yield from v.items(self.rows[s], cell, WHOLE, one)
+
+
+def _met(placed: list[Placed], index: int, total: int) -> Placed | None:
+    """Return the run that tile ``index`` belongs to, None where there is no such tile."""
+    if not 0 <= index < total:
+        return None
+    return next(p for p in reversed(placed) if p[0] <= index)
+
+
+def _at(step: Callable[[int], Iterator[Repeat]], start: int, _: int) -> Iterator[Repeat]:
+    return step(start)
+
+
+def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
+    if not axis:
+        yield WHOLE
+        return
+    at = 0
+    for run in cell.runs:
+        for i in range(run.count):
+            yield run.visit(at + i, i)
+        at += run.count
+
+
+def _shape(cell: Cell) -> object:
+    return cell.shape

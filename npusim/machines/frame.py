@@ -1,0 +1,121 @@
+"""A phase seen from a machine: spans, sizes and cuts of its names, whatever they are stored in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.flow import flow, storage
+from npusim.algorithms.phase import WHOLE, BySize
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Cell, Phase, Run, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.tile import GlobalTensor, GlobalTile
+
+Span = tuple[int, int]
+#: A run of tiles, and the number of its first tile among its cell's.
+Placed = tuple[int, "Run"]
+
+
+class Frame:
+    """Places and storage of a phase's names, and where a cell's tile of each lies in its tensor."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.places = flow(phase)
+        self.storage = storage(phase, self.places)
+        self.stages = phase.stages
+        self.row_axis, self.loop_axis = phase.row_axis, phase.loop_axis
+        self.label = phase.label
+        self._heads = max(t.heads for t in phase.all_tensors())
+
+    @property
+    def prefix(self) -> str:
+        """What keeps the names of its rings apart from other phases'.
+
+        The loop over tiles is what a program is about: its rings go by their own names.
+        """
+        is_main = self.loop_axis and any(s.is_product for s in self.stages)
+        return "" if is_main else f"{self.phase.name} "
+
+    def fmt(self, n: str) -> str:
+        """Return the format of a name."""
+        return self.phase.names[n].fmt
+
+    def size_bytes(self, n: str, elements: int) -> int:
+        """Return the bytes of some elements of a name."""
+        return elements * get_format(self.phase.names[n].fmt).size_bytes
+
+    def axes(self, n: str) -> tuple[str, ...]:
+        """Return the axes of a name."""
+        return self.phase.names[n].axes
+
+    def width(self, n: str) -> int:
+        """Return the columns of the largest tile of a name; 1 for a row vector."""
+        axes = self.phase.names[n].axes
+        return 1 if len(axes) == 1 else self.phase.sizes[axes[1]]
+
+    def span(self, cell: Cell, axis: str, tile: Visit) -> Span:
+        """Return start and size of a cell's tile along an axis."""
+        if axis == self.loop_axis and tile is not WHOLE:
+            return tile.col, tile.cols
+        return cell.span(axis) or (0, self.phase.sizes[axis])
+
+    def size(self, cell: Cell, axis: str, tile: Visit) -> int:
+        """Return the size of a cell's tile along an axis."""
+        return self.span(cell, axis, tile)[1]
+
+    def cols(self, n: str, cell: Cell, tile: Visit) -> int:
+        """Return the columns of a cell's tile of a name; 1 for a row vector."""
+        axes = self.phase.names[n].axes
+        return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
+
+    def tensor(self, n: str, cell: Cell) -> GlobalTensor:
+        """Return the tensor that an operand or result is bound to."""
+        bound = self.phase.tensors[n]
+        return bound.of(cell) if isinstance(bound, BySize) else bound
+
+    def cut(
+        self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None
+    ) -> GlobalTile:
+        """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
+        tensor, axes = self.tensor(n, cell), self.phase.names[n].axes
+        is_shared = tensor.role == "constant"
+        top, height = self.span(cell, axes[0], tile)
+        left, width = self.span(cell, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if is_shared:  # one matrix for all cells
+            batch = head = top = left = 0
+        else:
+            batch, head = cell.batch, cell.head // (self._heads // tensor.heads)
+        r, rows = row or (0, height)
+        c, cols = col or (0, width)
+        return tensor.tile(batch, head, top + r, rows, left + c, cols)
+
+    def is_transposed(self, stage: Stage) -> bool:
+        """Return whether a product's B is stored transposed: the axis it shares with A is its last."""
+        left, right = stage.rows[0].srcs
+        return self.axes(right)[1] == self.axes(left)[1]
+
+    def mask_cut(self, n: str, cell: Cell, tile: Visit, row: Span) -> GlobalTile:
+        """Return the mask of some rows of a tile."""
+        top = self.span(cell, self.row_axis, tile)[0]
+        mask = self.phase.masks[n]
+        return mask.cut(top + row[0], row[1], tile.col, tile.cols, cell.causal_offset)
+
+    def placed(self, cell: Cell) -> list[Placed]:
+        """Return the cell's runs with the number of their first tile.
+
+        A tile under conditions is a run of its own: the cut of its mask is no sum of a loop's index.
+        """
+        found: list[Placed] = []
+        at = 0
+        for run in cell.runs:
+            if run.only:
+                alone = (replace(run, col=run.col + i * run.step, count=1) for i in range(run.count))
+                found += [(at + i, one) for i, one in enumerate(alone)]
+            else:
+                found.append((at, run))
+            at += run.count
+        return found
