@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import SpecError
+from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
@@ -51,7 +52,7 @@ from npusim.spec.load import load_workload
 from npusim.spec.node import NodeDevice, is_node, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
-from npusim.spread import Spread, spread_over_alternates
+from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import Layout, load_tensors, quantise
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
@@ -128,12 +129,11 @@ def run(
     plan = _Plan(chosen, what, fields, device, preset)
     program = plan.checked_program()
     timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
-    computed = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else None
-    bits, spread = computed or (None, ())
+    bits, more = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, {})
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
-        program=program, timing=timing, numerics=bits, spread=spread, notes=_notes(program, bits, timing, trace_groups),
+        program=program, timing=timing, numerics=bits, notes=_notes(program, device, bits, timing, trace_groups), **more
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _refuse_values(**options: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be run, resolved: enough to build the program, with another arithmetic too."""
+    """What is to be run, resolved: enough to build the program, with another precision too."""
 
     schedule: Schedule
     problem: AnyProblem
@@ -161,10 +161,9 @@ class _Plan:
         check(program, flag_budget(self.device), thorough=False)
         return program
 
-    def program(self, arithmetic: str | None = None) -> TileProgram:
-        precision: Any = self.precision
-        if arithmetic is not None:
-            precision = replace(precision, arithmetic=arithmetic)
+    def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
+        """Return the program, with fields of the precision changed."""
+        precision: Any = replace(cast("Any", self.precision), **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 
@@ -180,14 +179,16 @@ def _evaluate(
     heads: Choice,
     *,
     diagnose: bool,
-) -> tuple[NumericResult | None, tuple[Spread, ...]]:
-    """Return the bits of an attention program, and how far they depend on assumed arithmetic."""
+) -> tuple[NumericResult | None, dict[str, Any]]:
+    """Return the bits of an attention program, and fields of the result that say more of them."""
     problem = plan.problem
     if not isinstance(problem, Problem):
-        return None, ()
+        return None, {}
     source = recipe_source(problem) if given is None else array_source(given, problem.data)
     bits = evaluate(program, problem, source, rows=rows, heads=heads, diagnose=diagnose)
-    return bits, spread_over_alternates(bits, problem, source, plan.program)
+    spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
+    finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
+    return bits, {"spread": spread, "finite": finite}
 
 
 def _tensors(
@@ -291,8 +292,9 @@ def simulate_program(
 
 
 def _notes(
-    program: TileProgram, bits: NumericResult | None, timing: TimingResult | None, trace_groups: Sequence[int]
-) -> tuple[str, ...]:
+    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None,
+    trace_groups: Sequence[int],
+) -> tuple[str, ...]:  # fmt: skip
     notes = list(program.notes)
     if timing and trace_groups and not timing.spans and timing.operations:
         notes.append(
@@ -303,5 +305,10 @@ def _notes(
             f"matrix arithmetic {name} is assumed: no public bit-level source"
             for name, evidence in bits.arithmetic.items()
             if evidence == "assumed"
+        ]
+        notes += [
+            f"order of row sums {order} is assumed: {device.row_sum.source}"
+            for order, evidence in row_sum_evidence(bits, device).items()
+            if device.row_sum is not None and evidence == "assumed"
         ]
     return tuple(notes)

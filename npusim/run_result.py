@@ -11,6 +11,7 @@ from npusim.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npusim.finite import FiniteChoice
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.sensitivity import Sensitivity
@@ -27,7 +28,8 @@ class RunResult:
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic; ``notes`` are what the run wants its reader to know.
+    assumed arithmetic, ``finite`` what is finite on the same sample where the output is not;
+    ``notes`` are what the run wants its reader to know.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RunResult:
     timing: TimingResult | None
     numerics: NumericResult | None
     spread: tuple[Spread, ...] = ()
+    finite: tuple[FiniteChoice, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property

@@ -1,21 +1,26 @@
-"""How far a result depends on an assumed matrix arithmetic: the same run with each alternative."""
+"""How far a result depends on an assumed arithmetic: the same run with each alternative."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats import ARITHMETICS, get_arithmetic
+from npusim.formats.reductions import ORDERS
 from npusim.numerics.evaluate import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
+    from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
 
@@ -23,8 +28,9 @@ if TYPE_CHECKING:
 class Spread:
     """Outputs under another arithmetic against those of the run, over the rows of one head.
 
-    ``rmse`` is the relative Frobenius distance, ``differing`` the share of outputs whose bits
-    differ.
+    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both NaN where an output
+    of either is not finite.
     """
 
     arithmetic: str
@@ -47,32 +53,54 @@ def alternates(name: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
+    """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
+    own = device.row_sum
+    return {
+        order: own.basis if own is not None and own.value == order else "chosen"
+        for order in bits.row_sums
+    }
+
+
+def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield a name and the changed field of the precision for whatever could be otherwise."""
+    for name in sorted({other for used in bits.arithmetic for other in alternates(used)}):
+        yield name, {"arithmetic": name}
+    for used, basis in row_sum_evidence(bits, device).items():
+        # A vector unit adds lanes side by side: no order of its is a sequence.
+        others = (o for o in ORDERS if o not in (used, "sequential"))
+        for other in others if basis == "assumed" else ():
+            yield f"row sums in {other}", {"sum_order": other}
+
+
 def spread_over_alternates(
     bits: NumericResult,
     problem: Problem,
     inputs: HeadSource,
-    rebuild: Callable[[str], TileProgram],
+    device: DeviceSpec,
+    rebuild: Callable[[dict[str, str]], TileProgram],
 ) -> tuple[Spread, ...]:
     """Return how much the first computed block changes under each alternative arithmetic.
 
-    ``rebuild(name)`` gives the program with that arithmetic.  Nothing is assumed: no alternatives.
+    ``rebuild(changes)`` gives the program with fields of the precision changed.  Nothing is assumed:
+    no alternatives.
     """
-    found = []
     if not bits.rows:
         return ()
     batch, head, row = next(iter(bits.rows))
     before = bits.rows[batch, head, row].astype(np.float64)
-    for name in {other for used in bits.arithmetic for other in alternates(used)}:
-        again = evaluate(rebuild(name), problem, inputs, rows=[row], heads=[head])
+    found = []
+    for name, changes in _alternatives(bits, device):
+        again = evaluate(rebuild(changes), problem, inputs, rows=[row], heads=[head])
         after = again.rows[batch, head, row].astype(np.float64)
-        norm = float(np.sqrt(np.nansum(before**2)))
-        with np.errstate(invalid="ignore"):  # Inf in both is no difference
-            distance = float(np.sqrt(np.nansum((after - before) ** 2)))
-        found.append(
-            Spread(
-                name,
-                distance / norm if norm else 0.0,
-                float(((after != before) & ~(np.isnan(after) & np.isnan(before))).mean()),
-            )
-        )
-    return tuple(sorted(found, key=lambda s: s.arithmetic))
+        found.append(Spread(name, *_distance(before, after)))
+    return tuple(found)
+
+
+def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float, float]:
+    """Return the relative distance, and the share of differing values; NaN unless all are finite."""
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        return math.nan, math.nan
+    norm = float(np.sqrt((before**2).sum()))
+    distance = float(np.sqrt(((after - before) ** 2).sum()))
+    return distance / norm if norm else 0.0, float((after != before).mean())

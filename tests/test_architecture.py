@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread"),
+    ("run", "run_node", "run_result", "tensors", "spread", "finite"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
@@ -34,9 +34,10 @@ WITHIN = frozenset(
     {
         # A machine runs the form of an algorithm; no algorithm knows a machine.
         ("machines", "algorithms"),
-        *(("run", part) for part in ("run_node", "run_result", "tensors", "spread")),
+        *(("run", part) for part in ("run_node", "run_result", "tensors", "spread", "finite")),
         ("run_node", "run_result"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("run_result", "finite"),
         # A result shows itself: its methods load the report when they are called.
         ("run_result", "report"), ("run_result", "sensitivity"),
         ("report", "sensitivity"),

@@ -47,8 +47,8 @@ class FlashPrecision:
     output
         The result.
     exp_variant, sum_order, accumulate, arithmetic
-        Named choices: exponential, order of the row sum, where P V adds up, and the matrix
-        arithmetic (empty: the device's own).  A power-of-two exponential takes scores times log2 e.
+        Named choices: exponential, order of the row sum and the matrix arithmetic (both empty: the
+        device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
     """
 
     name: str
@@ -60,7 +60,7 @@ class FlashPrecision:
     product: str
     output: str
     exp_variant: str = "exp.correct"
-    sum_order: str = "vector_lanes"
+    sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
 

@@ -27,6 +27,7 @@ from npusim.algorithms.flash import (
 from npusim.algorithms.phase import Loop, Phase, name
 from npusim.algorithms.table import Row, Stage, row
 from npusim.errors import TilingError
+from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ SCALED_FINISH = Stage(
 def _constants(p: Fp8Precision, problem: Problem) -> dict[str, float]:
     """Return the constants; what stored values of V are multiplied by joins the division by S (papers.md section 4)."""
     factor = exponent_factor(p.exp_variant)
-    constants = {"scale": problem.score_scale * factor, "masked": masked_score(problem.causal and p.is_reverse)}
+    constants = {"scale": problem.score_scale * factor, "masked": -math.inf}
     unscale = problem.v_scale
     if p.fold:
         constants["log_scale"] = math.log(p.scale) * factor
@@ -131,8 +132,10 @@ def fp8_attention(
         p.name, scores=fmt, softmax=fmt, exponential=fmt, operand=p.operand, running=fmt, product=fmt,
         output=p.output, accumulate=p.accumulate,
     )  # fmt: skip
+    flash = flash_names(wide, problem.dtype, is_masked=mask is not None)
     names = {
-        **flash_names(wide, problem.dtype, is_masked=mask is not None),
+        **flash,
+        "m": replace(flash["m"], start=lowest_start(problem.causal and p.is_reverse)),
         "P_scaled": name("weight", "row key", "float32", over="P"),
         "P_fp8": name("weight", "row key", E4M3),
     }
@@ -144,12 +147,11 @@ def fp8_attention(
     )
 
 
-def masked_score(needs_finite: bool) -> float:
-    """Return what a masked score becomes: -Inf, or where a tile may mask a row before any other
-    tile has given it a maximum, the lowest power of two of float32 (it vanishes against any score).
+def lowest_start(needs_finite: bool) -> float:
+    """Return what the running maximum starts at: -Inf, or where a tile may mask a row before any other
+    tile has given it a maximum, float32's lowest number, so that a masked -Inf stays the lower one.
     """
-    # float32's largest exponent is 127 (IEEE 754).
-    return -(2.0**127) if needs_finite else -math.inf
+    return -get_format("float32").max_finite if needs_finite else -math.inf
 
 
 def widened(precision: Fp8Precision, operand: str) -> Fp8Precision:

@@ -2,8 +2,12 @@
 
 K' = M K holds keys from which the fraction beta of their block's mean was taken, so scores S' need
 no scale and stay small.  The row mean of S' says how far a block was shifted; its running mean F
-is what all blocks are corrected to.  m starts at minus infinity (papers.md section 2.1: with the
-printed 0 rows of negative mean give 0/0).
+is what all blocks are corrected to.
+
+The first block has nothing before it to correct: F^1 is its own mean (equation 7) and Delta m'_0
+stays 0 (line 9).  m starts at minus infinity.  With the printed 0 the first maximum is
+max(0, rowmax S'): the same result while exp(rowmax S') is above 0, which in float64 it is down to
+-745, but in float16 only down to -17; rows of scores below that end as 0/0.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from npusim.algorithms.flash import SCORES, attention_phase, chosen
 from npusim.algorithms.phase import BySize, Cell, Loop, Name, Phase, Run, Visit, name
 from npusim.algorithms.shifting_matrix import ShiftingMatrix
 from npusim.algorithms.table import Stage, product, row
+from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 
@@ -44,6 +49,8 @@ class PasaPrecision:
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
+    exp_variant, sum_order, accumulate, arithmetic
+        Named choices, as in `FlashPrecision`.
     """
 
     name: str
@@ -56,7 +63,7 @@ class PasaPrecision:
     output: str = "float16"
     is_fixed_reference: bool = False
     exp_variant: str = "exp.correct"
-    sum_order: str = "tree_halves"
+    sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
 
@@ -78,7 +85,9 @@ MEAN = (
 PROBABILITIES = (
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
     row(O.ROW_MAX, "m_tile", "S"),
-    row(O.SUB, "S", "S", "m_tile"),
+    # A row that the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum.
+    row(O.MAX, "m_floor", "m_tile", "lowest", only="mask"),
+    row(O.SUB, "S", "S", "m_floor"),
     row(O.EXP, "P", "S"),
     row(O.CAST, "P_out", "P"),
     row(O.ROW_SUM, "l_tile", "P"),
@@ -97,7 +106,7 @@ RUNNING_MEAN = (
     row(O.ADD, "F_new", "F_new", "mean"),
     row(O.DIV, "F_new", "F_new", "tiles"),
     row(O.SUB, "d_old", "F", "F_new"),
-    row(O.MUL, "d_old", "d_old", "inva"),
+    row(O.MUL, "d_old", "d_old", "inva_old"),
     row(O.SUB, "d_tile", "mean", "F_new"),
     row(O.MUL, "d_tile", "d_tile", "inva"),
     row(O.CAST, "shift_old", "d_old"),
@@ -153,12 +162,6 @@ FINISH = Stage("finish", (row(O.DIV, "O_normal", "O", "l"), row(O.CAST, "out", "
 SHIFT = Stage("shift", (product("k_shifted", "M", "k_in"),))
 
 
-#: What a masked score becomes: far below any score, and small enough that no sum with one leaves
-#: float16's range (half of its largest power of two).  Minus infinity would turn a row that a tile
-#: masks wholly into NaN, since PASA subtracts the tile's own maximum.
-MASKED = -32768.0
-
-
 @dataclass(frozen=True, slots=True)
 class Shift:
     """How the keys were shifted: beta, the factor folded into M, and which correction undoes it.
@@ -193,6 +196,7 @@ def pasa_names(p: PasaPrecision, fmt: str, *, is_masked: bool) -> dict[str, Name
         "m": name("max", vector, v, start=-math.inf),
         "m_tile": name("max", vector, v),
         "m_new": name("max", vector, v),
+        "m_floor": name("max", vector, v, over="m_new"),
         "m_candidate": name("max", vector, v),
         "shift_old": name("work", vector, v),
         "shift_tile": name("work", vector, v),
@@ -235,17 +239,21 @@ def pasa(
 
     def per_tile(tile: Visit) -> Mapping[str, float]:
         matrix = ShiftingMatrix(tile.cols, shift.beta, shift.alpha, p.shifted)
+        correction, is_first = matrix.correction(is_ideal=shift.is_ideal), tile.only >= FIRST
         # Sums and products of the index only: it may stand for any iteration of a loop.
         return {
             "tiles_before": 1.0 * tile.index, "tiles": 1.0 * (tile.index + 1),
-            "is_first": float("first" in tile.only), "per_key": 1 / tile.cols,
-            "inva": matrix.correction(is_ideal=shift.is_ideal),
+            "is_first": float(is_first), "per_key": 1 / tile.cols, "inva": correction,
+            # Before the first tile there is no F: Delta m'_0 = 0.
+            "inva_old": 0.0 if is_first else correction,
         }  # fmt: skip
 
-    constants = {"masked": MASKED} | ({} if shift.scale is None else {"scale": shift.scale})
+    constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}
+    if shift.scale is not None:
+        constants["scale"] = shift.scale
     names = pasa_names(p, tensors.q.fmt, is_masked=mask is not None)
     table = FIXED_REFERENCE if p.is_fixed_reference else RUNNING_MEAN
-    visits = tuple(first_apart(c) for c in cells) if p.is_fixed_reference else cells
+    visits = tuple(first_apart(c) for c in cells)
     body = chosen((SCORES, Stage("softmax", table), *UPDATE), p.exp_variant, p.sum_order)
     return replace(
         attention_phase(problem, sizes, visits, names, tensors, constants, mask),

@@ -60,14 +60,15 @@ class ShiftingMatrix:
         return -self.off_diagonal * self.keys / self.mean_kept
 
 
-def optimal_beta(beta: float, keys: int, *, rounds: int = 16) -> float:
+def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 16) -> float:
     """Return the beta next to ``beta`` whose ideal correction equals that of the rounded matrix.
 
-    Fixed point of beta = 1 - (a - b n) with the float16 entries of M at alpha = 1 (PASA, equation
-    20, simplified in papers.md section 2.1); one step unless the entries round anew.
+    Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
+    float64 (PASA, equations 20 to 22, simplified in papers.md section 2.1); one step unless the
+    entries round anew (16 at most).  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
-        found = 1 - ShiftingMatrix(keys, beta, 1.0).mean_kept
+        found = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
         if found == beta:
             break
         beta = found

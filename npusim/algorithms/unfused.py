@@ -39,7 +39,7 @@ class UnfusedPrecision:
         The result.
     exp_variant, sum_order, arithmetic
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
-        (empty: the device's own).
+        (both empty: the device's own).
     """
 
     name: str
@@ -47,7 +47,7 @@ class UnfusedPrecision:
     operand: str = "input"
     output: str = "input"
     exp_variant: str = "exp.correct"
-    sum_order: str = "vector_lanes"
+    sum_order: str = ""
     arithmetic: str = ""
 
     def formats(self) -> dict[str, str]:

@@ -31,8 +31,10 @@ def reduce_sum(
         ``sequential``: ((start + x0) + x1) + ...; without a start, (x0 + x1) + ....
         ``tree_halves``: x[i] + x[i + n/2], again on the halves until one is left; at odd n the
         element in the middle waits for the next round.
-        ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of halves, repeated
-        on the block sums until one is left; lanes beyond n do not take part.
+        ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of neighbours (x0 + x1,
+        x2 + x3, then their sums, ...), repeated on the block sums until one is left; lanes beyond n
+        do not take part.  At powers of two this is one tree of neighbours, whichever of the unit's
+        reductions forms it.
     start
         Scalar or ``(...)``; ``tree_halves`` and ``vector_lanes`` add it last, ``start + sum``.
 
@@ -49,8 +51,9 @@ def reduce_sum(
 
     Notes
     -----
-    # Model: how the Ascend vector unit pairs the lanes of a block is not published; the tree of
-    halves inside a block is an assumption.
+    Neighbours two by two, a binary tree: Ascend C API reference, ``BlockReduceSum``, ``ReduceSum``.
+    # Model: where that reference cuts a sum beyond 65504 to 65504 (the unit's saturation mode), ours
+    is Inf, as every other operation's.
 
     Examples
     --------
@@ -67,7 +70,7 @@ def reduce_sum(
     if values.shape[-1] == 0:
         return np.array(first)
     width = VECTOR_BLOCK_BYTES // target.size_bytes
-    total = _halves(values, target) if order == "tree_halves" else _lanes(values, target, width)
+    total = _tree(values, target) if order == "tree_halves" else _lanes(values, target, width)
     return total if first is None else add(first, total, target)
 
 
@@ -113,8 +116,8 @@ def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Arra
     return cast(out, target).reshape(shape)
 
 
-def _halves(values: Array, target: FloatFormat) -> Array:
-    """Fold the upper half onto the lower until one element is left."""
+def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) -> Array:
+    """Fold the upper half onto the lower, or neighbours onto each other, until one element is left."""
     from npusim.formats import reduction_kernels
 
     shape = values.shape[:-1]
@@ -122,9 +125,9 @@ def _halves(values: Array, target: FloatFormat) -> Array:
     out = np.empty(wide.shape[0], wide.dtype)
     plan = _plan(target)
     if plan is None:
-        reduction_kernels.fold_rows(wide, out)
+        reduction_kernels.fold_rows(wide, out, of_neighbours)
         return out.reshape(shape)
-    reduction_kernels.fold_rows_rounded(wide, out, plan)
+    reduction_kernels.fold_rows_rounded(wide, out, of_neighbours, plan)
     return cast(out, target).reshape(shape)
 
 
@@ -136,7 +139,8 @@ def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
         # Model: a masked lane adds -0, the one value that changes no sum.
         padded = np.full((*values.shape[:-1], blocks * width), -0.0, dtype=target.dtype)
         padded[..., :count] = values
-        values = _halves(padded.reshape(*values.shape[:-1], blocks, width), target)
+        cut = padded.reshape(*values.shape[:-1], blocks, width)
+        values = _tree(cut, target, of_neighbours=True)
     return np.ascontiguousarray(values[..., 0])
 
 

@@ -68,7 +68,9 @@ Source = Operand | float
 class Step:
     """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
 
-    ``name`` is what a step table calls the destination (``P``, ``m_new``): for those who watch.
+    ``name`` is what an algorithm calls the destination, in its step tables (``P``, ``m_new``) and before
+    and behind them: ``k`` a tile of keys as it is loaded, ``S_in`` scores as stored, ``k_shifted`` keys
+    as stored.  Mappings give it; those who watch go by it.
     """
 
     opcode: Opcode

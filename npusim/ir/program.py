@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.errors import ProgramError
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
@@ -123,14 +122,6 @@ class TileProgram:
     flops: int
     constants: dict[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())
-
-    def queue_index(self, name: str) -> int:
-        """Return the position of the queue called ``name``."""
-        for index, queue in enumerate(self.queues):
-            if queue.name == name:
-                return index
-        known = ", ".join(q.name for q in self.queues)
-        raise ProgramError(f"program {self.name}: no queue {name!r}; there are {known}")
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""

@@ -99,7 +99,7 @@ class Probe:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.underflow = Underflow()
+        self.underflow = Underflow(self.sinks)
         self.keys, self.shifted_keys, self.raw_scores, self.scores = (Range() for _ in range(4))
         self.resonance: Resonance | None = None
         self._sink_mass = 0.0
@@ -128,12 +128,14 @@ class Probe:
         queries = np.asarray(q, np.float64) * self.problem.q_scale
         keys = np.asarray(k, np.float64) * self.problem.k_scale
         raw = queries @ keys.T
+        seen = np.full(len(q), len(k))
         if self.problem.causal:
-            last = np.arange(row, row + len(q))[:, None] + self.problem.causal_offset
-            raw[np.arange(len(k))[None, :] > last] = -np.inf
+            last = np.arange(row, row + len(q)) + self.problem.causal_offset
+            seen = np.clip(last + 1, 0, len(k))
+            raw[np.arange(len(k))[None, :] >= seen[:, None]] = -np.inf
         self.raw_scores.look(raw)
         self.keys.look(keys)
-        found = measure(queries, keys)
+        found = measure(queries, keys, seen)
         if self.resonance is None or abs(found.mean_score) > abs(self.resonance.mean_score):
             self.resonance = found
         scaled = raw * self.problem.scale
@@ -174,8 +176,7 @@ class Probe:
         u = self.underflow
         if not u.visible or not u.rows:
             return None, None, None, None
-        others = max(1, u.visible - self._rows * self.sinks)
-        product = min(1.0, u.zeroed / others) * other_mass
+        product = u.zeroed_others / max(1, u.visible_others) * other_mass
         return (
             100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated),
         )  # fmt: skip

@@ -76,6 +76,7 @@ def evaluate(
         if probe:
             probe.look_at_inputs(q, k, block.row)
     error = summarise_errors(list(written.values()), references, output.fmt)
+    arithmetic, row_sums = _named_choices(program)
     return NumericResult(
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
@@ -84,7 +85,8 @@ def evaluate(
         overflow_counts=dict(done.events.overflow),
         nan_counts=dict(done.events.nan),
         first_events=tuple(done.events.first.values()),
-        arithmetic=_arithmetic(program),
+        arithmetic=arithmetic,
+        row_sums=row_sums,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         events=tuple(done.events.events),
     )
@@ -148,13 +150,15 @@ def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, i
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 
-def _arithmetic(program: TileProgram) -> dict[str, str]:
-    """Return ``{matrix arithmetic: evidence}`` of the program's products."""
-    names = {
-        step.attributes.arithmetic
+def _named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
+    found = {
+        (step.opcode, step.attributes.arithmetic or step.attributes.order)
         for phase in program.phases
         for resolved in walk(Walker(program), phase.body(phase.blocks[0]))
         for step in resolved.op.steps
-        if step.opcode is Opcode.MATMUL
+        if step.opcode in (Opcode.MATMUL, Opcode.ROW_SUM)
     }
-    return {name: get_arithmetic(name).evidence for name in sorted(names)}
+    arithmetic = sorted(name for opcode, name in found if opcode is Opcode.MATMUL)
+    orders = sorted(name for opcode, name in found if opcode is Opcode.ROW_SUM)
+    return {name: get_arithmetic(name).evidence for name in arithmetic}, tuple(orders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,32 +40,40 @@ def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArr
 def summarise_errors(
     outputs: list[Array], references: list[NDArray[np.float64]], fmt: str
 ) -> ErrorSummary:
-    """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled."""
+    """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled.
+
+    An output with NaN or Inf is at no distance: counts, but no figures (`ErrorSummary`).
+    """
     output = np.concatenate([o.reshape(-1, o.shape[-1]) for o in outputs])
     reference = np.concatenate(references)
     wide = output.astype(np.float64)
-    finite = np.isfinite(wide)
-    is_nan = np.isnan(wide)
-    error = np.where(finite, wide - reference, 0.0)
-    kept = np.where(finite, reference, 0.0)
-    norm = float(np.sqrt((kept**2).sum()))
-    ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)[finite]
-    return ErrorSummary(
-        rmse=_relative(float(np.sqrt((error**2).sum())), norm, bool(finite.any())),
-        max_abs_error=float(np.abs(error).max(initial=0.0)),
-        max_ulp=int(ulps.max(initial=0)),
-        ulp_histogram=_histogram(ulps),
+    is_nan, is_inf = np.isnan(wide), np.isinf(wide)
+    found = ErrorSummary(
+        rmse=math.nan,
+        max_abs_error=math.nan,
+        max_ulp=None,
+        ulp_histogram={},
         nan_count=int(is_nan.sum()),
-        inf_count=int((~finite & ~is_nan).sum()),
+        inf_count=int(is_inf.sum()),
         nan_row_fraction=float(is_nan.any(axis=1).mean()),
         count=output.size,
     )
+    if not found.is_finite:
+        return found
+    error = wide - reference
+    norm = float(np.sqrt((reference**2).sum()))
+    ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)
+    return replace(
+        found,
+        rmse=_relative(float(np.sqrt((error**2).sum())), norm),
+        max_abs_error=float(np.abs(error).max(initial=0.0)),
+        max_ulp=int(ulps.max(initial=0)),
+        ulp_histogram=_histogram(ulps),
+    )
 
 
-def _relative(distance: float, norm: float, has_finite: bool) -> float:
-    """Return distance / norm; NaN if nothing is finite, Inf for an error where the reference is 0."""
-    if not has_finite:
-        return math.nan
+def _relative(distance: float, norm: float) -> float:
+    """Return distance / norm; Inf for an error where the reference is 0."""
     if norm:
         return distance / norm
     return math.inf if distance else 0.0

@@ -2,9 +2,9 @@
 
 The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in
 phase (scores large and positive) or 180 degrees out of phase (large and negative); section 3.3.2,
-figure 6.  It defines no measure; this one is ours.  The mean score of all pairs is the inner
-product of the mean query and the mean key, and by Parseval's theorem a sum over frequencies of
-``|Q(f)| |K(f)| cos(phase(f))``.
+figure 6.  It defines no measure; this one is ours.  The mean score of all pairs that the mask leaves
+is, by Parseval's theorem, a sum over frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))``
+of the mean query and the mean key.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Resonance:
     Attributes
     ----------
     cosine
-        Mean over all pairs of the cosine between query and key: 1 in phase, -1 out of phase,
-        about 0 for independent directions.
+        Mean over the pairs that the mask leaves of the cosine between query and key: 1 in phase, -1
+        out of phase, about 0 for independent directions.
     frequency
         Periods along the head dimension of the wave that contributes most; 0 is a common offset.
     phase_degrees
         Its lag, from 0 (in phase) to 180 (out of phase).
     share
-        Part of all ``|Q(f)| |K(f)|`` that this one frequency has.
+        Part that this one frequency has of the sizes of all these contributions.
     mean_score
-        Contribution of this frequency to the mean of Q K^T, unscaled.
+        Contribution of this frequency to the mean of Q K^T over those pairs, unscaled.
     """
 
     cosine: float
@@ -44,8 +44,10 @@ class Resonance:
     mean_score: float
 
 
-def measure(q: NDArray[Any], k: NDArray[Any]) -> Resonance:
+def measure(q: NDArray[Any], k: NDArray[Any], seen: NDArray[np.int64] | None = None) -> Resonance:
     """Return the resonance of queries ``(rows, d)`` with keys ``(keys, d)``; all values finite.
+
+    ``seen`` (rows) is how many of the keys, from the first, each query sees; by default all.
 
     Examples
     --------
@@ -56,14 +58,17 @@ def measure(q: NDArray[Any], k: NDArray[Any]) -> Resonance:
     """
     queries, keys = np.asarray(q, np.float64), np.asarray(k, np.float64)
     d = queries.shape[1]
-    cross = np.fft.rfft(queries.mean(axis=0)) * np.conj(np.fft.rfft(keys.mean(axis=0))) / d
+    reach = np.full(len(queries), len(keys)) if seen is None else np.asarray(seen)
+    pairs = max(1, int(reach.sum()))
+    waves = np.fft.rfft(queries) * np.conj(np.fft.rfft(_sums(keys, reach)))
+    cross = waves.sum(axis=0) / pairs / d
     # Frequencies strictly between 0 and d/2 stand for two of the full transform's.
     cross[1 : (d + 1) // 2] *= 2
     power = np.abs(cross)
     strongest = int(power.argmax())
     total = float(power.sum())
     return Resonance(
-        cosine=float(_mean_direction(queries) @ _mean_direction(keys)),
+        cosine=float((_directions(queries) * _sums(_directions(keys), reach)).sum() / pairs),
         frequency=strongest,
         phase_degrees=float(abs(np.degrees(np.angle(cross[strongest])))),
         share=float(power[strongest]) / total if total else 0.0,
@@ -71,9 +76,15 @@ def measure(q: NDArray[Any], k: NDArray[Any]) -> Resonance:
     )
 
 
-def _mean_direction(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of the rows' unit vectors; a row of zeros has no direction and counts as 0."""
+def _sums(keys: NDArray[np.float64], reach: NDArray[Any]) -> NDArray[np.float64]:
+    """Return, for each query, the sum of the keys it sees, (rows, d)."""
+    sums = np.cumsum(np.vstack([np.zeros_like(keys[:1]), keys]), axis=0)
+    found: NDArray[np.float64] = sums[reach]
+    return found
+
+
+def _directions(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rows' unit vectors; a row of zeros has no direction and counts as 0."""
     length = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-    unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    mean: NDArray[np.float64] = unit.mean(axis=0)
-    return mean
+    unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    return unit

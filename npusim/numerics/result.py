@@ -45,18 +45,24 @@ class ErrorSummary:
     """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
 
     ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
-    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Non-finite outputs are
-    counted in ``nan_count``/``inf_count`` and left out of the other figures.
+    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
+    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse`` and ``max_abs_error`` are NaN,
+    ``max_ulp`` is None and the histogram empty.
     """
 
     rmse: float
     max_abs_error: float
-    max_ulp: int
+    max_ulp: int | None
     ulp_histogram: dict[str, int]
     nan_count: int
     inf_count: int
     nan_row_fraction: float
     count: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every output is a finite number."""
+        return not self.nan_count and not self.inf_count
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class NumericResult:
     ``overflow_counts`` and ``nan_counts`` count elements per operation; ``events`` lists every
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
-    ``arithmetic`` names the matrix units' arithmetic and its evidence.
+    ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row
+    sums.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]]
@@ -78,6 +85,7 @@ class NumericResult:
     nan_counts: dict[str, int]
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
+    row_sums: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
     events: tuple[NumericEvent, ...] = ()
 

@@ -2,7 +2,8 @@
 
 An observer of executions.  It reads the names that step tables give their rows: ``P`` (the
 exponential), ``P_fp8`` and ``P_out`` (its casts), ``alpha`` or ``e_old`` and ``e_tile`` (what
-rescales earlier tiles and this one), ``l`` (the row sum) and ``O_normal`` (the division by it).
+rescales earlier tiles and this one), ``l`` (the row sum) and ``O_normal`` (the division by it); and
+the name that mappings give the loads of keys, ``k``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
-from npusim.ir.tile import Operand, Tile
+from npusim.ir.tile import GlobalTile, Operand, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,15 +29,19 @@ Doubles = NDArray[np.float64]
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass they should have had.
 
-    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves; ``lost_mass`` sums,
-    over ``rows`` finished query rows, the part of the row sum that zeroed pairs should have had;
-    ``saturated`` counts values that a saturating cast cut to the largest finite one.  A row whose
-    sum is not finite has no mass and is left out of ``rows``.
+    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and
+    ``visible_others`` those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows``
+    finished query rows, the part of the row sum that zeroed pairs should have had; ``saturated``
+    counts values that a saturating cast cut to the largest finite one.  A row whose sum is not finite
+    has no mass and is left out of ``rows``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sinks: int = 0) -> None:
+        self.sinks = sinks
         self.zeroed = self.visible = self.rows = self.saturated = 0
+        self.zeroed_others = self.visible_others = 0
         self.lost_mass = 0.0
+        self._first_key, self._is_loading = 0, False
         self._blocks: Sequence[Any] = ()
         self._lost: dict[str, Doubles] = {}
         self._start_tile()
@@ -54,11 +59,14 @@ class Underflow:
             self._blocks, self._lost = moment.blocks, {}
         step = moment.step
         match step.name, step.opcode:
+            case "k", _ if isinstance(step.srcs[0], GlobalTile):
+                self._load_keys(step.srcs[0].row)
             case "S", Opcode.SELECT:
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "P", Opcode.EXP:
                 self._exact = _exact_exponential(step, moment.sources[0])
                 self._gone = np.asarray(moment.result == 0)
+                self._is_loading = False
             case (("P_fp8" | "P_out"), Opcode.CAST):
                 self._gone = np.asarray(moment.result == 0)
                 self.saturated += _count_saturated(step, moment.sources[0])
@@ -73,14 +81,22 @@ class Underflow:
             case _:
                 pass
 
+    def _load_keys(self, row: int) -> None:
+        """Take in that keys from ``row`` are loaded: a tile of them may come in pieces."""
+        self._first_key = min(self._first_key, row) if self._is_loading else row
+        self._is_loading = True
+
     def _finish_tile(self, row_sum: Operand) -> None:
         """Rescale what the rows have lost so far, and add what this tile lost."""
         if self._exact is None or self._gone is None:
             return
-        gone = self._gone if self._mask is None else self._gone & self._mask
+        mask = np.broadcast_to(True if self._mask is None else self._mask, self._gone.shape)
+        gone = self._gone & mask
         self.zeroed += int(gone.sum())
-        mask = True if self._mask is None else self._mask
-        self.visible += int(np.broadcast_to(mask, gone.shape).sum())
+        self.visible += int(mask.sum())
+        others = max(0, self.sinks - self._first_key)
+        self.zeroed_others += int(gone[..., others:].sum())
+        self.visible_others += int(mask[..., others:].sum())
         lost = np.where(gone, self._exact, 0.0).sum(axis=-1)
         if self._tile_factor is not None:
             lost = lost * self._tile_factor

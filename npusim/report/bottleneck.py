@@ -15,7 +15,6 @@ __all__ = [
     "Bottleneck",
     "basis_shares",
     "bottleneck",
-    "busy_by_queue",
     "deciding_group",
     "group_ends",
     "main_stall",
@@ -70,14 +69,6 @@ def main_stall(queue: QueueRecord) -> tuple[str, int] | None:
     if not queue.stalls:
         return None
     return max(queue.stalls.items(), key=lambda item: item[1])
-
-
-def busy_by_queue(timing: TimingRecord) -> dict[str, int]:
-    """Return the busy cycles of each queue, summed over all core groups."""
-    busy: dict[str, int] = {}
-    for queue in timing.queues:
-        busy[queue.queue] = busy.get(queue.queue, 0) + queue.busy_cycles
-    return busy
 
 
 def basis_shares(timing: TimingRecord) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from npusim import __version__
 from npusim.node.result import NodeTiming
 from npusim.report.roofline import Roofline, roofline_of
+from npusim.spread import row_sum_evidence
 
 if TYPE_CHECKING:
     from npusim.numerics.result import NumericEvent, NumericResult
@@ -24,6 +25,7 @@ __all__ = [
     "ConstantRecord",
     "DeviceRecord",
     "EventRecord",
+    "FiniteRecord",
     "NumericRecord",
     "OverlapRecord",
     "QueueRecord",
@@ -134,16 +136,16 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class NumericRecord:
-    """What the computed bits look like beside float64; None where a figure is not finite.
+    """What the computed bits look like beside float64; errors are None where an output is not finite.
 
     ``diagnosis`` has the figures of `npusim.numerics.diagnosis.Diagnosis` that have a meaning; None
-    where none was asked for.
+    where none was asked for.  ``row_sums`` maps the orders of row sums to their basis.
     """
 
     sample: str
     rmse: float | None
     max_abs_error: float | None
-    max_ulp: int
+    max_ulp: int | None
     ulp_histogram: dict[str, int]
     count: int
     nan_count: int
@@ -154,15 +156,28 @@ class NumericRecord:
     first_events: tuple[EventRecord, ...]
     arithmetic: dict[str, str]
     diagnosis: dict[str, float] | None = None
+    row_sums: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class SpreadRecord:
-    """The same bits under another arithmetic: distance, and the share of outputs that differ."""
+    """The same bits under another arithmetic: distance, and the share of outputs that differ.
+
+    Both are None where an output is not finite.
+    """
 
     arithmetic: str
     rmse: float | None
-    differing: float
+    differing: float | None
+
+
+@dataclass(frozen=True)
+class FiniteRecord:
+    """A schedule and preset that is finite on the sample where the run is not."""
+
+    schedule: str
+    precision: str
+    rmse: float
 
 
 @dataclass(frozen=True)
@@ -186,6 +201,7 @@ class RunRecord:
     numerics: NumericRecord | None
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
+    finite: tuple[FiniteRecord, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -201,11 +217,13 @@ def record_of(result: RunResult) -> RunRecord:
         tiling=result.tiling.model_dump(mode="json"),
         device=_device(result.device),
         timing=None if result.timing is None else _timing(result, result.timing),
-        numerics=None if result.numerics is None else _numerics(result.numerics),
+        numerics=None if result.numerics is None else _numerics(result.numerics, result.device),
         spread=tuple(
-            SpreadRecord(s.arithmetic, _finite(s.rmse), float(s.differing)) for s in result.spread
+            SpreadRecord(s.arithmetic, _finite(s.rmse), _finite(s.differing))
+            for s in result.spread
         ),
         notes=tuple(result.notes),
+        finite=tuple(FiniteRecord(f.schedule, f.precision, f.rmse) for f in result.finite),
     )
 
 
@@ -281,13 +299,13 @@ def _constants(
     return tuple(sorted(found, key=lambda c: (-c.cycles, c.key)))
 
 
-def _numerics(numerics: NumericResult) -> NumericRecord:
+def _numerics(numerics: NumericResult, device: DeviceSpec) -> NumericRecord:
     error = numerics.error
     return NumericRecord(
         sample=numerics.sample,
         rmse=_finite(error.rmse),
         max_abs_error=_finite(error.max_abs_error),
-        max_ulp=int(error.max_ulp),
+        max_ulp=error.max_ulp,
         ulp_histogram=dict(error.ulp_histogram),
         count=int(error.count),
         nan_count=int(error.nan_count),
@@ -297,6 +315,7 @@ def _numerics(numerics: NumericResult) -> NumericRecord:
         nan_counts=dict(numerics.nan_counts),
         first_events=tuple(_event(event) for event in numerics.first_events),
         arithmetic=dict(numerics.arithmetic),
+        row_sums=row_sum_evidence(numerics, device),
         diagnosis=None if numerics.diagnosis is None else numerics.diagnosis.figures(),
     )
 

@@ -19,7 +19,13 @@ from npusim.report.tracks import track_of
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import QueueRecord, RunRecord, TimingRecord
+    from npusim.report.record import (
+        NumericRecord,
+        QueueRecord,
+        RunRecord,
+        SpreadRecord,
+        TimingRecord,
+    )
     from npusim.report.roofline import Roofline
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
@@ -236,33 +242,56 @@ def _numerics(record: RunRecord) -> list[Fact]:
         return [("numerics", cells("not computed"))]
     overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
     bad = overflow or nan or bits.nan_count or bits.inf_count
-    error = (
-        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   "
-        f"max ULP {whole(bits.max_ulp)}"
-    )
     events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
-    if bits.nan_count or bits.inf_count:
-        events += (
-            f"   in the output: {whole(bits.nan_count)} NaN "
-            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
-        )
-    rows = [Cell(f"{error}   {events}", "bad" if bad else "")]
+    rows = [Cell(f"{_error(bits)}   {events}", "bad" if bad else "")]
     rows += [Cell(f"first {event}", "bad") for event in bits.first_events]
+    rows += _finite(record, bits)
     rows.append(Cell(f"against float64 on {bits.sample}"))
     found = [("numerics", tuple(rows))]
     if bits.diagnosis is not None:
         found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
-    if bits.arithmetic:
-        units = ", ".join(f"{name} ({evidence})" for name, evidence in bits.arithmetic.items())
-        weak = "assumed" in bits.arithmetic.values()
-        others = [
-            Cell(
-                f"with {s.arithmetic} {percent(s.differing)} of outputs differ, RMSE {_figure(s.rmse)}"
-            )
-            for s in record.spread
-        ]
+    used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
+    used = {**bits.arithmetic, **used}
+    if used:
+        units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
+        weak = "assumed" in used.values()
+        others = [Cell(_spread(s)) for s in record.spread]
         found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
     return found
+
+
+def _error(bits: NumericRecord) -> str:
+    """Return the errors; of an output with NaN or Inf there are none."""
+    if bits.nan_count or bits.inf_count:
+        return (
+            f"not finite: {whole(bits.nan_count)} NaN in the output "
+            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
+        )
+    ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
+    return (
+        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
+    )
+
+
+def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
+    """Return what is finite on the same sample where the output is not."""
+    if not bits.nan_count and not bits.inf_count:
+        return []
+    found = [
+        f"{f.schedule} with precision {f.precision} (RMSE {f.rmse:.2e})" for f in record.finite
+    ]
+    if found:
+        return [Cell(f"finite on the same sample: {', '.join(found)}", "good")]
+    return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
+
+
+def _spread(found: SpreadRecord) -> str:
+    if found.differing is None:
+        return f"with {found.arithmetic}: no figure, as outputs are not finite"
+    return (
+        f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
+        f"RMSE {_figure(found.rmse)}"
+    )
 
 
 def _constants(timing: TimingRecord) -> list[Fact]:
@@ -279,7 +308,8 @@ def _constants(timing: TimingRecord) -> list[Fact]:
 
 def _notes(record: RunRecord) -> list[Fact]:
     """Return the run's notes, without what the line on arithmetic says already."""
-    said = record.numerics.arithmetic if record.numerics is not None else {}
+    bits = record.numerics
+    said = () if bits is None else (*bits.arithmetic, "order of row sums")
     notes = [note for note in record.notes if not any(name in note for name in said)]
     return [("notes", tuple(Cell(note, "warn") for note in notes))] if notes else []
 

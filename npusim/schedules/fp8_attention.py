@@ -63,10 +63,10 @@ PRESETS = (
 )
 #: On a GPU powers of two come from a polynomial, as FlashAttention-4 computes them.
 GPU_PRECISIONS = MappingProxyType({p.name: replace(p, exp_variant="exp2.exp2p") for p in PRESETS})
-#: The 910B has no path for a chained P V, and its vector unit its own order of sums.
+#: The 910B has no path for a chained P V, and row sums are in its vector unit's own order.
 ASCEND_PRECISIONS = MappingProxyType(
     {
-        p.name: replace(p, accumulate="fresh", sum_order="vector_lanes", output="float16")
+        p.name: replace(p, accumulate="fresh", sum_order="", output="float16")
         for p in PRESETS
     }
 )

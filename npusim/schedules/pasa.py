@@ -52,7 +52,8 @@ class PasaTiling(Tiling):
         default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1"
     )
     optimise: bool = Field(
-        default=False, description="move beta to the optimum next to it (equation 20)"
+        default=False,
+        description="move beta to the optimum next to it, M rounded as the inputs are (equations 20, 21)",
     )
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
@@ -95,6 +96,10 @@ PRECISIONS = MappingProxyType(
         ),
     }
 )
+#: The golden kernel of an H200 adds up a row as a tree of halves (golden/README.md).
+GPU_PRECISIONS = MappingProxyType(
+    {name: replace(p, sum_order="tree_halves") for name, p in PRECISIONS.items()}
+)
 
 
 def build_on_ascend(
@@ -121,4 +126,7 @@ ASCEND = Schedule(
     name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
     default_precision="fp16_mean", causal=False, build=build_on_ascend,
 )  # fmt: skip
-SCHEDULES = (ASCEND, replace(ASCEND, family="nvidia", tiling=GpuPasaTiling, build=build_on_gpu))
+GPU = replace(
+    ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu
+)
+SCHEDULES = (ASCEND, GPU)

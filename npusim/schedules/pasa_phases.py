@@ -109,7 +109,11 @@ def pasa_phases(
     """
     fmt = _checked(problem, tiling, precision)
     n = min(tiling.block_kv, problem.seq_kv)
-    beta = optimal_beta(tiling.beta, n) if tiling.optimise else tiling.beta
+    beta = tiling.beta
+    if tiling.optimise:
+        # Equation 21 rounds to the inputs' format, bfloat16 too, whatever M is kept in.
+        _check_rounded((ShiftingMatrix(n, beta, 1.0, problem.dtype),), beta)
+        beta = optimal_beta(beta, n, problem.dtype)
     alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
     matrices = {
         length: ShiftingMatrix(length, beta, alpha, precision.shifted)
@@ -127,7 +131,12 @@ def pasa_phases(
     tensors, mask = replace(inputs, k=shifted), causal_mask(problem, sizes)
     attention = pasa(problem, sizes, cells, for_inputs(precision, fmt), tensors, mask, shift)
     keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
-    notes = [f"beta: optimise moved it from {tiling.beta} to {beta}"] if tiling.optimise else []
+    notes = []
+    if tiling.optimise:
+        notes.append(
+            f"beta: optimise moved it from {tiling.beta} to {beta}, the optimum where M is rounded to "
+            f"{problem.dtype}, the inputs' format (equation 21)"
+        )
     if problem.dtype == "bfloat16":
         notes.append("inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow")
     return (*before, keys, attention), tuple(notes)

@@ -14,6 +14,7 @@ from npusim.spec.engine import (
     EngineSpec,
     FixpipeEngine,
     MatrixEngine,
+    VectorEngine,
 )
 from npusim.spec.model import SpecModel, Text, fault_at
 from npusim.spec.quantity import (
@@ -233,6 +234,12 @@ class DeviceSpec(SpecModel):
             if isinstance(engine, MatrixEngine):
                 return engine
         raise SpecError(f"{self.name}: {core} has no matrix unit")
+
+    @property
+    def row_sum(self) -> Choice[Literal["vector_lanes", "tree_halves"]] | None:
+        """Order in which its vector unit adds up a row; None where it has none."""
+        engines = (e for core in self.cores.values() for e in core.engines.values())
+        return next((e.row_sum for e in engines if isinstance(e, VectorEngine)), None)
 
     def core_count(self, kind: str) -> int:
         """Return how many cores of a kind the whole device has."""

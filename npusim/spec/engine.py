@@ -180,6 +180,9 @@ class VectorEngine(_QueueSpec):
         description="when an instruction pays its head: only if the queue was empty, or always"
     )
     exponential: Choice[str] = Field(description="which exponential it computes, by name")
+    row_sum: Choice[Literal["vector_lanes", "tree_halves"]] = Field(
+        description="in which order it adds up a row, by name"
+    )
     ops: dict[str, VectorOpSpec]
     row_reduce: dict[str, tuple[RowReduceFit, ...]] = Field(default_factory=dict)
 

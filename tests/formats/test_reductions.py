@@ -46,11 +46,10 @@ def _lanes(row: list[int], name: str) -> int:
 
 
 def _block(row: list[int], width: int, name: str) -> int:
-    """A tree of halves over the lanes of a block; lanes without data take no part."""
+    """A tree of neighbours over the lanes of a block; lanes without data take no part."""
     lanes: list[int | None] = [*row, *[None] * (width - len(row))]
     while len(lanes) > 1:
-        half = len(lanes) // 2
-        pairs = [(lanes[i], lanes[i + half]) for i in range(half)]
+        pairs = zip(lanes[::2], lanes[1::2], strict=True)
         lanes = [x if y is None else _add(x, y, name) for x, y in pairs]  # type: ignore[arg-type]
     return lanes[0]  # type: ignore[return-value]
 
@@ -78,6 +77,14 @@ def test_tree_of_128_pairs_i_with_i_plus_64() -> None:
     # (x1 + x65) = 2, then 2048 + 2 = 2050 exactly; left to right each 1 is lost.
     assert reduce_sum(x, "float16", "tree_halves").tolist() == [2050.0]
     assert reduce_sum(x, "float16").tolist() == [2048.0]
+
+
+def test_the_vector_unit_adds_neighbours_first() -> None:
+    """As Ascend C's reference of ReduceSum and BlockReduceSum has it: x0 + x1, x2 + x3, ..."""
+    x = np.array([[2048, -2048, 1, 1]], np.float16)
+    assert reduce_sum(x, "float16", "vector_lanes").tolist() == [2.0]
+    # (2048 + 1) loses the 1, (-2048 + 1) keeps it.
+    assert reduce_sum(x, "float16", "tree_halves").tolist() == [1.0]
 
 
 def test_start_comes_first_in_a_sequence_and_last_in_a_tree() -> None:

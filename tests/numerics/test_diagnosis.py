@@ -137,19 +137,55 @@ def test_pasas_half_precision_probabilities_underflow_at_their_own_tile() -> Non
     assert found.zeroed_mass_percent == pytest.approx(100 * mass.mean(), rel=0.1)
 
 
-def test_the_papers_product_of_fraction_and_mass_leaves_sinks_out() -> None:
-    problem = sink_problem()
-    source = recipe_source(problem)
-    found = diagnose("fp8_attention", problem, source, "hpc_ops_s1")
-    mass = []
+def product_of(problem: Problem, source: HeadSource, block: int, threshold: float) -> float:
+    """Return P-Cast's fraction zeroed times mass (percent), both without the first key, forward."""
+    zeroed = others = mass = 0.0
     for head in range(problem.heads):
-        weights = np.exp(scores_of(problem, source, head))
-        mass.append(weights[:, :4].sum(axis=1) / weights.sum(axis=1))
-    sink = float(np.mean(mass))
-    assert found.sink_mass_percent == pytest.approx(100 * sink)
-    assert found.underflow_percent is not None
-    fraction = found.underflow_percent / 100 * 320 / (320 - 4)
-    assert found.product_mass_percent == pytest.approx(100 * fraction * (1 - sink))
+        scores = scores_of(problem, source, head)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        mass += (1 - weights[:, 0] / weights.sum(axis=1)).sum()
+        tops = np.maximum.accumulate(scores, axis=1)
+        ends = [min(len(tops[0]), (j // block + 1) * block) - 1 for j in range(len(tops[0]))]
+        seen = np.isfinite(scores[:, 1:])
+        others += seen.sum()
+        zeroed += (seen & (scores <= tops[:, ends] + threshold)[:, 1:]).sum()
+    return float(100 * zeroed / others * mass / (problem.heads * problem.seq_q))
+
+
+@pytest.mark.parametrize(
+    ("hw", "fields"),
+    [
+        ("h200", {"block_kv": 64}),
+        # Keys come in three pieces of 128 at most, rows in slices of two cores.
+        ("ascend_910b2", {"block_q": 64, "block_kv": 320, "vector_rows": 5}),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_papers_product_of_fraction_and_mass_leaves_sinks_out(
+    hw: str, fields: dict[str, int], causal: bool
+) -> None:
+    """Scores as wide as to zero most pairs, the first key's among them."""
+    data = UniformData(kind="uniform", x0=0.0, amplitude=6.0)
+    problem = Problem(
+        heads=2, seq_q=320 if causal else 77, seq_kv=320, head_dim=32, dtype="float32", causal=causal, data=data
+    )  # fmt: skip
+    source = recipe_source(problem)
+    found = diagnose("fp8_attention", problem, source, "hpc_ops_s1", hw, **fields)
+    expected = product_of(problem, source, fields["block_kv"], E4M3_ZERO)
+    assert 50 < expected < 99
+    assert found.product_mass_percent == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["flash", "fp8_attention"])
+def test_a_sink_that_is_zeroed_is_no_pair_of_the_product(schedule: str) -> None:
+    """Two keys; the first, the sink, is zeroed: nothing else is, so that the product is 0."""
+    q, k = np.full((16, 32), 8.0), np.array([[-8.0], [8.0]]) * np.ones((1, 32))
+    tensors = {n: x[None, None].astype(np.float32) for n, x in (("q", q), ("k", k), ("v", k))}
+    problem = Problem(heads=1, seq_q=16, seq_kv=2, head_dim=32, dtype="float32")
+    precision = "fa2_fp32,arithmetic=ieee.f32" if schedule == "flash" else "hpc_ops_s1"
+    found = diagnose(schedule, problem, array_source(tensors), precision)
+    assert found.underflow_percent == 50.0
+    assert found.product_mass_percent == 0.0
 
 
 def test_saturation_counts_what_lies_above_the_largest_value() -> None:
@@ -218,6 +254,22 @@ def test_a_row_with_an_infinite_score_counts_as_nan_and_its_mass_as_nothing() ->
 
 
 @pytest.mark.parametrize(
+    ("schedule", "hw"),
+    [
+        ("flash", "h200"), ("flash", "ascend_910b2"), ("two_level", "ascend_910b2"), ("unified", "ascend_910b2"),
+        ("standard", "ascend_910b2"), ("fp8_attention", "ascend_910b2"), ("volta_flash", "v100"),
+    ],
+)  # fmt: skip
+def test_every_mapping_tells_what_its_matrix_unit_adds_up(schedule: str, hw: str) -> None:
+    problem = Problem(heads=1, seq_q=128, seq_kv=256, head_dim=64)
+    found = diagnose(schedule, problem, recipe_source(problem), "", hw)
+    assert found.score_min is not None
+    assert (found.score_min, found.score_max) == pytest.approx(
+        (found.raw_score_min, found.raw_score_max), rel=1e-5 if hw != "v100" else 1e-3
+    )
+
+
+@pytest.mark.parametrize(
     ("lag", "frequency"), [(0.0, 3), (90.0, 7), (180.0, 4), (150.0, 32), (180.0, 0)]
 )
 def test_resonance_finds_frequency_and_phase_of_a_shared_wave(lag: float, frequency: int) -> None:
@@ -231,6 +283,37 @@ def test_resonance_finds_frequency_and_phase_of_a_shared_wave(lag: float, freque
     assert found.phase_degrees == pytest.approx(expected, abs=1e-6)
     assert found.mean_score == pytest.approx(float((q @ k.T).mean()), abs=1e-9)
     assert found.share == pytest.approx(1.0)
+
+
+def test_resonance_looks_at_the_pairs_that_the_mask_leaves() -> None:
+    """Every query is at right angles to the keys it sees, and opposite to half of those it does not."""
+    d = np.eye(32)
+    q, k = np.repeat(d[[0, 2]], 64, axis=0), np.repeat([d[1], -d[0]], 64, axis=0)
+    tensors = {n: x[None, None].astype(np.float16) for n, x in (("q", q), ("k", k), ("v", k))}
+    cosines = []
+    for causal in (True, False):
+        problem = Problem(heads=1, seq_q=128, head_dim=32, causal=causal)
+        found = diagnose("flash", problem, array_source(tensors), "", "h200")
+        cosines.append(found.resonance_cosine)
+    assert cosines == [0.0, -0.25]
+
+
+def test_resonance_behind_a_mask_equals_a_direct_mean_over_pairs() -> None:
+    rng = np.random.default_rng(3)
+    q, k = rng.standard_normal((40, 16)) + 0.5, rng.standard_normal((90, 16)) - 0.3
+    seen = rng.integers(0, 91, 40)
+    found = measure(q, k, seen)
+    pairs = np.arange(90)[None, :] < seen[:, None]
+    unit_q, unit_k = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, k))
+    assert found.cosine == pytest.approx((unit_q @ unit_k.T)[pairs].mean())
+    # The part of every score at one frequency: a product of the two waves there.
+    waves = [np.zeros_like(x) for x in (q, k)]
+    for wave, x in zip(waves, (q, k), strict=True):
+        spectrum = np.fft.rfft(x)
+        spectrum[:, np.arange(spectrum.shape[1]) != found.frequency] = 0
+        wave[:] = np.fft.irfft(spectrum, n=16)
+    assert found.mean_score == pytest.approx((waves[0] @ waves[1].T)[pairs].mean())
+    assert measure(q, k, np.full(40, 90)) == measure(q, k)
 
 
 def test_resonance_of_the_recipe_and_of_independent_rows() -> None:

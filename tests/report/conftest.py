@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def overflowed(result: RunResult) -> RunResult:
         "overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("key", 0),), 3, 5, 7, position
     )  # fmt: skip
     error = ErrorSummary(
-        rmse=2.5e-4, max_abs_error=float("inf"), max_ulp=274, ulp_histogram={"0": 3, "1": 1},
+        rmse=math.nan, max_abs_error=math.nan, max_ulp=None, ulp_histogram={},
         nan_count=2, inf_count=1, nan_row_fraction=0.25, count=4,
     )  # fmt: skip
     bits = NumericResult(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.report.output import save_run
-from npusim.report.record import SpreadRecord, record_of
+from npusim.report.record import FiniteRecord, SpreadRecord, record_of
 from npusim.report.result_json import load_result
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
@@ -35,8 +35,9 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
     overflowed: RunResult,
 ) -> None:
     text = plain(run_table(record_of(overflowed)))
-    assert "RMSE 2.50e-04   max |error| -   max ULP 274   overflow 7   NaN 2" in text
-    assert "in the output: 2 NaN (25.0 % of rows), 1 Inf" in text
+    assert "not finite: 2 NaN in the output (25.0 % of rows), 1 Inf   overflow 7   NaN 2" in text
+    assert "RMSE" not in text
+    assert "no preset of this device's schedules is finite on the same sample" in text
     assert "first overflow in S.drain.cast" in text
     assert "row 3 col 5" in text
     assert "against float64 on rows 128..131 of 1 of 5 heads" in text
@@ -49,6 +50,21 @@ def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(
     spread = (SpreadRecord("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, RMSE 1.50e-05" in text
+
+
+def test_outputs_that_are_not_finite_are_at_no_distance_from_others(overflowed: RunResult) -> None:
+    spread = (SpreadRecord("ascend.cube.k8.f16.f32", None, None),)
+    text = plain(run_table(replace(record_of(overflowed), spread=spread)))
+    assert "with ascend.cube.k8.f16.f32: no figure, as outputs are not finite" in text
+
+
+def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunResult) -> None:
+    finite = (FiniteRecord("flash", "fa2_fp32", 1.5e-4), FiniteRecord("pasa", "fp16_mean", 5e-3))
+    text = plain(run_table(replace(record_of(overflowed), finite=finite)))
+    assert (
+        "finite on the same sample: flash with precision fa2_fp32 (RMSE 1.50e-04), "
+        "pasa with precision fp16_mean (RMSE 5.00e-03)" in text
+    )
 
 
 def test_run_without_a_time_says_so(record: RunRecord) -> None:

@@ -79,7 +79,7 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
     }
     from npusim.numerics.evaluate import evaluate
     from npusim.numerics.inputs import array_source
-    from npusim.report.pages.values import GPU, program_of
+    from reports.parts.values import GPU, program_of
 
     one, other = (
         evaluate(program_of("fp8_attention", p, "hpc_ops", hw=GPU), p, array_source(data), rows="all")
@@ -139,3 +139,20 @@ def test_the_910b2_says_that_it_is_a_study_and_takes_no_fp8_inputs() -> None:
 def test_a_gpu_takes_fp8_or_isolating_float32_inputs_only() -> None:
     with pytest.raises(TilingError, match="reads E4M3 inputs, not float16"):
         fp8(problem=Problem(**SIZES))
+
+
+@pytest.mark.parametrize("precision", ["fa3", "flashinfer", "fa3,accumulate=fresh"])
+@pytest.mark.parametrize("size", [1.0, 2e19])
+def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: float) -> None:
+    """The first tiles that a row meets are masked wholly; its own score may be as low as -2e38."""
+    q, k = np.zeros((128, 16)), np.zeros((128, 16))
+    q[:, 0], k[0, 0] = 1e19, -size
+    v = np.broadcast_to(np.arange(128)[:, None], (128, 16))
+    given = {n: x[None, None].astype(np.float32) for n, x in (("q", q), ("k", k), ("v", v))}
+    problem = Problem(heads=1, seq_q=128, head_dim=16, dtype="float32", causal=True, scale=1.0)
+    found = run(
+        "fp8_attention", hw="h200", problem=problem, tensors=given, precision=precision, rows="all",
+        trace_groups=(), tiling={"block_kv": 32},
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.output[0, 0, 0], 0)
+    np.testing.assert_allclose(found.output[0, 0, 1:, 0], (np.arange(1, 128) + 1) / 2, rtol=0.07)

@@ -131,7 +131,8 @@ def test_a_matrix_keeps_what_its_correction_says(beta: float, keys: int, size: i
 
 def test_an_optimised_beta_is_told() -> None:
     notes = pasa("ascend_910b2", {"optimise": True}).notes
-    assert f"beta: optimise moved it from 0.984497 to {optimal_beta(0.984497, 64)}" in notes
+    moved = f"beta: optimise moved it from 0.984497 to {optimal_beta(0.984497, 64)}, "
+    assert any(n.startswith(moved) for n in notes)
     assert not any(n.startswith("beta") for n in pasa("ascend_910b2").notes)
 
 
@@ -152,3 +153,27 @@ def test_chained_products_are_refused_with_the_reason(hw: str) -> None:
 def test_a_shifting_matrix_that_the_matrix_unit_cannot_read_is_refused() -> None:
     with pytest.raises(NpusimError, match=r"shifted: M and K' in float32, .* use shifted=float16"):
         run("pasa", problem=Problem(**SIZES), precision="shifted=float32", trace_groups=())
+
+
+def test_the_optimum_is_that_of_the_inputs_format() -> None:
+    """Equation 21: bfloat16 inputs round M's entries to bfloat16, another optimum than float16's."""
+    assert optimal_beta(0.99, 64) != optimal_beta(0.99, 64, "bfloat16")
+    found = pasa("ascend_910b2", {"optimise": True, "beta": 0.99}, dtype="bfloat16")
+    (note,) = (n for n in found.notes if n.startswith("beta"))
+    assert note == (
+        f"beta: optimise moved it from 0.99 to {optimal_beta(0.99, 64, 'bfloat16')}, the optimum where "
+        "M is rounded to bfloat16, the inputs' format (equation 21)"
+    )
+    with pytest.raises(TilingError, match=r"beta: 0\.999 is 1 or more once .* rounded to bfloat16"):
+        pasa("ascend_910b2", {"optimise": True, "beta": 0.999}, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("fmt", ["float16", "bfloat16"])
+@pytest.mark.parametrize("beta", [0.9, 0.9375, 0.96875, 0.984375, 0.99])
+def test_an_optimum_needs_the_correction_that_its_own_entries_make(beta: float, fmt: str) -> None:
+    """Equations 20 to 22, unsimplified: f(beta) of the rounded entries is beta / (1 - beta) there."""
+    found = optimal_beta(beta, 128, fmt)
+    b = float(formats.cast(np.float64(found / 128), fmt))
+    a = float(formats.cast(np.float64(1 - found / 128), fmt)) + b
+    practical = 128 * b / (a * (a - 128 * b)) + (1 - a) / a
+    assert practical == pytest.approx(found / (1 - found), rel=1e-9)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from npusim.numerics.inputs import recipe_source
-from npusim.report.pages import pasa, pasa_study
-from npusim.report.pages.pasa_study import ALLOCATIONS, allocate, finite_rmse, given, real, recipe
-from npusim.report.pages.values import values
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
+from reports.parts.values import values
+from reports.pasa_numerics import page as pasa
+from reports.pasa_numerics import study as pasa_study
+from reports.pasa_numerics.study import ALLOCATIONS, allocate, finite_rmse, given, real, recipe
 
 Case = tuple[str, float, float]
 _, TOKENS, DIM = pasa_study.PAPER_SHAPE

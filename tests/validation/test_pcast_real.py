@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.pages import pcast_study
+from reports.pcast_numerics import study as pcast_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.report.pages.pcast_study import RealFigures
+    from reports.pcast_numerics.study import RealFigures
 
 
 @cache
 def figures(name: str, tensors: str = "") -> RealFigures:
-    return pcast_study.real_tensors(pcast_study.PRECISIONS[name], tensors)
+    return pcast_study.real_figures(pcast_study.PRECISIONS[name], tensors)
 
 
 def squared(a: RealFigures, b: RealFigures) -> float:

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from npusim.numerics.inputs import recipe_source
-from npusim.numerics.weights import EffectiveWeights
-from npusim.report.pages import pcast, pcast_study
-from npusim.report.pages import pcast_theory as theory
-from npusim.report.pages.values import observe
+from reports.parts.values import observe
+from reports.pcast_numerics import page as pcast
+from reports.pcast_numerics import study as pcast_study
+from reports.pcast_numerics import theory
+from reports.pcast_numerics.weights import EffectiveWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,7 +175,7 @@ def test_forward_and_reverse_with_256_differ_little_and_reverse_is_better() -> N
 
 @pytest.fixture(scope="module")
 def page(repository: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((repository / "reports" / "pcast_numerics.json").read_text())
+    found: dict[str, Any] = json.loads((repository / "reports/pcast_numerics/pcast_numerics.json").read_text())
     return found
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from npusim import formats
-from npusim.report.pages import pcast_theory as theory
-from npusim.report.pages.values import GPU, program_of
 from npusim.spec.data import SinkData
 from npusim.spec.problem import Problem
+from reports.parts.values import GPU, program_of
+from reports.pcast_numerics import theory
 
 E4M3 = "float8_e4m3fn"
 

@@ -6,9 +6,9 @@ import pytest
 
 from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.errors import TilingError
-from npusim.report.pages.tiling_mask import check_mapping, distinct_masks, visits
-from npusim.report.pages.values import program_of
 from npusim.spec.problem import Problem
+from reports.parts.values import program_of
+from reports.tiling_mask.page import check_mapping, distinct_masks, visits
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8])

@@ -214,6 +214,12 @@ class AscendGroup:
             + ", ".join(there)
         )
 
+    @property
+    def row_sum(self) -> str:
+        """Order in which the vector unit adds up a row."""
+        assert self.device.row_sum is not None  # a device with AIVs has vector units
+        return self.device.row_sum.value
+
     def arithmetic(self, fmt: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of ``fmt``."""
         return self.device.matrix_engine(AIC).arithmetic_of(fmt)

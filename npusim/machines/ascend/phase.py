@@ -43,8 +43,7 @@ class AscendPhase:
         self.cross: dict[str, Ring] = {}
         products = [s for s in frame.stages if s.is_product]
         self.products = {s: Product(frame, s, group, tiling, self.cross) for s in products}
-        share = group.largest_share(phase.sizes[frame.row_axis])
-        self.rows = {s: rows_stage(frame, s, share, tiling.elements) for s in frame.stages if not s.is_product}
+        self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
         if products:
             self._place_products()
             self._place_cross()

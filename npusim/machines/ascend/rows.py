@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.table import bind
-from npusim.ir.op import Opcode, Step
+from npusim.algorithms.table import bind, choose
+from npusim.ir.op import Attributes, Opcode, Step
 from npusim.machines.ascend.group import PING_PONG, RowSlice, compute, move, pass_on
 from npusim.units import ceil_div, chunks
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Cell, Visit
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.table import Stage, Table
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp
     from npusim.ir.tile import Operand, RingTile, Tile
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 class RowsStage:
     """A rows stage with what it takes in and gives out, and the rows of its slices.
 
-    ``moved`` are results that are an input as it is: no vector instruction touches them.
+    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that are
+    an input as it is: no vector instruction touches them.
     """
 
     stage: Stage
+    table: Table
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     masks: tuple[str, ...]
@@ -47,8 +49,13 @@ class RowsStage:
         return self.stage.name
 
 
-def rows_stage(frame: Frame, stage: Stage, share: int, elements: int) -> RowsStage:
-    """Return what a stage needs; a slice has ``elements`` of its widest tile, ``share`` rows at most."""
+def rows_stage(frame: Frame, stage: Stage, group: AscendGroup, elements: int) -> RowsStage:
+    """Return what a stage needs; a slice has ``elements`` of its widest tile, a core's share of rows at most.
+
+    Row sums without an order of their own take the vector unit's.
+    """
+    share = group.largest_share(frame.phase.sizes[frame.row_axis])
+    table = choose(stage.rows, {Opcode.ROW_SUM: Attributes(order=group.row_sum)})
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
@@ -56,7 +63,7 @@ def rows_stage(frame: Frame, stage: Stage, share: int, elements: int) -> RowsSta
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
     height = max(1, min(share, elements // max(frame.width(n) for n in names)))
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
-    return RowsStage(stage, inputs, outputs, masks, moved, height)
+    return RowsStage(stage, table, inputs, outputs, masks, moved, height)
 
 
 class VectorShare:
@@ -181,7 +188,7 @@ class VectorShare:
             if not s.moved:
                 own = 0 if self.is_alone else part.row - mine.row
                 bound = self._bindings(s, part, own, views, cell, tile)
-                yield compute(s.name, self.core.vector, bind(s.stage.rows, bound))
+                yield compute(s.name, self.core.vector, bind(s.table, bound))
             for n in s.outputs:
                 ring = self.ins[s.moved[n]] if n in s.moved else self.outs[n]
                 done, target = ring.front(*self._shape(n, cell, tile, part)), self._outside(n, cell, tile, part)

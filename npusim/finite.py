@@ -1,0 +1,90 @@
+"""Where an output is not finite: which preset, and which other schedule, is finite on the same sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import NpusimError
+from npusim.numerics.evaluate import evaluate
+from npusim.schedules import SCHEDULES
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from npusim.numerics.result import NumericResult
+    from npusim.numerics.store import HeadSource
+    from npusim.schedules import Schedule
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.tiling import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteChoice:
+    """A schedule and preset whose output is finite, with its relative RMSE against float64."""
+
+    schedule: str
+    precision: str
+    rmse: float
+
+
+def finite_choices(
+    bits: NumericResult, schedule: Schedule, tiling: Tiling, problem: Problem, inputs: HeadSource,
+    device: DeviceSpec,
+) -> tuple[FiniteChoice, ...]:  # fmt: skip
+    """Return the first preset of ``schedule``, and the first other schedule, that compute the rows of
+    ``bits`` without NaN or Inf; nothing where ``bits`` is finite itself.
+
+    Presets are tried in the registry's order, other schedules with their default tiling; what does
+    not fit the problem or the device is passed over.
+    """
+    if bits.error.is_finite:
+        return ()
+    found: list[FiniteChoice] = []
+    for candidate in (schedule, *_others(schedule, problem, device)):
+        is_same = candidate is schedule
+        if any((choice.schedule == schedule.name) == is_same for choice in found):
+            continue
+        chosen = tiling if is_same else candidate.tiling()
+        for name in candidate.precisions:
+            rmse = _error(bits, candidate, name, chosen, problem, inputs, device)
+            if rmse is not None:
+                found.append(FiniteChoice(candidate.name, name, rmse))
+                break
+    return tuple(found)
+
+
+def _others(schedule: Schedule, problem: Problem, device: DeviceSpec) -> Iterator[Schedule]:
+    """Yield the other schedules for a device's family that compute such a problem."""
+    for other in SCHEDULES.values():
+        fits = other.family == device.family and other.problem is Problem
+        if other is not schedule and fits and (other.reads_scales or not problem.is_scaled):
+            yield other
+
+
+def _is_finite(values: NDArray[Any]) -> bool:
+    return bool(np.isfinite(values.astype(np.float64)).all())
+
+
+def _error(
+    bits: NumericResult, schedule: Schedule, precision: str, tiling: Tiling, problem: Problem,
+    inputs: HeadSource, device: DeviceSpec,
+) -> float | None:  # fmt: skip
+    """Return the relative RMSE of a preset on the rows of ``bits``; None if not finite, or not possible."""
+    rows = sorted({row + n for (_, _, row), own in bits.rows.items() for n in range(len(own))})
+    heads = sorted({head for _, head, _ in bits.rows})
+    _, head, row = next(at for at, own in bits.rows.items() if not _is_finite(own))
+    try:
+        program = schedule.build(problem, tiling, device, schedule.precision(precision))
+        # One block that was lost says no soonest.
+        if not evaluate(program, problem, inputs, rows=[row], heads=[head]).error.is_finite:
+            return None
+        found = evaluate(program, problem, inputs, rows=rows, heads=heads)
+    except NpusimError:
+        return None
+    return found.error.rmse if found.error.is_finite else None

@@ -1,0 +1,84 @@
+"""Studies of the papers, written anew: ``python reports/build.py [STUDY ...] [--out DIR]``.
+
+A study is a folder here with a ``page.py``, whose ``write(folder)`` returns the files it wrote: a page
+from ``template.md``, its figures as JSON (floats to four digits, so that they compare), charts as SVG.
+Everything is computed from the product's own schedules with fixed seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    # A script has its own folder on the path; studies are imported from the one above, beside npusim.
+    sys.path[0] = str(HERE.parent)
+    # Read when numpy loads.  The studies' products are small: threads would cost more than they save,
+    # and the last bits of float64 references would depend on how many there are.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from npusim.errors import NpusimError, SpecError
+from npusim.spec.messages import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["STUDIES", "build"]
+
+STUDIES = tuple(sorted(path.parent.name for path in HERE.glob("*/page.py")))
+
+
+def build(name: str, folder: Path) -> list[Path]:
+    """Write the study ``name`` to a folder of that name in ``folder``; return the files written.
+
+    Raises
+    ------
+    SpecError
+        There is no such study: names a near one.
+    OutputError
+        The folder cannot be written.
+    """
+    _check(name)
+    written: list[Path] = import_module(f"reports.{name}.page").write(folder / name)
+    return written
+
+
+def _check(name: str) -> None:
+    if name not in STUDIES:
+        raise SpecError(
+            f"no study named {name!r} among {', '.join(STUDIES)}{suggest(name, STUDIES)}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the named studies, or all; return 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="build.py",
+        description="Write the studies of the papers anew: what is reproduced, what is not, and why.",
+    )
+    parser.add_argument(
+        "studies", nargs="*", metavar="STUDY", help=f"one of {', '.join(STUDIES)}; all unless named"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY, not here"
+    )
+    given = parser.parse_args(arguments)
+    names = given.studies or STUDIES
+    try:
+        for name in names:
+            _check(name)
+        for name in names:
+            print(*build(name, given.out), sep="\n", flush=True)
+    except NpusimError as error:
+        print(f"build.py: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

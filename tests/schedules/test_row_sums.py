@@ -1,0 +1,88 @@
+"""The order of row sums: one for the Ascend vector unit, stated by its device file, and its spread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim.ir.op import Opcode
+from npusim.ir.walk import Walker, walk
+from npusim.report.record import record_of
+from npusim.report.tables import run_table
+from npusim.report.text import plain
+from npusim.run import run
+from npusim.schedules import SCHEDULES
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.run_result import RunResult
+
+ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
+PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].precisions if p != "float64"]
+
+
+def orders(schedule: str, preset: str, hw: str = "ascend_910b2") -> set[str]:
+    """Return the orders of all row sums of a small program."""
+    device = load_device(hw)
+    chosen = SCHEDULES[schedule, device.family]
+    problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
+    program = chosen.program(
+        problem, build_tiling(chosen.tiling, {}), device, chosen.precision(preset)
+    )
+    return {
+        step.attributes.order
+        for phase in program.phases
+        for resolved in walk(Walker(program), phase.body(phase.blocks[0]))
+        for step in resolved.op.steps
+        if step.opcode is Opcode.ROW_SUM
+    }
+
+
+@pytest.mark.parametrize(("schedule", "preset"), PRESETS)
+def test_every_preset_on_ascend_sums_rows_as_the_vector_unit_does(
+    schedule: str, preset: str
+) -> None:
+    stated = load_device("ascend_910b2").row_sum
+    assert stated is not None
+    assert orders(schedule, preset) == {stated.value}
+
+
+@pytest.mark.parametrize("preset", ["fp16_mean", "fp32_mean", "fixed_reference"])
+def test_silicons_kernels_keep_their_tree(preset: str) -> None:
+    assert orders("pasa", preset, "h200") == {"tree_halves"}
+
+
+def pasa(**fields: Any) -> RunResult:
+    problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
+    return run("pasa", problem=problem, **fields)
+
+
+def test_an_assumed_order_is_printed_with_how_far_the_bits_hang_on_it() -> None:
+    found = pasa()
+    by_name = {s.arithmetic: s for s in found.spread}
+    other = pasa(precision="sum_order=tree_halves")
+    # The one block of the one head is what the spread looks at.
+    differing = float((found.output != other.output).mean())
+    assert by_name["row sums in tree_halves"].differing == differing > 0.1
+    text = plain(run_table(record_of(found)))
+    assert "row sums in vector_lanes (assumed)" in text
+    assert f"with row sums in tree_halves {differing:.1%}".replace("%", " %") in text
+    (note,) = (n for n in found.notes if n.startswith("order of row sums vector_lanes is assumed"))
+    assert "BlockReduceSum" in note
+
+
+def test_a_chosen_order_has_no_alternatives() -> None:
+    found = pasa(precision="sum_order=tree_halves")
+    assert not any("row sums" in s.arithmetic for s in found.spread)
+    assert "row sums in tree_halves (chosen)" in plain(run_table(record_of(found)))
+
+
+def test_the_devices_file_decides() -> None:
+    key = "cores.aiv.engines.VECTOR.row_sum"
+    found = pasa(overrides={key: "tree_halves"})
+    other = pasa(precision="sum_order=tree_halves")
+    np.testing.assert_array_equal(found.output.view(np.uint16), other.output.view(np.uint16))

@@ -1,0 +1,128 @@
+"""Studies: what is committed is what comes out, and how pages are made of figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from npusim.errors import OutputError
+from reports.build import STUDIES, build, main
+from reports.parts.chart import chart
+from reports.parts.check import differences
+from reports.parts.document import fill, number, rounded, save, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (1.0, "1.00"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00999949, "0.0100"),
+        (0.0009996, "0.00100"), (2.65e-4, "2.65e-4"), (115905.4, "115905"), (-72397.0, "-72397"),
+        (1.5e7, "1.50e7"), (math.nan, "NaN"), (-math.inf, "-Inf"),
+    ],
+)  # fmt: skip
+def test_figures_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_table_aligns_columns_of_figures_to_the_right() -> None:
+    assert table(["case", "error"], [["U 20, 5", 0.0152], ["U 30", "NaN"]]).splitlines() == [
+        "| case | error |",
+        "| --- | ---: |",
+        "| U 20, 5 | 0.0152 |",
+        "| U 30 | NaN |",
+    ]
+
+
+class Pair(NamedTuple):
+    value: float
+    error: float
+
+
+def test_json_keeps_four_digits_and_names_what_is_not_finite() -> None:
+    data = {1: Pair(1.23456, math.inf), "b": [math.nan, 3, "text"]}
+    assert rounded(data) == {"1": {"value": 1.235, "error": "Inf"}, "b": ["NaN", 3, "text"]}
+
+
+def test_files_are_written_whole_with_a_schema_version(tmp_path: Path) -> None:
+    paths = save(tmp_path / "new", {"a.md": "text\n", "a.json": {"x": 0.123456}})
+    assert [p.name for p in paths] == ["a.md", "a.json"]
+    assert json.loads(paths[1].read_text()) == {"schema_version": 1, "x": 0.1235}
+
+
+def test_a_template_without_its_figures_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        fill("tiling_mask", {})
+
+
+def test_a_chart_leaves_out_what_is_not_finite_and_escapes_names() -> None:
+    svg = chart("a < b", "x", "y", {"one": [(0.0, 1.0), (1.0, math.nan), (2.0, 100.0)]}, log_y=True)
+    assert "a &lt; b" in svg
+    line = next(part for part in svg.splitlines() if part.startswith("<polyline"))
+    assert line.count(",") == 2
+    assert "nan" not in svg
+
+
+def test_an_unknown_study_is_refused_with_the_near_name_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tiling_mask", "tiling_maks", "--out", str(tmp_path)]) == 2
+    assert re.search(
+        "no study named 'tiling_maks' among .*. Did you mean `tiling_mask`", capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_differences_name_the_figure(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    figures: dict[str, Any] = {"a": {"b": [1.0, 2.0]}, "same": 1.001}
+    save(old, {"p.json": figures})
+    save(new, {"p.json": {"a": {"b": [1.0, 2.1]}, "same": 1.002}})
+    assert differences(old, new, "p") == ["p: a.b[1]: 2.0 against 2.1"]
+    with pytest.raises(OutputError, match="no figures of a page"):
+        differences(old, new, "q")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_is_committed_with_its_charts(name: str, repository: Path) -> None:
+    folder = repository / "reports" / name
+    text = (folder / f"{name}.md").read_text()
+    assert (folder / f"{name}.json").is_file()
+    assert all((folder / part.split(")")[0]).is_file() for part in text.split("](")[1:])
+
+
+def test_the_committed_tiling_mask_page_is_what_comes_out(repository: Path, tmp_path: Path) -> None:
+    """As its reader would write it: a script, in a process of its own, from any folder."""
+    command = [sys.executable, str(repository / "reports/build.py"), "tiling_mask", "--out", "new"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = ("tiling_mask.md", "tiling_mask.json")
+    assert done.stdout.split() == [f"new/tiling_mask/{name}" for name in names]
+    for name in names:
+        committed = (repository / "reports/tiling_mask" / name).read_text()
+        assert (tmp_path / "new/tiling_mask" / name).read_text() == committed
+
+
+def test_the_package_never_imports_the_studies(repository: Path) -> None:
+    sources = [*(repository / "npusim").rglob("*.py")]
+    assert sources
+    named = re.compile(r"^\s*(from|import) reports\b", re.MULTILINE)
+    assert not [str(p) for p in sources if named.search(p.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_committed_study_is_what_comes_out(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    """Minutes."""
+    build(name, tmp_path)
+    assert differences(repository / "reports" / name, tmp_path / name, name) == []

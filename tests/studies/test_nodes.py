@@ -1,0 +1,81 @@
+"""The page on nodes: its figures, its timelines, and the rows it is held against."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.spec.measurements import load_measurements
+from reports.nodes import page as nodes
+from reports.nodes import study as nodes_study
+from reports.parts.document import rounded
+from reports.parts.gantt import Bar, Panel, gantt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def committed(repository: Path) -> dict[str, Any]:
+    """Figures of the committed page."""
+    data: dict[str, Any] = json.loads((repository / "reports/nodes/nodes.json").read_text())
+    return data
+
+
+@pytest.mark.parametrize("name", ["papers.yaml", "ascend_910b2.yaml", "h200.yaml"])
+def test_rows_beside_the_page_are_those_measured(
+    name: str, repository: Path, shared_folder: Path
+) -> None:
+    kept = load_measurements(repository / "reports/nodes" / f"measured_{name}").cases
+    every = {
+        case.name: case for case in load_measurements(shared_folder / "measurements" / name).cases
+    }
+    assert kept
+    assert all(every[case.name] == case for case in kept)
+    of_nodes = [n for n, c in every.items() if c.schedule.endswith("allreduce")]
+    assert [case.name for case in kept] == of_nodes
+
+
+def test_committed_forms_and_sums_are_what_comes_out(committed: dict[str, Any]) -> None:
+    for part in (nodes._forms, nodes._sums):
+        for key, figures in part()[1].items():
+            assert rounded(figures) == committed[key]
+
+
+def test_the_two_outcomes_have_their_signs(committed: dict[str, Any]) -> None:
+    speedups = {name: found["speedup"] for name, found in committed["outcomes"].items()}
+    assert len(speedups) == 9
+    for name, speedup in speedups.items():
+        assert (speedup > 1) == ("910B" in name), name
+    errors = committed["errors"]
+    assert errors["residuals_papers"]["worst"] < 0.1
+    assert errors["residuals_npu"]["worst"] < 0.2
+    assert errors["residuals_gpu"]["worst"] < 0.2
+
+
+@pytest.mark.parametrize("blocks", [2, 8])
+def test_causes_add_up_to_the_change(blocks: int) -> None:
+    found = nodes_study.change("h200_x2", 32768, "sm", blocks)
+    parts = found.untiled + found.cut + found.shared + found.exposed
+    assert parts == pytest.approx(found.tiled)
+    assert found.exposed < 0 < found.cut + found.shared
+    assert found.speedup < 1
+
+
+def test_protocol_changes_once_with_the_message() -> None:
+    steps = nodes_study.step("h200_x2", "sm", [1 << i for i in range(10, 29)])
+    assert [mode for _, mode in steps] == ["ll", "simple"]
+
+
+def test_timelines_are_to_scale_and_escape_names() -> None:
+    bars = {"COMPUTE": [Bar("attention", "A0", 0, 50)], "SDMA": [Bar("allreduce", "R0", 50, 100)]}
+    svg = gantt("a < b", [Panel("left", {"run": bars}), Panel("right", {"run": bars})])
+    assert "a &lt; b" in svg
+    found = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)" height="18"', svg)
+    edges = [(float(x), float(x) + float(width)) for x, width in found]
+    assert len(edges) == 4
+    assert edges[0][1] == edges[1][0]
+    assert edges[0][1] - edges[0][0] == edges[1][1] - edges[1][0]
