@@ -31,7 +31,8 @@ class CaseOutcome:
     """What became of one case; ``moved`` has the pipes whose busy cycles changed, (old, new).
 
     ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not
-    run any more, see ``reason``); ``updated`` (changed or new, and accepted).
+    run any more, see ``reason``); ``updated`` (changed or new, and accepted).  ``method`` and ``band``
+    are those of the new cycles.
     """
 
     name: str
@@ -42,6 +43,9 @@ class CaseOutcome:
     moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     device_changed: bool = False
     reason: str = ""
+    method: str = ""
+    band: float | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -106,6 +110,7 @@ def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
         batch=case.batch,
         tensor_parallel=case.tensor_parallel,
         causal=case.causal,
+        ignore=case.ignore,
         tiling=case.tiling,
         precision=case.precision,
         method=case.method,
@@ -129,7 +134,8 @@ def _baseline_files(folder: Path) -> list[Path]:
 def _check(file: Path, case: BaselineFile, *, update: bool) -> CaseOutcome:
     name, old = file.stem, case.expect
     try:
-        new = cycles_of(run_baseline(case, file.parent))
+        result = run_baseline(case, file.parent)
+        new, timing = cycles_of(result), result.timing
     except NpusimError as error:
         old_cycles = None if old is None else old.cycles
         return CaseOutcome(name, file, "failed", old_cycles, reason=str(error))
@@ -148,6 +154,9 @@ def _check(file: Path, case: BaselineFile, *, update: bool) -> CaseOutcome:
         new.cycles,
         moved,
         device_changed=old is not None and old.device_digest != new.device_digest,
+        method=timing.method if timing else "",
+        band=timing.band if timing else None,
+        ignored=result.ignored,
     )
 
 

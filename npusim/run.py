@@ -8,6 +8,9 @@ problem
     The problem itself, in place of a workload.
 seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
     Replace what the workload says; with ``tensors`` the sizes come from them.
+ignore
+    What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
+    a run refuses a workload that needs what is not modelled, unless it is named here.
 tiling
     Fields of the schedule's tiling; the others keep their defaults.
 precision
@@ -45,7 +48,7 @@ from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.run_node import run_on_node, time_on_node
+from npusim.run_node import refuse, run_on_node, time_on_node
 from npusim.run_result import RunResult
 from npusim.schedules import default_hw, find_schedule
 from npusim.spec.load import load_workload
@@ -58,7 +61,7 @@ from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -89,6 +92,7 @@ def run(
     tensor_parallel: int | None = None,
     causal: bool | None = None,
     dtype: Dtype | None = None,
+    ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
     arithmetic: str | None = None,
@@ -112,18 +116,21 @@ def run(
     hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw
     sizes: dict[str, Any] = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
     sizes["tensor_parallel"] = tensor_parallel
+    if problem is not None:
+        refuse({**sizes, "causal": causal, "ignore": ignore or None}, "the problem given says them; leave these options out")
     if is_node(hw):
-        _refuse_values(tensors=tensors, arithmetic=arithmetic, seed=seed)
+        values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
+        refuse(values, "a node's run computes no attention; use it on one device")
         return run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
-            sizes={**sizes, "causal": causal}, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
+            sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
         )  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
     given, scales = _tensors(load, tensors, prefix, layout, dtype)
     sizes["dtype"] = None if scales else dtype
-    mask = causal if chosen.causal or causal is not None else False
-    what = _stored(_seeded(problem or _problem(load, given, sizes, mask), seed), layout, scales)
+    what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
+    ignored = load.ignored(what.seq_kv, ignore) if problem is None and isinstance(what, Problem) else ()
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, fields, device, preset)
@@ -133,17 +140,9 @@ def run(
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
-        program=program, timing=timing, numerics=bits, notes=_notes(program, device, bits, timing, trace_groups), **more
+        program=program, timing=timing, numerics=bits, notes=_notes(program, device, bits, timing, trace_groups),
+        ignored=ignored, **more
     )  # fmt: skip
-
-
-def _refuse_values(**options: object) -> None:
-    """Raise `SpecError` for options of values where a node runs: its kernels have times only."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise SpecError(
-            f"{', '.join(given)}: a node's run computes no attention; use it on one device"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class _Plan:
 
     def checked_program(self) -> TileProgram:
         program = self.program()
-        check(program, flag_budget(self.device), thorough=False)
+        check(program, flag_budget(self.device))
         return program
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
@@ -264,11 +263,7 @@ def _problem(
     if given is None:
         return load.problem(causal=causal, **sizes)
     q, k, v = (given[name] for name in ("q", "k", "v"))
-    clash = [name for name, value in sizes.items() if value is not None]
-    if clash:
-        raise SpecError(
-            f"{', '.join(clash)}: sizes come from the tensors given; leave these options out"
-        )
+    refuse(sizes, "sizes come from the tensors given; leave these options out")
     return load.problem(
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
         head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=cast("Dtype", str(q.dtype)),

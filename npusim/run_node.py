@@ -28,7 +28,7 @@ from npusim.timing.sanity import check_sanity
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from npusim.ir.program import Item, TileProgram
@@ -57,6 +57,7 @@ def run_on_node(
     precision: str | None = None,
     numerics: bool = False,
     method: str = "auto",
+    ignore: Collection[str] = (),
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
 ) -> RunResult:
@@ -69,18 +70,29 @@ def run_on_node(
     node = machine.node
     chosen = find_schedule(schedule, machine.family)
     given = problem or layer_problem(load, node, sizes or {})
+    keys = given.seq_kv if problem is None and isinstance(given, LayerProblem) else 0
+    if schedule != "tiling_allreduce":
+        refuse({"causal": (sizes or {}).get("causal")}, f"{schedule} computes no attention and has no mask")
     preset = cast("PartialSums", chosen.precision(precision or _stored(given)))
     what: Any = _problem_of(schedule, given, node, preset.partial)
     fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     program = chosen.build(what, fields, machine, preset)
-    check(program, None, thorough=False)
+    check(program)
     timing = time_on_node(program, machine, method, trace_groups)
     return RunResult(
         name=f"{schedule}-{node.name}-{load.name}", schedule=schedule, precision=preset.name,
         formats=preset.formats(), device=machine, workload=load.name, inputs="none",
         problem=what, tiling=fields, program=program, timing=timing, numerics=None,
         notes=_notes(node, timing, program, preset.partial, bits=numerics),
+        ignored=load.ignored(keys, ignore) if keys and schedule == "tiling_allreduce" else (),
     )  # fmt: skip
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise `SpecError` naming those options that are given, where they would change nothing."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise SpecError(f"{', '.join(given)}: {why}")
 
 
 def time_on_node(

@@ -29,7 +29,8 @@ class RunResult:
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
     assumed arithmetic, ``finite`` what is finite on the same sample where the output is not;
-    ``notes`` are what the run wants its reader to know.
+    ``notes`` are what the run wants its reader to know, ``ignored`` what of the workload's attention
+    it was told to leave out.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RunResult:
     spread: tuple[Spread, ...] = ()
     finite: tuple[FiniteChoice, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
 
     @property
     def cycles(self) -> int:

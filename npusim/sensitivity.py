@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.run import simulate_program
 from npusim.spec.node import load_machine
+from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,5 +70,7 @@ def _change(result: RunResult, key: str, fact: Quantity, factor: float) -> float
     if text == str(fact.value):
         return 0.0
     device = load_machine(result.device, {key: text})
-    timing = simulate_program(result.program, device, "auto")
+    # By the method of the run: another's difference is not the constant's.
+    method = result.timing.method if result.timing and result.timing.method in METHODS else "auto"
+    timing = simulate_program(result.program, device, method)
     return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from npusim.algorithms.phase import Cell, Run, Visit
+from npusim.algorithms.phase import Cell, Run
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
@@ -110,13 +110,3 @@ def kv_runs(
         else:
             runs.append(Run(start, cols, 1, block_kv, only))
     return tuple(runs)
-
-
-def tile_at(runs: tuple[Run, ...], index: int) -> Visit:
-    """Return the ``index``-th tile of ``runs``; raise `IndexError` where there is none."""
-    place = index
-    for run in runs:
-        if place < run.count:
-            return run.visit(index, place)
-        place -= run.count
-    raise IndexError(f"tile {index} lies past the end")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.cells import grid
 from npusim.algorithms.flash import SCORES, attention_phase, chosen
-from npusim.algorithms.phase import BySize, Cell, Loop, Name, Phase, Run, Visit, name
+from npusim.algorithms.phase import BySize, Loop, Name, Phase, Visit, name
 from npusim.algorithms.shifting_matrix import ShiftingMatrix
 from npusim.algorithms.table import Stage, product, row
 from npusim.formats import get_format
@@ -28,7 +28,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Mask
+    from npusim.algorithms.phase import Cell, Mask
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.spec.problem import Problem
@@ -216,18 +216,6 @@ def pasa_names(p: PasaPrecision, fmt: str, *, is_masked: bool) -> dict[str, Name
     }
 
 
-#: The condition of a cell's first tile.
-FIRST = frozenset({"first"})
-
-
-def first_apart(cell: Cell) -> Cell:
-    """Return the cell with its first tile as a run of its own, under the condition ``first``."""
-    run, *others = cell.runs
-    one = replace(run, count=1, only=run.only | FIRST)
-    rest = [Run(run.col + run.step, run.cols, run.count - 1, run.step, run.only)] if run.count > 1 else []
-    return replace(cell, runs=(one, *rest, *others))
-
-
 def pasa(
     problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision,
     tensors: AttentionTensors, mask: Mask | None, shift: Shift,
@@ -253,10 +241,9 @@ def pasa(
         constants["scale"] = shift.scale
     names = pasa_names(p, tensors.q.fmt, is_masked=mask is not None)
     table = FIXED_REFERENCE if p.is_fixed_reference else RUNNING_MEAN
-    visits = tuple(first_apart(c) for c in cells)
     body = chosen((SCORES, Stage("softmax", table), *UPDATE), p.exp_variant, p.sum_order)
     return replace(
-        attention_phase(problem, sizes, visits, names, tensors, constants, mask),
+        attention_phase(problem, sizes, cells, names, tensors, constants, mask),
         loops=(Loop(body, "key"),), finish=(FINISH,), per_tile=per_tile, arithmetic=p.arithmetic,
     )  # fmt: skip
 

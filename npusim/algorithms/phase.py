@@ -59,8 +59,8 @@ def name(
 class Visit:
     """The ``index``-th tile of a cell's loop: ``cols`` along the loop's axis from ``col``.
 
-    ``index`` and ``col`` may be sums and products of a loop's index.  ``only`` holds the conditions
-    of its run; without ``cols`` it stands for the whole cell.
+    ``index`` and ``col`` may be opaque (`npusim.ir.opaque`): sums and products of a loop's index.
+    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole cell.
     """
 
     index: int

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npusim.errors import TilingError
+from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 
 #: M of FastAttention section 4.1: a 2M x 2M mask with M = 512.
@@ -50,9 +51,14 @@ class TilingMask:
         moved to the nearest one that says so.
         """
         diagonal = row + (offset or 0) - col
+        down = varying(lambda d: self._corner(rows, cols, d)[0], diagonal)
+        right = varying(lambda d: self._corner(rows, cols, d)[1], diagonal)
+        return self.tensor().tile(0, 0, down, rows, right, cols)
+
+    def _corner(self, rows: int, cols: int, diagonal: int) -> tuple[int, int]:
         diagonal = max(min(diagonal, cols - 1), -rows)
         if max(-diagonal, 0) + cols > 2 * self.m:
             raise TilingError(
                 f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}"
             )
-        return self.tensor().tile(0, 0, max(diagonal, 0), rows, max(-diagonal, 0), cols)
+        return max(diagonal, 0), max(-diagonal, 0)

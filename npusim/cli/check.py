@@ -83,7 +83,7 @@ def _can_accept(outcomes: "Sequence[CaseOutcome]") -> bool:
 
 
 def _show(outcomes: "Sequence[CaseOutcome]") -> None:
-    from npusim.report.text import Cell, Grid, whole
+    from npusim.report.text import Cell, Grid, percent, whole
 
     rows: list[tuple[Cell, ...]] = []
     for outcome in outcomes:
@@ -99,14 +99,15 @@ def _show(outcomes: "Sequence[CaseOutcome]") -> None:
                 Cell("-" if new is None else whole(new)),
                 Cell(change),
                 Cell(outcome.status, style),  # type: ignore[arg-type]
+                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
                 Cell(_why(outcome)),
             )
         )
     show(
         [
             Grid(
-                ("baseline", "old cycles", "new cycles", "change", "", "moved"),
-                "<>>><<",
+                ("baseline", "old cycles", "new cycles", "change", "", "method", "moved"),
+                "<>>><<<",
                 tuple(rows),
             )
         ]
@@ -120,6 +121,8 @@ def _why(outcome: "CaseOutcome") -> str:
     parts = [f"{pipe} {new - old:+,}" for pipe, (old, new) in moved]
     if outcome.status in ("changed", "updated") and outcome.old_cycles is not None and not parts:
         parts.append("waiting only, no pipe's busy cycles")
+    if outcome.ignored:
+        parts.append(f"(without {', '.join(outcome.ignored)})")
     if outcome.device_changed:
         parts.append("(the device file changed)")
     return ", ".join(parts)
@@ -139,6 +142,9 @@ def _document(outcomes: "Sequence[CaseOutcome]") -> dict[str, object]:
                 "new_cycles": outcome.new_cycles,
                 "moved": {p: {"old": a, "new": b} for p, (a, b) in outcome.moved.items()},
                 "device_changed": outcome.device_changed,
+                "method": outcome.method,
+                "band": outcome.band,
+                "ignored": list(outcome.ignored),
                 "reason": outcome.reason,
             }
             for outcome in outcomes

@@ -74,6 +74,7 @@ def explore(
     tensor_parallel: o.TensorParallel = None,
     causal: o.Causal = None,
     dtype: o.Dtype = None,
+    ignore: o.Ignore = None,
     problem: o.ProblemText = None,
     hw: o.Hw = None,
     overrides: o.Overrides = None,
@@ -110,7 +111,7 @@ def explore(
                 name, space,
                 hw=hw, workload=workload, problem=o.problem_values(problem), seq=seq, seq_q=seq_q,
                 seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
-                dtype=dtype, tiling=o.tiling_values(tiling), precision=precision, method=method,
+                dtype=dtype, ignore=o.ignored_names(ignore), tiling=o.tiling_values(tiling), precision=precision, method=method,
                 overrides=o.key_values(overrides, "-C"), jobs=jobs or os.cpu_count() or 1,
                 csv_path=path, on_outcome=on_outcome,
             )  # fmt: skip
@@ -177,11 +178,15 @@ def _show(
                 *cells(f"{outcome.latency_us:,.2f}", whole(outcome.cycles or 0)),
                 Cell("best" if outcome.cycles == best else f"{_more(outcome, best):+.1f} %"),
                 *cells(outcome.busiest, percent(outcome.busy_share or 0.0)),
+                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
             )
             for outcome in ranked[:top]
         ]
-        header = (*fields, "latency us", "cycles", "", "busiest", "busy")
-        blocks.append(Grid(header, ">" * len(fields) + ">>><>", tuple(rows)))
+        header = (*fields, "latency us", "cycles", "", "busiest", "busy", "method")
+        blocks.append(Grid(header, ">" * len(fields) + ">>><><", tuple(rows)))
+    ignored = next((outcome.ignored for outcome in ranked), "")
+    if ignored:
+        blocks.append(Facts((("ignored", (Cell(ignored, "warn"),)),)))
     if misfits:
         blocks.append(Facts((("do not fit", tuple(_reasons(outcomes))),)))
     show(blocks)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from npusim.spec.kernels import CopyProblem, GemmProblem
 
 __all__ = [
-    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Dtype", "Hw", "Json", "Method", "Overrides",
+    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Dtype", "Hw", "Ignore", "Json", "Method", "Overrides",
     "Precision", "ProblemText", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
-    "WorkloadName", "chosen", "indices", "key_values", "problem_values", "required_schedule", "tiling_values",
+    "WorkloadName", "chosen", "ignored_names", "indices", "key_values", "problem_values", "required_schedule", "tiling_values",
 ]  # fmt: skip
 
 # As in `npusim.run`, which is not imported for a help text: it would load numpy.
@@ -112,6 +112,13 @@ Precision = Annotated[
         help="Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
     ),
 ]  # fmt: skip
+Ignore = Annotated[
+    str | None,
+    typer.Option(
+        "--ignore", metavar="NAME,...", rich_help_panel=_PROBLEM,
+        help="Leave out what npusim does not model of the workload: window,softcap, ...",
+    ),
+]  # fmt: skip
 Dtype = Annotated[
     Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None,
     typer.Option(
@@ -200,6 +207,11 @@ def tiling_values(items: Iterable[str] | None) -> dict[str, object]:
     """Return tiling fields given as ``-t a=1,b=2 -t c=3``."""
     parts = [part for item in items or () for part in item.split(",")]
     return dict(key_values(parts, "-t"))
+
+
+def ignored_names(text: str | None) -> tuple[str, ...]:
+    """Return the names of ``window,softcap``."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:

@@ -166,6 +166,7 @@ def run(
     tensor_parallel: o.TensorParallel = None,
     causal: o.Causal = None,
     dtype: o.Dtype = None,
+    ignore: o.Ignore = None,
     problem: o.ProblemText = None,
     hw: o.Hw = None,
     overrides: o.Overrides = None,
@@ -207,7 +208,7 @@ def run(
         result = _simulate(
             name, hw=hw, overrides=numbers, workload=workload, problem=o.problem_values(problem),
             seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel,
-            causal=causal, dtype=dtype, tiling=tiles, precision=precision, arithmetic=arithmetic,
+            causal=causal, dtype=dtype, ignore=o.ignored_names(ignore), tiling=tiles, precision=precision, arithmetic=arithmetic,
             method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed, rows=o.chosen(rows, "--rows"),
             heads=o.chosen(heads, "--heads"), numerics=not no_numerics, diagnose=diagnose, trace_groups=groups,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """``npusim workload``: models that come with npusim, and import from a Hugging Face config."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -9,6 +9,10 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json
 from npusim.cli.help import Command, Group, examples
 from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from npusim.report.text import Cell
+    from npusim.spec.workload import Workload
 
 __all__ = ["app"]
 
@@ -70,13 +74,26 @@ def show_one(name: Name, json: o.Json = False) -> None:
                 "kind": "npusim.workload.show",
                 "workload": content,
                 "problem": problem,
+                "not_modelled": load.left_out(),
             }
         )
         return
     hidden = ("schema", "name", "description")
     facts = [(key, cells(_text(value))) for key, value in content.items() if key not in hidden]
     facts.append(("one device", cells(problem_text(problem))))
+    left_out = load.left_out()
+    if left_out:
+        facts.append(("not modelled", tuple(_not_modelled(load))))
     show([Heading(load.name, load.description), Facts(tuple(facts))])
+
+
+def _not_modelled(load: "Workload") -> "list[Cell]":
+    """Return what runs of this workload refuse to leave out unasked, and how to ask."""
+    from npusim.report.text import Cell
+
+    left_out = load.left_out()
+    found = [Cell(f"{name}: {what}", "warn") for name, what in left_out.items()]
+    return [*found, Cell(f"to run without: --ignore {','.join(left_out)}")] if found else []
 
 
 def _text(value: object) -> str:
@@ -123,8 +140,8 @@ def import_one(
         str | None, typer.Option("--name", metavar="TEXT", help="Of the workload.")
     ] = None,
     dtype: Annotated[
-        Literal["float16", "bfloat16"] | None,
-        typer.Option("--dtype", help="Of Q, K and V.", show_default="the config's"),
+        Literal["float16", "bfloat16", "float32"] | None,
+        typer.Option("--dtype", help="Of Q, K and V.", show_default="the config's, or float16"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -147,6 +164,7 @@ def import_one(
                 "schema_version": SCHEMA_VERSION,
                 "kind": "npusim.workload.import",
                 "workload": content,
+                "not_modelled": load.left_out(),
             }
         )
     if out is not None:
@@ -156,3 +174,5 @@ def import_one(
         say(f"wrote {out}  (npusim run flash -w {out})")
     elif not json:
         typer.echo(workload_yaml(load), nl=False)
+    for cell in _not_modelled(load):
+        say(f"not modelled: {cell.text}" if cell.style else cell.text)

@@ -53,6 +53,7 @@ class Request:
     tiling: tuple[tuple[str, object], ...] = ()
     precision: str | None = None
     method: str = "auto"
+    ignore: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise what every point would raise: sizes that make no problem, an unknown preset."""
@@ -60,7 +61,7 @@ class Request:
             raise SpecError(f"{self.device.name} has no timing model yet: nothing to compare")
         if self.problem is not None:
             return
-        self.workload.problem(
+        problem = self.workload.problem(
             seq=self.seq,
             seq_q=self.seq_q,
             seq_kv=self.seq_kv,
@@ -69,6 +70,7 @@ class Request:
             causal=self.causal,
             dtype=self.dtype,
         )
+        self.workload.ignored(problem.seq_kv, self.ignore)
 
     def __getstate__(self) -> dict[str, object]:
         # A device holds classes that pydantic makes while running, which do not pickle.
@@ -102,6 +104,7 @@ class Request:
             tiling=tiling,
             precision=precision,
             method=self.method,
+            ignore=self.ignore,
             numerics=False,
             trace_groups=(),
         )
@@ -180,6 +183,7 @@ def explore(
     tensor_parallel: int | None = None,
     causal: bool | None = None,
     dtype: Dtype | None = None,
+    ignore: Iterable[str] = (),
     tiling: Mapping[str, object] | None = None,
     precision: str | None = None,
     method: str = "auto",
@@ -217,7 +221,7 @@ def explore(
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     request = Request(
         schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
-        tuple((tiling or {}).items()), precision, method,
+        tuple((tiling or {}).items()), precision, method, tuple(ignore),
     )  # fmt: skip
     space = request.grid(fields)
     request.check()
@@ -235,9 +239,12 @@ def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
     except TilingError as error:
         return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
     busiest, share = _busiest(result)
+    timing = result.timing
+    assert timing is not None  # `Request.check` refused devices without
     return Outcome(
         index, point, "ok",
-        cycles=result.cycles, latency_us=result.latency_us, busiest=busiest, busy_share=share,
+        cycles=result.cycles, latency_us=result.latency_us, method=timing.method, band=timing.band,
+        busiest=busiest, busy_share=share, ignored=", ".join(result.ignored),
     )  # fmt: skip
 
 

@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "csv_store"]
 
-_FIGURES = ("status", "cycles", "latency_us", "busiest", "busy_share", "reason")
+_FIGURES = (
+    *("status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason"),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What one point gave: its time, or the reason why it is infeasible.
 
-    ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group.
+    ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
+    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the kernel in any core group;
+    ``ignored`` what of the workload's attention was left out.
     """
 
     index: int
@@ -32,8 +36,11 @@ class Outcome:
     status: Literal["ok", "infeasible"]
     cycles: int | None = None
     latency_us: float | None = None
+    method: str = ""
+    band: float | None = None
     busiest: str = ""
     busy_share: float | None = None
+    ignored: str = ""
     reason: str = ""
 
     def row(self) -> dict[str, object]:

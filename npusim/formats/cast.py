@@ -270,6 +270,16 @@ def _apply_policy(values: Array, plan: CastPlan) -> Array:
     return _with_nan(values, plan)
 
 
+def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
+    """Return float32 or float64 ``values``, overwritten where NaN: machines differ in its sign."""
+    # The smallest element is NaN if any is; quicker than a mask.
+    with np.errstate(invalid="ignore"):
+        if values.size == 0 or not np.isnan(values.min()):
+            return values
+    values.view(fmt.bits_dtype)[np.isnan(values)] = fmt.canonical_nan_bits
+    return values
+
+
 def _to_int8(wide: Array, *, rounding: int) -> Array:
     """Round to whole numbers and saturate to [-128, 127]; NaN becomes 0, -0 becomes 0."""
     with np.errstate(invalid="ignore"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.float_format import FloatFormat, get_format
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _rounded_once(operation: Callable[..., Array], arrays: tuple[Any, ...], name
     operands = check_operands(arrays, fmt)
     with np.errstate(all="ignore"):
         if fmt.name in _NATIVE:
-            return np.asarray(operation(*operands))
+            return with_canonical_nan(np.asarray(operation(*operands)), fmt)
         return cast(np.asarray(operation(*(_lanes(item, fmt) for item in operands))), fmt)
 
 
@@ -67,8 +67,8 @@ def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted
     first).  Overflow gives the format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0)
-    is +0, a NaN result is canonical (float32 and float64: numpy's own NaN).  The same holds for
-    :func:`sub`, :func:`mul`, :func:`div` and :func:`sqrt`.
+    is +0, a NaN result is canonical.  The same holds for :func:`sub`, :func:`mul`, :func:`div` and
+    :func:`sqrt`.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def fma(x: Any, y: Any, z: Any, fmt: str | FloatFormat) -> Array:
         first, second, third = (np.ascontiguousarray(item).reshape(-1) for item in shaped)
         out = np.empty(first.size)
         elementwise_kernels.fma_float64(first, second, third, out)
-        return out.reshape(shaped[0].shape)
+        return with_canonical_nan(out, target).reshape(shaped[0].shape)
     with np.errstate(all="ignore"):
         first, second, third = (widen(item).astype(np.float64) for item in operands)
         return cast(_add_to_odd(first * second, third), target)

@@ -8,6 +8,7 @@ import numpy as np
 
 from npusim.formats.exponential import (
     LN2,
+    LN2_ERROR,
     LN2_HIGH,
     LN2_LOW,
     LOG2_E,
@@ -15,6 +16,7 @@ from npusim.formats.exponential import (
     expm1_polynomial,
 )
 from npusim.formats.jit import bits_float64, float32_bits, fma32, fma64, inline, kernel
+from npusim.formats.reduction_kernels import round_sum
 
 _expm1 = inline(expm1_polynomial)
 
@@ -54,28 +56,46 @@ def exp2p_float32(x: Any, out: Any) -> None:
         out[i] = bits if inside else np.int32(0)
 
 
+@inline
+def reduce_argument(value: Any, binary: Any) -> Any:
+    """Return (n, r, 2**n): exp (or 2**x) of a number is 2**n * exp(r), abs(r) <= 0.35."""
+    # Past these limits the result is 0 or Inf; NaN fails both comparisons and stays.
+    limited = -160.0 if value < -160.0 else value
+    limited = 160.0 if limited > 160.0 else limited
+    if binary:
+        whole = np.rint(limited)
+        r = (limited - whole) * LN2
+    else:
+        whole = np.rint(limited * LOG2_E)
+        r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
+    steps = np.int64(0) if np.isnan(value) else np.int64(whole)
+    return whole, r, bits_float64(np.uint64((steps + 1023) << 52))
+
+
 @kernel
 def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
     """Compute exp (or 2**x) of flat float32 arrays; flags what the error bound leaves undecided."""
     for i in range(out.size):
         value = np.float64(x[i])
-        # Past these limits the result is 0 or Inf; NaN fails both comparisons and stays.
-        limited = -160.0 if value < -160.0 else value
-        limited = 160.0 if limited > 160.0 else limited
-        if binary:
-            whole = np.rint(limited)
-            r = (limited - whole) * LN2
-        else:
-            whole = np.rint(limited * LOG2_E)
-            r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
-        is_number = not np.isnan(value)
-        steps = np.int64(whole) if is_number else np.int64(0)
-        scale = bits_float64(np.uint64((steps + 1023) << 52))
+        _, r, scale = reduce_argument(value, binary)
         result = (1.0 + _expm1(r)) * scale
         low = np.float32(result * (1.0 - RELATIVE_ERROR))
         high = np.float32(result * (1.0 + RELATIVE_ERROR))
         out[i] = np.float32(result)
-        undecided[i] = is_number and low != high
+        undecided[i] = not np.isnan(value) and low != high
+
+
+@kernel
+def exp_float32_closer(x: Any, out: Any, undecided: Any, binary: bool) -> None:
+    """As :func:`exp_float32`, of numbers, with 1 and exp(r) - 1 apart: next to 1 it decides all."""
+    for i in range(out.size):
+        whole, r, scale = reduce_argument(np.float64(x[i]), binary)
+        change = _expm1(r)
+        # Of the polynomial and of r: the latter also has what ln 2 in two parts leaves out.
+        error = abs(change) * RELATIVE_ERROR + (0.0 if binary else abs(whole) * LN2_ERROR)
+        low = round_sum(scale, (change - error) * scale)
+        out[i] = round_sum(scale, (change + error) * scale)
+        undecided[i] = low != out[i]
 
 
 @kernel

@@ -22,6 +22,8 @@ LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 #: ln 2 in two parts; the first has 32 trailing zero bits, so its product with an exponent is exact.
 LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+#: Absolute error of n * ln 2 in these two parts is below n times this (rounding included).
+LN2_ERROR = 2.0**-84
 LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 
 

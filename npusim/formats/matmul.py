@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.mma_paths import Path, Problem, multiply
 from npusim.formats.mma_registry import get_arithmetic
 
@@ -166,20 +166,12 @@ def matmul_on_path(
         )
         with np.errstate(all="ignore"):
             multiply(problem, threads, path)
-    return _canonical(out, arithmetic)
+    if arithmetic.acc.bits < 32:
+        return cast(out, arithmetic.acc)
+    return with_canonical_nan(out, arithmetic.acc)
 
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Return for each matrix of the result which matrix of an operand it uses."""
     own = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
     return np.ascontiguousarray(np.broadcast_to(own, shape)).reshape(-1)
-
-
-def _canonical(out: Array, arithmetic: MmaArithmetic) -> Array:
-    """Return the results in the accumulator's dtype, every NaN canonical."""
-    if arithmetic.acc.bits < 32:
-        return cast(out, arithmetic.acc)
-    is_nan = np.isnan(out)
-    if is_nan.any():
-        out.view(arithmetic.acc.bits_dtype)[is_nan] = arithmetic.acc.canonical_nan_bits
-    return out

@@ -2,7 +2,9 @@
 
 Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one
 power of two and the terms span at most 51 bits (then no addition rounds), or if its error bound
-cannot move it across a float32 rounding boundary.  The rest takes the scalar path.
+cannot move it across a float32 rounding boundary.  Rows with others are summed again together with
+what every addition lost; outputs that even this leaves open (outliers that cancel at two scales,
+each 2**53 apart) take the scalar path.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
-from npusim.formats.mma_scalar import exact_block, special_sum
+from npusim.formats.mma_scalar import LIMBS, exact_block
+from npusim.formats.reduction_kernels import round_sum, two_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
 #: 33 * 2**-53 with a factor of almost 4 to spare.
 ERROR_BOUND = 2.0**-46
+#: Up to one doubtful output in so many is cheaper one by one than as a row.
+FEW = 16
 
 
 @inline
@@ -31,6 +36,13 @@ def lowest_bit(x: Any) -> Any:
     field = (bits >> 52) & 0x7FF
     unit: Any = max(field - 52, 1)
     return np.float64(significand & -significand) * bits_float64(np.uint64(unit << 52))
+
+
+@inline
+def is_multiple(x: Any, unit: Any) -> Any:
+    """Whether a float32 value is a multiple of a power of two."""
+    big = unit * (1.5 * 2.0**52)
+    return (abs(x) + big) - big == abs(x)
 
 
 @kernel
@@ -53,6 +65,32 @@ def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
             unit[kb, j] = unit[kb, j] if largest[kb, j] > 0.0 else 1.0
 
 
+@inline
+def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
+    """Sum the doubtful outputs of a row with what each addition lost; return how many stay so.
+
+    ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums,
+    which of them are doubtful); ``old`` are the values of c before.
+    """
+    (a, a_unit), (columns, b_units), (c, doubtful) = row, b, out
+    count = 0
+    for j in range(c.size):
+        total, lost, size = np.float64(old[j]), 0.0, 0.0
+        for k in range(block):
+            total, error = two_sum(total, a[k] * columns[k, j])
+            lost += error
+            size += abs(error)
+        unit = a_unit * b_units[j]
+        narrow = size <= unit * 2.0**51 and is_multiple(np.float64(old[j]), unit)
+        error = 0.0 if narrow else size * ERROR_BOUND
+        low, high = round_sum(total, lost - error), round_sum(total, lost + error)
+        settled = low == high and (low != np.float32(0.0) or error == 0.0)
+        c[j] = high if doubtful[j] else c[j]
+        doubtful[j] = doubtful[j] and not settled
+        count += 1 if doubtful[j] else 0
+    return count
+
+
 @functools.cache
 def exact_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
@@ -63,37 +101,38 @@ def exact_kernel(block: int) -> Callable[..., None]:
         columns = c.shape[1]
         before = np.empty(columns, np.float32)
         doubtful = np.empty(columns, np.bool_)
+        limbs = np.zeros(LIMBS, np.int64)
         for kb in range(a.shape[1] // block):
             k0 = kb * block
+            right = (b[k0 : k0 + block], b_unit[kb])
             for i in range(c.shape[0]):
                 reach, step = block * a_range[kb, i], a_unit[kb, i]
                 count = 0
                 for j in range(columns):
                     old = np.float64(c[i, j])
-                    size = abs(old)
-                    bound = size + reach * b_range[kb, j]
+                    bound = abs(old) + reach * b_range[kb, j]
                     total = old
                     for k in range(block):
                         total = fma64(a[i, k0 + k], b[k0 + k, j], total)
                     unit = step * b_unit[kb, j]
-                    big = unit * (1.5 * 2.0**52)
-                    narrow = bound <= unit * 2.0**51 and (size + big) - big == size
+                    narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
                     error = bound * ERROR_BOUND
                     low, high = np.float32(total - error), np.float32(total + error)
-                    settled = low == high and (low != np.float32(0.0) or error == 0.0)
                     result = np.float32(total) if total != 0.0 else np.float32(0.0)
+                    # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                    doubt = low < high or (low == np.float32(0.0) and error != 0.0)
                     before[j] = c[i, j]
-                    doubtful[j] = not (narrow or settled)
-                    count += 0 if narrow or settled else 1
+                    doubtful[j] = doubt and not narrow
+                    count += 1 if doubt and not narrow else 0
                     c[i, j] = result
+                if count > columns // FEW:
+                    left = (a[i, k0 : k0 + block], step)
+                    count = sum_again(left, right, before, (c[i], doubtful), block)
                 if count > 0:
                     for j in range(columns):
                         if doubtful[j]:
                             where = (i, j, k0, k0 + block)
-                            special = special_sum(operands, where, before[j])
-                            if special == 0:
-                                special = exact_block(operands, where, before[j])
-                            c[i, j] = special
+                            c[i, j] = exact_block(operands, where, before[j], limbs)
 
     result: Callable[..., None] = exact
     return result

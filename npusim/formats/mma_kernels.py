@@ -147,12 +147,37 @@ def finish_float16(sums: Any, exponents: Any, c: Any, fraction: Any) -> None:
         c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
 
+@inline
+def special_row(operands: Any, where: Any, c: Any, out: Any) -> None:
+    """Write the IEEE sum of a row's NaN and Inf terms (0 where it has none) to ``out``.
+
+    ``where`` = (row of A, first k, last k + 1); products of finite lanes are finite.
+    """
+    (a, b), (i, first, last) = operands, where
+    for j in range(c.size):
+        out[j] = np.float32(0.0) if abs(c[j]) < np.inf else c[j]
+    for k in range(first, last):
+        x = a[i, k]
+        for j in range(c.size):
+            term = x * b[k, j]
+            out[j] += np.float32(0.0) if abs(term) < np.inf else np.float32(term)
+
+
+@inline
+def replace_specials(special: Any, c: Any) -> None:
+    """Overwrite c where NaN or Inf terms decide the sum."""
+    for j in range(c.size):
+        c[j] = special[j] if special[j] != np.float32(0.0) else c[j]
+
+
 @functools.cache
 def fused_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
 
-    The kernel takes (values, exponents) of A (M, K) and of B (K, N), contiguous C (M, N), and
-    (F, smallest alignment exponent, mask of the result's pattern, 1 for float16 results).
+    The kernel takes A (M, K) and B (K, N) as (values with 0 for NaN and Inf, exponents, the values
+    themselves, whether the block that starts at a k has NaN or Inf: (M, K) and (1, K)),
+    contiguous C (M, N), and (F, smallest alignment exponent, mask of the result's pattern, 1 for
+    float16 results).
     The block length is a constant of the compiled code, so that its loops unroll and the loops
     over columns become the innermost, vectorised ones.
     """
@@ -161,12 +186,14 @@ def fused_kernel(block: int) -> Callable[..., None]:
 
     @kernel
     def fused(left: Any, right: Any, c: Any, plan: Any) -> None:
-        (a, ea), (b, eb), (fraction, floor, keep, half) = left, right, plan
+        (a, ea, a_all, a_marks), (b, eb, b_all, b_marks) = left, right
+        fraction, floor, keep, half = plan
         columns = c.shape[1]
         largest = np.empty(columns, np.int16)
         exponents = np.empty(columns, np.int32)
         scales = np.empty(columns, a.dtype)
         sums = np.zeros((2, columns), np.int32)
+        special = np.empty(columns, np.float32)
         bits, mask = np.int32(fraction), np.int32(keep)
         limits = (bits, np.int32(floor), np.int32(-14 if half == 1 else -126))
         for k0 in range(0, a.shape[1], block):
@@ -189,10 +216,15 @@ def fused_kernel(block: int) -> Callable[..., None]:
                             term = (a[i, first + k] * b[first + k, j]) * scale
                             total = np.int32(total + np.int32(term))
                         sums[p, j] = total
+                has_specials = a_marks[i, k0] or b_marks[0, k0]
+                if has_specials:
+                    special_row((a_all, b_all), (i, k0, k0 + block), c[i], special)
                 if half == 1:
                     finish_float16(sums, exponents, c[i], bits)
                 else:
                     finish_float32(sums, exponents, c[i], bits, mask)
+                if has_specials:
+                    replace_specials(special, c[i])
 
     result: Callable[..., None] = fused
     return result

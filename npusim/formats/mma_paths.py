@@ -56,12 +56,11 @@ class Work:
 class Operand:
     """One operand prepared for a kernel: exact values, and what the kernel reads beside them.
 
-    ``values`` are float32 (float64 for float64) as the scalar path reads them.
+    ``values`` are float32 (float64 for float64).
     """
 
     values: Array
     lanes: tuple[Array, ...]
-    has_specials: bool = False
 
 
 class Multiplier(Protocol):
@@ -117,7 +116,7 @@ class ExactMultiplier:
 
 
 class FusedMultiplier:
-    """Truncating fused dot-adds (``mma_kernels``); NaN and Inf operands by the scalar path."""
+    """Truncating fused dot-adds (``mma_kernels``)."""
 
     def __init__(self, arithmetic: MmaArithmetic) -> None:
         self._arithmetic = arithmetic
@@ -133,18 +132,23 @@ class FusedMultiplier:
         specials = mma_kernels.decode_operand(
             values.reshape(-1), fmt.min_exponent, lanes.reshape(-1), exponents.reshape(-1)
         )
-        return Operand(values, (lanes, exponents), specials > 0)
+        rows, depth = values.shape if is_left else (1, values.shape[0])
+        marks = np.zeros((rows, depth), np.bool_)
+        if specials == 0:
+            return Operand(values, (lanes, exponents, lanes, marks))
+        unusual: Array = np.isnan(values) | np.isinf(values)
+        if not is_left:
+            unusual = np.any(unusual, axis=1, keepdims=True)
+        block = self._arithmetic.block
+        marks[:, ::block] = unusual.reshape(rows, -1, block).any(axis=2)
+        return Operand(values, (lanes, exponents, values.astype(self._lane), marks))
 
     def run(self, a: Operand, b: Operand, c: Array) -> None:
         """See :class:`Multiplier`."""
-        has_specials = a.has_specials or b.has_specials
-        before = c.copy() if has_specials else c
         if self._arithmetic.c_mode == "late":
             self._run_late(a, b, c)
         else:
             self._run_chain(a.lanes, b.lanes, c)
-        if has_specials:
-            self._repeat_specials(a.values, b.values, before, c)
 
     def _run_chain(self, left: tuple[Array, ...], right: tuple[Array, ...], c: Array) -> None:
         """Chain all blocks onto c."""
@@ -166,18 +170,12 @@ class FusedMultiplier:
         for start in range(0, a.values.shape[1], step):
             part = slice(start, start + step)
             left = tuple(np.ascontiguousarray(lane[:, part]) for lane in a.lanes)
+            right = (*(lane[part] for lane in b.lanes[:-1]), b.lanes[-1][:, part])
             products = np.zeros_like(c)
-            self._run_chain(left, tuple(lane[part] for lane in b.lanes), products)
+            self._run_chain(left, right, products)
             c += products
             if self._arithmetic.acc.name == "float16":
                 c[...] = widen(cast(c, "float16"))
-
-    def _repeat_specials(self, a: Array, b: Array, before: Array, c: Array) -> None:
-        """Compute rows and columns with a NaN or Inf operand again, one output at a time."""
-        from npusim.formats import mma_scalar
-
-        marked = (~np.isfinite(a).all(axis=1), ~np.isfinite(b).all(axis=0))
-        mma_scalar.matmul_scalar_where((a, b), marked, before, c, plan_numbers(self._arithmetic))
 
 
 def plan_numbers(arithmetic: MmaArithmetic) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """One output at a time: the numba path that is right for every operand, NaN and Inf included.
 
-The fast kernels hand over what they cannot decide; small problems use it directly.  Operands are
-float32 values (exact for every input format), accumulators float32 values, B is (K, N).
+The kernel of exact sums hands over what it cannot decide; small problems use it directly.
+Operands are float32 values (exact for every input format), accumulators float32 values, B is (K, N).
 ``plan`` is ``MmaPlan.numbers`` of ``matmul.py``.
 """
 
@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from npusim.formats.jit import bits_float32, float32_bits, float64_bits, inline, kernel
+from npusim.formats.jit import (
+    bits_float32,
+    bits_float64,
+    float32_bits,
+    float64_bits,
+    inline,
+    kernel,
+)
 from npusim.formats.reduction_kernels import round_lane
 
 (
@@ -32,6 +39,10 @@ from npusim.formats.reduction_kernels import round_lane
 ) = range(14)
 #: Marks "no exponent": below every real one.
 NOTHING = -100000
+#: Fixed-point sums: limbs of 32 bits; limb 0 holds float64 exponent fields from 32 * FIRST_LIMB,
+#: below that of the smallest float32 product (2**-298) and its low half.
+FIRST_LIMB = 21
+LIMBS = 24
 
 
 @inline
@@ -122,57 +133,83 @@ def fused_block(operands: Any, where: Any, c: Any, plan: Any) -> Any:
 
 
 @inline
-def exact_block(operands: Any, where: Any, c: Any) -> Any:
-    """Exact sum of finite c and products, rounded once to nearest even float32.
-
-    Keeps the running sum as float64 parts that do not overlap (Shewchuk); what lies below the
-    largest part moves it to the odd neighbour, so that the last rounding sees it.
-    """
-    (a, b), (i, j, first, last) = operands, where
-    parts = np.zeros(64, np.float64)
-    count = 0
-    for k in range(first - 1, last):
-        x = np.float64(c) if k < first else np.float64(a[i, k]) * np.float64(b[k, j])
-        kept = 0
-        for index in range(count):
-            y = parts[index]
-            if abs(x) < abs(y):
-                x, y = y, x
-            high = x + y
-            low = y - (high - x)
-            if low != 0.0:
-                parts[kept] = low
-                kept += 1
-            x = high
-        parts[kept] = x
-        count = kept + 1
-    top = parts[count - 1]
-    bits = np.int64(float64_bits(top))
-    if count > 1 and (bits & 1) == 0:
-        towards_zero = (parts[count - 2] > 0) != (top > 0)
-        top = np.nextafter(top, 0.0 if towards_zero else (np.inf if top > 0 else -np.inf))
-    result = np.float32(top)
-    return np.float32(0.0) if top == 0.0 else result
+def round_limbs(limbs: Any, first: Any, last: Any) -> Any:
+    """Return the sum in ``limbs`` rounded once to nearest even float32, and clear them."""
+    leading = np.int64(0)
+    for limb in range(first, last + 1):  # carry: each into [0, 2**32), the sign is left over
+        whole = limbs[np.uint64(limb)] + leading
+        limbs[np.uint64(limb)] = whole & 0xFFFFFFFF
+        leading = whole >> 32
+    limb = last
+    while -1 <= leading <= 0 and limb >= first:  # nothing but the sign so far
+        leading = (leading << 32) | limbs[np.uint64(limb)]
+        limbs[np.uint64(limb)] = 0
+        limb -= 1
+    weight = np.int64(32) * (limb + 1 + FIRST_LIMB) - 1046 - 28
+    following = np.int64(0)
+    if limb >= first:
+        following = limbs[np.uint64(limb)]
+        limbs[np.uint64(limb)] = 0
+    lost = following & 0xF
+    while limb > first:
+        limb -= 1
+        lost |= limbs[np.uint64(limb)]
+        limbs[np.uint64(limb)] = 0
+    # The last bit says that the sum goes on below it; 53 bits are what float64 takes.
+    total = (leading << 28) | (following >> 4) | (1 if lost != 0 else 0)
+    if abs(total) >= np.int64(1) << 52:
+        total = (total >> 9) | (1 if (total & 0x1FF) != 0 else 0)
+        weight += 9
+    return np.float32(np.float64(total) * bits_float64(np.uint64((weight + 1023) << 52)))
 
 
 @inline
-def chain(operands: Any, i: Any, j: Any, c: Any, plan: Any) -> Any:
+def exact_block(operands: Any, where: Any, c: Any, limbs: Any) -> Any:
+    """Exact sum of finite c and products, rounded once to nearest even float32.
+
+    The running sum is a fixed-point number that covers every exponent of a product: ``limbs``
+    (``LIMBS`` zeros of int64, and zeros again afterwards), 32 bits apart, each with room for
+    the carries of 33 terms.
+    """
+    (a, b), (i, j, first, last) = operands, where
+    lowest, highest = np.int64(LIMBS), np.int64(0)
+    for k in range(first - 1, last):
+        x = np.float64(c) if k < first else np.float64(a[i, k]) * np.float64(b[k, j])
+        bits = np.int64(float64_bits(x))
+        field: Any = (bits >> 52) & 0x7FF
+        if field == 0:  # of float64, so that the product is 0
+            continue
+        sign: Any = bits >> 63
+        limb: Any = (field >> 5) - FIRST_LIMB
+        high = ((bits >> 29) & 0x7FFFFF) | 0x800000
+        limbs[np.uint64(limb)] += ((high ^ sign) - sign) << (field & 31)
+        highest = max(highest, limb)
+        low = (bits >> 5) & 0xFFFFFF
+        if low != 0:  # more than 24 bits: none of 16-bit operands, whose products have 22
+            limb = ((field - 24) >> 5) - FIRST_LIMB
+            limbs[np.uint64(limb)] += ((low ^ sign) - sign) << ((field - 24) & 31)
+        lowest = min(lowest, limb)
+    return round_limbs(limbs, lowest, highest)
+
+
+@inline
+def chain(operands: Any, where: Any, c: Any, plan: Any, limbs: Any) -> Any:
     """Return one output of A·B + C: all blocks along k, c carried from block to block."""
-    depth = operands[0].shape[1]
+    (i, j), depth = where, operands[0].shape[1]
     block, step = plan[BLOCK], plan[STEP]
     late = plan[LATE] == 1
     outer = c
     for start in range(0, depth, step):
         carried = np.float32(0.0) if late else outer
         for first in range(start, start + step, block):
-            where = (i, j, first, first + block)
-            special = special_sum(operands, where, carried)
+            terms = (i, j, first, first + block)
+            special = special_sum(operands, terms, carried)
             if special != 0:  # NaN or Inf
                 carried = special
             elif plan[EXACT] == 1:
-                carried = exact_block(operands, where, carried)
+                carried = exact_block(operands, terms, carried, limbs)
             else:
-                carried = fused_block(operands, where, carried, plan)
+                carried = fused_block(operands, terms, carried, plan)
         if late:
             added = np.float32(carried + outer)
             if plan[OUT_BITS] == 10:
@@ -190,18 +227,9 @@ def matmul_scalar(operands: Any, index: Any, c: Any, plan: Any) -> None:
     ``operands`` are the stacks of A and B, ``index`` says for each c which of them it uses.
     """
     (a, b), (left, right) = operands, index
+    limbs = np.zeros(LIMBS, np.int64)
     for n in range(c.shape[0]):
         pair = (a[left[n]], b[right[n]])
         for i in range(c.shape[1]):
             for j in range(c.shape[2]):
-                c[n, i, j] = chain(pair, i, j, c[n, i, j], plan)
-
-
-@kernel
-def matmul_scalar_where(operands: Any, marked: Any, start: Any, out: Any, plan: Any) -> None:
-    """Compute the outputs in a marked row or column again, from ``start``, into ``out``."""
-    rows, columns = marked
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            if rows[i] or columns[j]:
-                out[i, j] = chain(operands, i, j, start[i, j], plan)
+                c[n, i, j] = chain(pair, (i, j), c[n, i, j], plan, limbs)

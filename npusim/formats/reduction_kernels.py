@@ -29,6 +29,25 @@ def round_lane(value: Any, mantissa_bits: Any, min_exponent: Any, limit: Any) ->
     return np.copysign(rounded, value)
 
 
+@inline
+def two_sum(x: Any, y: Any) -> Any:
+    """Return the float64 sum and what its rounding lost, exactly (Knuth)."""
+    high = x + y
+    back = high - x
+    return high, (x - (high - back)) + (y - back)
+
+
+@inline
+def round_sum(x: Any, y: Any) -> Any:
+    """Return x + y rounded once to float32, through a float64 rounded to odd; an exact 0 is +0."""
+    high, rest = two_sum(x, y)
+    bits = np.int64(float64_bits(high))
+    step = np.int64(1) if (rest > 0.0) == (high > 0.0) else np.int64(-1)
+    step = step if rest != 0.0 and (bits & 1) == 0 else np.int64(0)
+    odd = bits_float64(np.uint64(bits + step))
+    return np.float32(odd) if high != 0.0 else np.float32(0.0)
+
+
 @kernel
 def sum_rows(x: Any, start: Any, out: Any) -> None:
     """((start + x0) + x1) ... of each row, in the arrays' own dtype."""

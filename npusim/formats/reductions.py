@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
@@ -41,8 +41,7 @@ def reduce_sum(
     Returns
     -------
     ndarray
-        Shape ``(...)``.  NaN and Inf follow IEEE additions; a NaN result is canonical (float32,
-        float64: numpy's own).
+        Shape ``(...)``.  NaN and Inf follow IEEE additions; a NaN result is canonical.
 
     Raises
     ------
@@ -111,7 +110,7 @@ def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Arra
     plan = _plan(target)
     if plan is None:
         reduction_kernels.sum_rows(body, begin, out)
-        return out.reshape(shape)
+        return with_canonical_nan(out, target).reshape(shape)
     reduction_kernels.sum_rows_rounded(body, begin, out, plan)
     return cast(out, target).reshape(shape)
 
@@ -126,7 +125,7 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
     plan = _plan(target)
     if plan is None:
         reduction_kernels.fold_rows(wide, out, of_neighbours)
-        return out.reshape(shape)
+        return with_canonical_nan(out, target).reshape(shape)
     reduction_kernels.fold_rows_rounded(wide, out, of_neighbours, plan)
     return cast(out, target).reshape(shape)
 

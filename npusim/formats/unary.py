@@ -12,7 +12,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats import exponential
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import check_operands
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format
@@ -107,9 +107,15 @@ def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
         bits = out.view(fmt.bits_dtype)
         low = cast(value * (1.0 - exponential.RELATIVE_ERROR), fmt).view(fmt.bits_dtype)
         high = cast(value * (1.0 + exponential.RELATIVE_ERROR), fmt).view(fmt.bits_dtype)
-    for index in np.flatnonzero((low != high) & np.isfinite(wide)):
-        bits[index] = _exact_bits(name, float(wide[index]), fmt)
+    _settle(name, wide, np.flatnonzero((low != high) & np.isfinite(wide)), bits, fmt)
     return out
+
+
+def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) -> None:
+    """Write the exact results of ``x[where]``; each value once: equal ones come by the million."""
+    values, index = np.unique(x[where], return_inverse=True)
+    exact = [_exact_bits(name, float(value), fmt) for value in values]
+    bits[where] = np.array(exact, bits.dtype)[index]
 
 
 def _exact_bits(name: str, x: float, fmt: FloatFormat) -> int:
@@ -191,9 +197,10 @@ def _float64(name: str, flat: Array) -> Array:
 
         out = np.empty(flat.size)
         elementwise_kernels.exp_float64(flat, out)
-        return out
-    with np.errstate(all="ignore"):
-        return FUNCTIONS[name](flat)
+    else:
+        with np.errstate(all="ignore"):
+            out = FUNCTIONS[name](flat)
+    return with_canonical_nan(out, get_format("float64"))
 
 
 def _exp_float32(name: str, flat: Array) -> Array:
@@ -205,12 +212,13 @@ def _exp_float32(name: str, flat: Array) -> Array:
     undecided = np.empty(flat.size, np.bool_)
     elementwise_kernels.exp_float32(flat, out, undecided, name == "exp2")
     bits = out.view(np.uint32)
-    for index in np.flatnonzero(undecided):
-        bits[index] = _exact_bits(name, float(flat[index]), fmt)
-    is_nan = np.isnan(out)
-    if is_nan.any():
-        bits[is_nan] = fmt.canonical_nan_bits
-    return out
+    where = np.flatnonzero(undecided)
+    if where.size:
+        closer, open_still = np.empty(where.size, np.float32), undecided[: where.size]
+        elementwise_kernels.exp_float32_closer(flat[where], closer, open_still, name == "exp2")
+        out[where] = closer
+        _settle(name, flat, where[open_still], bits, fmt)
+    return with_canonical_nan(out, fmt)
 
 
 def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:

@@ -1,31 +1,32 @@
-"""Checks that make a tile program safe to execute in any order its flags allow.
+"""Checks that make a tile program safe to execute in any order its flags allow, whatever its length.
 
-* program order is legal: every wait is satisfied by an operation listed before it;
+* bodies look at nothing but their shape: each is built once, with opaque indices (``ir.structure``);
+* program order is legal: every wait is satisfied by an operation listed before it, and no slot is
+  filled again before it was read (``ir.automaton``);
 * flags: ids of each ordered pair of pipes, counters between cores, and their maximum;
-* loops are pure and advance every ring by a constant;
-* races: two operations on the same bytes are ordered by queues and flags (``ir.races``).
+* races: two operations on the same bytes are ordered by queues and flags (``ir.races``), and blocks
+  of a phase keep out of each other's regions of global memory (``ir.regions``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from npusim.errors import FlagError, ProgramError
-from npusim.ir.program import Item, Loop
+from npusim.errors import FlagError, RaceError
+from npusim.ir.automaton import Automaton, State
+from npusim.ir.opaque import OpaqueError
+from npusim.ir.places import ring_bytes
 from npusim.ir.races import check_races
-from npusim.ir.tile import GlobalTile
-from npusim.ir.walk import LoopTemplate, ResolvedOp, Template, Walker, compile_items, walk
+from npusim.ir.regions import check_regions
+from npusim.ir.structure import Builder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable
 
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import TileOp
-    from npusim.ir.program import Phase, TileProgram
-    from npusim.ir.tile import Operand
+    from npusim.ir.program import TileProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,55 +38,51 @@ class FlagBudget:
     cross_core_counter_max: int
 
 
-def check(program: TileProgram, budget: FlagBudget | None = None, *, thorough: bool = True) -> None:
+def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
 
-    Every shape of block is checked once, its loops for as many iterations as the deepest ring has
-    slots and two more: after that their flags and slots repeat.  Not ``thorough``: of each phase
-    only the shapes of the first and the last block, and of each loop its ends.
+    What passes computes the same values in every order that queues and flags allow, for any number of
+    iterations and any sequence of its shapes of block on a core group (``npusim/README.md``).
     """
+    builder = Builder(program)
+    states: dict[State, None] = {(0,) * len(builder.walker.endpoints): None}
+    held: list[Ring] = []
     for phase in program.phases:
-        ends = [phase.blocks[0], phase.blocks[-1]]
-        blocks = representative_blocks(phase, None if thorough else ends)
+        shapes = builder.shapes(phase)
+        try:
+            contested, ranges = check_regions(program, phase, shapes)
+        except OpaqueError as error:
+            if not any(error.symbols & s.coordinates.keys() for s in shapes):
+                raise
+            # Regions that are no sums of block coordinates are numbers once each block stands for itself.
+            shapes = builder.shapes(phase, one_by_one=True)
+            contested, ranges = check_regions(program, phase, shapes)
+        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested)
+        automaton.ranges.update(ranges)
+        rings = automaton.rings()
         if budget:
-            used = first_operations(program, phase, blocks.values())
-            check_flags({t.ring for resolved in used for t in resolved.op.ring_tiles()}, budget)
-        keyed: dict[Hashable, Structure] = {}
-        for block in blocks.values():
-            _check_loops(program, phase.body(block), keyed, thorough=thorough)
-            # Two blocks in a row: what one leaves in a ring meets what the next puts there.
-            check_order(program, first_operations(program, phase, [block, block]))
-            check_races(program, first_operations(program, phase, [block, block]))
+            check_flags(rings, budget)
+        _check_held(program, phase.name, held, rings)
+        check_races(automaton)
+        states = automaton.ends
+        held += [r for r in rings if not automaton.is_drained(r)]
 
 
-def representative_blocks(phase: Phase, among: Sequence[Any] | None = None) -> dict[Hashable, Any]:
-    """Return one block of each shape of a phase, or of the blocks given."""
-    found: dict[Hashable, Any] = {}
-    for block in phase.blocks if among is None else among:
-        found.setdefault(phase.shape(block), block)
-    return found
-
-
-def first_operations(
-    program: TileProgram, phase: Phase, blocks: Iterable[Any]
-) -> Iterator[ResolvedOp]:
-    """Yield the resolved operations of ``blocks``, each loop cut to its first iterations."""
-    deepest = max((r.depth for r in program.rings), default=1)
-    walker = Walker(program)
-    for block in blocks:
-        yield from walk(walker, _cut_loops(phase.body(block), deepest + 2))
-
-
-def _cut_loops(items: Iterable[Item], count: int) -> Iterator[Item]:
-    for item in items:
-        if isinstance(item, Loop):
-            yield Loop(item.name, item.indices[:count], partial(_cut_body, item.body, count))
-        else:
-            yield item
-
-
-def _cut_body(body: Callable[[int], Iterable[Item]], count: int, index: int) -> Iterator[Item]:
-    return _cut_loops(body(index), count)
+def _check_held(
+    program: TileProgram, phase: str, held: Iterable[Ring], rings: Iterable[Ring]
+) -> None:
+    """Raise `RaceError` if a phase takes bytes in which an earlier one left slots that are not read yet."""
+    for ring in rings:
+        for other in held:
+            if (
+                other is not ring
+                and other.space == ring.space
+                and ring_bytes(other).overlaps(ring_bytes(ring))
+            ):
+                raise RaceError(
+                    f"{program.name}: phase {phase} places ring {ring.name} where slots of ring {other.name} are not "
+                    "read yet; a phase whose memory another one takes must read every slot it fills"
+                )
 
 
 def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
@@ -121,93 +118,3 @@ def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
         raise FlagError(
             f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {budget.cross_core_ids} there"
         )
-
-
-def check_order(program: TileProgram, operations: Iterable[ResolvedOp]) -> None:
-    """Raise :class:`ProgramError` if an operation waits for one listed after it."""
-    walker = Walker(program)
-    counts = [0] * len(walker.endpoints)
-    for resolved in operations:
-        for wait in resolved.waits:
-            if counts[wait.peer] < wait.count:
-                peer = walker.endpoints[wait.peer]
-                verb = "commit" if peer.is_producer else "release"
-                raise ProgramError(
-                    f"{program.name}: {resolved} comes too early in program order; list the {verb} of ring "
-                    f"{peer.ring} number {wait.count} on {peer.queue} before it"
-                )
-        for endpoint in resolved.sets:
-            counts[endpoint] += 1
-
-
-def _check_loops(
-    program: TileProgram, items: Iterable[Item], keyed: dict[Hashable, Structure], *, thorough: bool
-) -> None:
-    """Raise :class:`ProgramError` unless every loop body is pure and uniform.
-
-    The last iteration is compared with the first; ``thorough``: every iteration.  ``keyed`` holds
-    the bodies of loops with a key, which all loops of that key must have.
-    """
-    walker = Walker(program)
-    for item in items:
-        if not isinstance(item, Loop) or not item.indices:
-            continue
-        first = item.indices[0]
-        expected = _structure(compile_items(walker, item.body(first)))
-        if _structure(compile_items(walker, item.body(first))) != expected:
-            raise ProgramError(
-                f"{program.name}: loop {item.name}: body({first}) differs when called twice"
-            )
-        for index in item.indices[1:] if thorough else item.indices[-1:]:
-            _compare(
-                program, item, index, expected, _structure(compile_items(walker, item.body(index)))
-            )
-        if item.key is not None:
-            known = keyed.setdefault((item.name, item.key), expected)
-            if known != expected:
-                raise ProgramError(
-                    f"{program.name}: loop {item.name}: two bodies for one key {item.key}"
-                )
-        _check_loops(program, item.body(first), keyed, thorough=thorough)
-
-
-def _compare(
-    program: TileProgram, loop: Loop, index: int, expected: Structure, found: Structure
-) -> None:
-    """Raise :class:`ProgramError` naming the first thing in which an iteration is not the first one."""
-    if found == expected:
-        return
-    where = f"{program.name}: loop {loop.name}: iterations {loop.indices[0]} and {index}"
-    if expected[-1] != found[-1]:
-        raise ProgramError(f"{where} move the rings by different amounts")
-    if len(expected) != len(found):
-        counts = f"{len(expected) - 1} and {len(found) - 1} parts"
-        raise ProgramError(f"{where} differ in length: {counts}")
-    different = next((a, b) for a, b in zip(expected, found, strict=True) if a != b)
-    raise ProgramError(f"{where} differ: {different[0]} against {different[1]}")
-
-
-Structure = list[object]
-
-
-def _structure(template: Template) -> Structure:
-    """Return everything of a body that all iterations must share: operations, flags, advance."""
-    found: Structure = []
-    for part in template.parts:
-        if isinstance(part, LoopTemplate):
-            found.append((part.name, part.count, part.start, _structure(part.body)))
-        else:
-            found += [(o.op.label, o.op.queue, _shapes(o.op), o.waits, o.sets) for o in part]
-    return [*found, template.advance]
-
-
-def _shapes(op: TileOp) -> list[object]:
-    """Return an operation's steps without coordinates, constants and addresses."""
-    return [
-        (s.opcode, s.attributes, [_shape(o) for o in s.operands()], len(s.srcs)) for s in op.steps
-    ]
-
-
-def _shape(operand: Operand) -> object:
-    stride = None if isinstance(operand, GlobalTile) else operand.stride
-    return (type(operand).__name__, operand.rows, operand.cols, stride, operand.fmt)

@@ -21,21 +21,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Body:
+    """A loop's body that other loops have too: ``function(static, at, index)``.
+
+    ``static`` is what its operations depend on, hashable; ``at`` holds coordinates, in tuples or
+    dataclasses, of which ``function`` may know no more than of the index.  So loops of one
+    ``key`` in one phase have one body, apart from coordinates and constants, by construction.
+    """
+
+    function: Callable[[Any, Any, Any], Iterable[Item]]
+    static: Hashable
+    at: Any
+
+    def __call__(self, index: Any) -> Iterable[Item]:
+        """Return the items of one iteration."""
+        return self.function(self.static, self.at, index)
+
+    @property
+    def key(self) -> Hashable:
+        """What bodies that are one share."""
+        return self.function, self.static
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
-    ``body`` is a pure function of its index; all iterations have the same operations, handshakes
-    and costs (``ir.check`` compares them), so a timing backend may run any of them for any other.
-    An iteration of another shape (a ragged or masked tile) is an item of its own.  Loops of one
-    ``key`` in one phase have one body, apart from those coordinates and constants: blocks of
-    different shapes share it.  Without a name it is a part of a body that is kept for its key alone:
+    ``body`` is a pure function of its index, which it may only add and multiply into those
+    (``ir.check`` gives it an opaque one): all iterations have the same operations, handshakes
+    and costs, so a timing backend may run any of them for any other.  An iteration of another
+    shape (a ragged or masked tile) is an item of its own.  A :class:`Body` is shared with the
+    loops of other blocks.  Without a name it is a part of a body that is kept for its key alone:
     no place of its own on the path of its operations.
     """
 
     name: str
     indices: Sequence[int]
-    body: Callable[[int], Iterable[Item]]
-    key: Hashable = None
+    body: Callable[[Any], Iterable[Item]]
+
+    @property
+    def key(self) -> Hashable:
+        """What loops with the same body share; None where the body is this loop's own."""
+        return self.body.key if isinstance(self.body, Body) else None
 
 
 Item = TileOp | Loop

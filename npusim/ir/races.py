@@ -1,160 +1,302 @@
-"""Happens-before: operations on the same bytes must be ordered, whatever the engines' speed.
+"""Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
-Each operation carries a vector clock: how far into every queue's operations it is certain to come
-after.  It inherits the clock of its queue's previous operation and of every operation whose set it
-waits for.  Two conflicting operations without an order are a race.
+An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A
+queue knows what its earlier operations know and what every flag it waits for knew when it was set.
+Facts do not meet: what becomes of one hangs on the operations that follow, not on other facts.  So
+sending each fact around the automaton (``ir.automaton``) until no new one appears covers every
+sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
+node, by a queue that a fact does not reach, is a race.
+
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache, reduce
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
+from operator import and_, or_
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import RaceError
-from npusim.formats import get_format
-from npusim.ir.tile import GlobalTile, RingTile, Tile
-from npusim.ir.walk import Walker
+from npusim.ir.automaton import BLOCK
+from npusim.ir.places import PlaceTable
+from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from npusim.ir.op import Step
-    from npusim.ir.program import TileProgram
-    from npusim.ir.walk import ResolvedOp
+    from npusim.ir.automaton import Automaton, Node
+    from npusim.ir.places import Use
+    from npusim.ir.structure import Operation
 
-Clock = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rectangle:
-    """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
-
-    start: int
-    width: int
-    pitch: int
-    rows: int
-
-    @property
-    def end(self) -> int:
-        return self.start + (self.rows - 1) * self.pitch + self.width
-
-    def overlaps(self, other: _Rectangle) -> bool:
-        if self.start >= other.end or other.start >= self.end:
-            return False
-        if self.pitch != other.pitch:
-            return True  # different shapes in one range: assume the worst
-        # Same pitch: compare the byte columns, and the row ranges they belong to.
-        rows, column = divmod(other.start - self.start, self.pitch)
-        for row, left in ((rows, column), (rows + 1, column - self.pitch)):
-            if (
-                left < self.width
-                and left + other.width > 0
-                and row < self.rows
-                and row + other.rows > 0
-            ):
-                return True
-        return False
+#: A place in memory under one use of it, and the agents that know it is done with: queues, then flags.
+Fact = tuple[int, int]
 
 
-class _Memory:
-    """Who touched which bytes of one memory last, queue by queue.
+class Witness(NamedTuple):
+    """Where a fact came from: the operation at its node, and what lies between."""
 
-    A queue runs in order, so its latest access to a rectangle stands for all its earlier ones.
+    node: int
+    operation: Operation
+    laps: int
+    blocks: int
+
+
+class Resolved(NamedTuple):
+    """An operation as facts see it: waits as (endpoint, position), accesses as (place, conflicts)."""
+
+    operation: Operation
+    queue: int
+    waits: tuple[tuple[int, int], ...]
+    accesses: tuple[tuple[int, tuple[int, ...]], ...]
+    sets: tuple[int, ...]
+
+
+def check_races(automaton: Automaton) -> None:
+    """Raise `RaceError` for two operations of a phase on common bytes that nothing orders.
+
+    One of them writes, and some sequence of blocks and iterations brings them together.  The message
+    names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
-
-    def __init__(self) -> None:
-        self._neighbours: dict[_Rectangle, list[_Rectangle]] = {}
-        self._latest: dict[_Rectangle, dict[tuple[int, bool], tuple[int, ResolvedOp]]] = {}
-
-    def touch(
-        self,
-        where: _Rectangle,
-        resolved: ResolvedOp,
-        position: int,
-        is_write: bool,
-        clock: list[int],
-    ) -> tuple[ResolvedOp, bool] | None:
-        """Record an access; return the operation it races with, and whether that one writes."""
-        if where not in self._latest:
-            overlapping = [r for r in self._latest if r.overlaps(where)]
-            for other in overlapping:
-                self._neighbours[other].append(where)
-            self._neighbours[where] = [*overlapping, where]
-            self._latest[where] = {}
-        for other in self._neighbours[where]:
-            for (queue, wrote), (at, earlier) in self._latest[other].items():
-                if (is_write or wrote) and queue != resolved.queue and clock[queue] < at:
-                    return earlier, wrote
-        self._latest[where][resolved.queue, is_write] = (position, resolved)
-        return None
+    _proved(_Structure(automaton))
 
 
-def check_races(program: TileProgram, operations: Iterable[ResolvedOp]) -> None:
-    """Raise :class:`RaceError` for the first two operations on the same bytes without an order.
+class _Structure:
+    """What a proof hangs on; an automaton of the same content, of whatever program, has the same proof."""
 
-    ``operations`` come in program order.  The message names both operations with their iterations
-    and the tile they share.
-    """
-    queue_count = len(program.queues)
-    endpoint_count = len(Walker(program).endpoints)
-    clocks: list[list[int]] = [[0] * queue_count for _ in range(queue_count)]
-    positions = [0] * queue_count
-    signalled: list[list[Clock]] = [[(0,) * queue_count] for _ in range(endpoint_count)]
-    memories: dict[str, _Memory] = defaultdict(_Memory)
-    for resolved in operations:
-        clock = clocks[resolved.queue]
-        for wait in resolved.waits:
-            reached = signalled[wait.peer]
-            # A wait that nothing listed before satisfies orders nothing (check_order reports it).
-            if wait.count < len(reached):
-                clock[:] = map(max, clock, reached[wait.count])
-        positions[resolved.queue] += 1
-        position = positions[resolved.queue]
-        for space, where, is_write in _accesses(resolved):
-            race = memories[space].touch(where, resolved, position, is_write, clock)
-            if race:
-                earlier, wrote = race
-                raise RaceError(
-                    f"{resolved} {'writes' if is_write else 'reads'} bytes {where.start}..{where.end} of {space} "
-                    f"that {earlier} {'writes' if wrote else 'reads'}, and no flag orders them"
-                )
-        clock[resolved.queue] = position
-        for endpoint in resolved.sets:
-            signalled[endpoint].append(tuple(clock))
+    def __init__(self, automaton: Automaton) -> None:
+        self.automaton: Automaton | None = automaton
+        program = automaton.program
+        self.content = (
+            program.queues, automaton.endpoints,
+            tuple((r.space, r.offset_bytes, r.slot_bytes) for r in program.rings),
+            tuple((n.piece, n.state, n.region_keys, tuple(n.successors.items())) for n in automaton.nodes),
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.content == other.content
 
 
-def _accesses(resolved: ResolvedOp) -> Iterator[tuple[str, _Rectangle, bool]]:
-    seen = set()
-    for step in resolved.op.steps:
-        for operand, is_write in _operands(step):
-            if isinstance(operand, GlobalTile):
-                size = get_format(operand.fmt).size_bytes
-                pitch = operand.tensor.cols * size
-                matrix = operand.batch * operand.tensor.heads + operand.head
-                start = (matrix * operand.tensor.rows + operand.row) * pitch + operand.col * size
-                if operand.tensor.role in ("input", "constant"):
+@lru_cache(maxsize=256)
+def _proved(structure: _Structure) -> None:
+    """Raise what there is to raise; structures that passed are remembered, without their programs."""
+    assert structure.automaton is not None
+    _Facts(structure.automaton).run()
+    structure.automaton = None
+
+
+class _Facts:
+    """Sends facts around one automaton."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        self.automaton = automaton
+        self.program, self.endpoints = automaton.program, automaton.endpoints
+        self.queues = len(self.program.queues)
+        waited = {p for e in self.endpoints for p in e.peers}
+        #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be
+        #: waited for.
+        kept = (e.depth if e.index in waited else 0 for e in self.endpoints)
+        self.flags = list(accumulate(kept, initial=self.queues))
+        self.places = PlaceTable(automaton)
+        self._visited: set[int] = set()
+        self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
+
+    # ---------------------------------------------------------------- nodes
+
+    def _resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
+        """Return a node's operations, what each place is called after it, and the agents that matter then."""
+        found = self._resolved.get(number)
+        if found is None:
+            node = self.automaton.nodes[number]
+            found = self._resolved[number] = (
+                self._resolve(node),
+                self.places.renamed(node),
+                self._agents(node),
+            )
+        return found
+
+    def _resolve(self, node: Node) -> list[Resolved]:
+        start, cursors = node.cursors, list(node.cursors)
+        found = []
+        for position, op in enumerate(node.piece.operations):
+            waits: list[tuple[int, int]] = []
+            for index, first, _ in op.uses:
+                if not first:
                     continue
-                space, rows, width = (
-                    f"tensor {operand.tensor.name}",
-                    operand.rows,
-                    operand.cols * size,
+                need = required_count(self.endpoints[index], cursors[index])
+                for peer in self.endpoints[index].peers:
+                    at = need - 1 - start[peer] + self.endpoints[peer].depth
+                    if at >= 0:  # flags set longer ago than a ring has slots tell nothing new
+                        waits.append((peer, at))
+            regions = node.regions[position] if node.regions else ()
+            accesses = tuple(self.places.accesses(op, cursors, start, regions))
+            sets = tuple(e for e, _, last in op.uses if last)
+            for endpoint in sets:
+                cursors[endpoint] += 1
+            found.append(Resolved(op, op.queue, tuple(waits), accesses, sets))
+        return found
+
+    def _agents(self, node: Node) -> int:
+        """Return the queues, and the flags that someone may still wait for after the node."""
+        cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
+        found = (1 << self.queues) - 1
+        for peer, (first, end) in enumerate(pairwise(self.flags)):
+            awaited = (
+                required_count(e, cursors[e.index]) for e in self.endpoints if peer in e.peers
+            )
+            oldest = max(0, min(awaited, default=0) - 1 - cursors[peer] + end - first)
+            for agent in range(first + oldest, end):
+                found |= 1 << agent
+        return found
+
+    # ---------------------------------------------------------------- facts
+
+    def run(self) -> None:
+        nodes = self.automaton.nodes
+        seen: list[dict[int, list[int]]] = [defaultdict(list) for _ in nodes]
+        new: list[dict[Fact, Witness]] = [{} for _ in nodes]
+        waiting = list(range(len(nodes)))  # a heap: what comes first in the program first
+        while waiting:
+            number = heappop(waiting)
+            while waiting and waiting[0] == number:
+                heappop(waiting)
+            facts, new[number] = new[number], {}
+            left = self._step(number, facts)
+            for successor, hop in nodes[number].successors.items():
+                known, fresh = seen[successor], new[successor]
+                for (place, agents), witness in left.items():
+                    if hop == BLOCK and place >= self.places.regions.base:
+                        continue  # regions of two blocks never meet (ir.regions)
+                    # Where fewer know of an access, more can go wrong: it stands for those that more know of.
+                    if any(not fewer & ~agents for fewer in known[place]):
+                        continue
+                    known[place].append(agents)
+                    fresh[place, agents] = Witness(
+                        witness.node, witness.operation, 0 if hop == BLOCK else witness.laps + bool(hop),
+                        witness.blocks + (hop == BLOCK),
+                    )  # fmt: skip
+                if fresh:
+                    heappush(waiting, successor)
+
+    def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
+        """Take ``facts`` through a node; return what is left of them and of the node's own."""
+        operations = self._resolved_node(number)[0]
+        groups: dict[int, int] = {}
+        touched: dict[int, int] = {}
+        for place, agents in facts:
+            bit = groups.setdefault(agents, 1 << len(groups))
+            touched[place] = touched.get(place, 0) | bit
+        known, flags = self._columns(groups)
+        own = len(groups)
+        for position, (_, queue, waits, accesses, sets) in enumerate(operations):
+            sees = known[queue]
+            for peer, at in waits:
+                sees |= flags[peer][at]
+            mine = 1 << (own + position)
+            for place, conflicts in accesses:
+                for other in conflicts:
+                    if other in touched and touched[other] & ~sees:
+                        unordered = touched[other] & ~sees
+                        raise self._race(number, position, (place, other), unordered, groups, facts)
+            for place, _ in accesses:
+                touched[place] = mine
+            known[queue] = sees = sees | mine
+            for endpoint in sets:
+                flags[endpoint].append(sees)
+        return self._left(number, facts, groups, touched, known, flags)
+
+    def _columns(self, groups: Mapping[int, int]) -> tuple[list[int], list[list[int]]]:
+        """Return which groups of facts each queue knows, and each endpoint's flags in the order of their setting."""
+        columns = [0] * self.flags[-1]
+        for agents, bit in groups.items():
+            for agent in _bits(agents):
+                columns[agent] |= bit
+        flags = [columns[first:end] for first, end in pairwise(self.flags)]
+        return columns[: self.queues], flags
+
+    def _left(
+        self, number: int, facts: Mapping[Fact, Witness], groups: Mapping[int, int], touched: Mapping[int, int],
+        known: Sequence[int], flags: Sequence[list[int]],
+    ) -> dict[Fact, Witness]:  # fmt: skip
+        """Return the facts that some queue may still run into, with the agents that know them now."""
+        operations, renamed, relevant = self._resolved[number]
+        of_bit = {bit.bit_length() - 1: agents for agents, bit in groups.items()}
+        columns = list(known)
+        for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
+            columns += latest[len(latest) - (end - first) :]
+        settled: dict[tuple[int, ...], int] = {}
+        alive: dict[int, int] = {}
+        # A node's own accesses leave the same facts whenever it is visited: only once are they news.
+        news = (1 << len(of_bit)) - 1 if number in self._visited else -1
+        self._visited.add(number)
+        for place, touching in touched.items():
+            bits, queues = touching & news, self.places.dangers[place]
+            if not bits:
+                continue
+            if queues not in settled:
+                settled[queues] = reduce(and_, (known[q] for q in queues))
+            if bits & ~settled[queues]:
+                alive[place] = bits & ~settled[queues]
+        agents_of: dict[int, int] = defaultdict(int)
+        some = reduce(or_, alive.values(), 0)
+        for agent in _bits(relevant):
+            for at in _bits(columns[agent] & some):
+                agents_of[at] |= 1 << agent
+        left: dict[Fact, Witness] = {}
+        for place, bits in alive.items():
+            for at in _bits(bits):
+                own = at - len(of_bit)
+                left[renamed[place], agents_of[at]] = (
+                    facts[place, of_bit[at]]
+                    if own < 0
+                    else Witness(number, operations[own].operation, 0, 0)
                 )
-            else:
-                tile = resolved.tile(operand) if isinstance(operand, RingTile) else operand
-                size = get_format(tile.fmt).size_bytes
-                space, start, rows = tile.space, tile.offset_bytes, tile.rows
-                width, pitch = tile.cols * size, tile.stride * size
-            access = (space, _Rectangle(start, width, pitch, rows), is_write)
-            if access not in seen:
-                seen.add(access)
-                yield access
+        return left
+
+    # ---------------------------------------------------------------- errors
+
+    def _race(
+        self, number: int, position: int, places: tuple[int, int], unordered: int, groups: Mapping[int, int],
+        facts: Mapping[Fact, Witness],
+    ) -> RaceError:  # fmt: skip
+        """Return the error that names both operations, their iterations and the bytes."""
+        automaton, (mine, other) = self.automaton, places
+        node, operation = automaton.nodes[number], self._resolved[number][0][position].operation
+        at = (unordered & -unordered).bit_length() - 1
+        agents = next((a for a, bit in groups.items() if bit.bit_length() - 1 == at), None)
+        earlier = (
+            Witness(number, self._resolved[number][0][at - len(groups)].operation, 0, 0)
+            if agents is None
+            else facts[other, agents]
+        )
+        space, use = self.places.in_words(mine)
+        _, other_use = self.places.in_words(other)
+        line = f"{operation.source}: " if operation.source else ""
+        first = automaton.named(automaton.nodes[earlier.node], earlier.operation)
+        if earlier.blocks:
+            first += (
+                " of the block before"
+                if earlier.blocks == 1
+                else f" of {earlier.blocks} blocks before"
+            )
+        there = f" (yielded at {earlier.operation.source})" if earlier.operation.source else ""
+        return RaceError(
+            f"{line}{automaton.named(node, operation, earlier.laps)} {_verb(use)} {space} that {first} "
+            f"{_verb(other_use)}, and no flag orders them{there}"
+        )
 
 
-def _operands(step: Step) -> Iterator[tuple[Tile | RingTile | GlobalTile, bool]]:
-    yield step.dst, True
-    if step.attributes.accumulate:
-        yield step.dst, False
-    for source in step.srcs:
-        if isinstance(source, (Tile, RingTile, GlobalTile)):
-            yield source, False
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _verb(use: Use) -> str:
+    return "writes" if use.is_write else "reads"

@@ -44,6 +44,7 @@ class Endpoint:
     period: int  #: a producer sees releases only in multiples of this
     is_cross_core: bool
     depth: int
+    ring_number: int  #: which of the program's rings: rings of different queues may share a name
 
     def __str__(self) -> str:
         return f"{self.ring} {'free' if self.is_producer else 'ready'}"
@@ -52,7 +53,7 @@ class Endpoint:
 def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     """Return every endpoint of the program's rings, producers before consumers ring by ring."""
     found: list[Endpoint] = []
-    for ring in program.rings:
+    for number, ring in enumerate(program.rings):
         first = len(found)
         sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
         for offset, (queue, is_producer) in enumerate(sides):
@@ -63,7 +64,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
                 Endpoint(
                     first + offset, ring.name, queue, is_producer, peers,
                     1 - ring.depth if is_producer else 1,
-                    ring.period if is_producer else 1, ring.flag == "counter", ring.depth,
+                    ring.period if is_producer else 1, ring.flag == "counter", ring.depth, number,
                 )
             )  # fmt: skip
     return tuple(found)
@@ -108,14 +109,14 @@ class Walker:
             sides = Counter((e.ring, e.queue, e.is_producer) for e in self.endpoints)
             ring, queue, _ = next(side for side, count in sides.items() if count > 1)
             raise ProgramError(
-                f"{program.name}: queue {queue} has two rings called {ring}; rename one"
+                f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
         self._queues = {q.name: i for i, q in enumerate(program.queues)}
         self.cursors = [0] * len(self.endpoints)
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
         """Return ``op`` with counted waits at the present cursors, and move them on."""
-        handshakes = self._handshakes(op)
+        handshakes = self.handshakes(op)
         cursors, waits, sets = self.cursors, [], []
         generations: dict[tuple[str, bool], int] = {}
         for index, (first, last) in handshakes.items():
@@ -123,15 +124,18 @@ class Walker:
             generation = cursors[index]
             generations[endpoint.ring, endpoint.is_producer] = generation
             if first:
-                need = _round_up(generation + endpoint.lag, endpoint.period)
+                need = required_count(endpoint, generation)
                 waits += [Wait(index, peer, need) for peer in endpoint.peers if need > 0]
             if last:
                 cursors[index] = generation + 1
                 sets.append(index)
         return ResolvedOp(op, self._queues[op.queue], tuple(waits), tuple(sets), generations, path)
 
-    def _handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
-        """Return ``{endpoint: (waits, hands on)}`` of one operation."""
+    def handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
+        """Return ``{endpoint: (waits, hands on)}`` of one operation.
+
+        Raises `ProgramError` where its queue is no producer or consumer of a ring it works on.
+        """
         found: dict[int, tuple[bool, bool]] = {}
         for tile in op.ring_tiles():
             side = (tile.ring.name, op.queue, tile.is_producer)
@@ -146,8 +150,9 @@ class Walker:
         return found
 
 
-def _round_up(need: int, period: int) -> int:
-    return need if period == 1 or need <= 0 else -(-need // period) * period
+def required_count(endpoint: Endpoint, generation: int) -> int:
+    """Return the count that peers must have reached for ``generation``; 0 or less is no wait."""
+    return -(-(generation + endpoint.lag) // endpoint.period) * endpoint.period
 
 
 def walk(walker: Walker, items: Iterable[Item], path: Path = ()) -> Iterator[ResolvedOp]:
@@ -251,7 +256,7 @@ def _compile(walker: Walker, items: Iterable[Item], bodies: Bodies) -> Template:
 
 def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
     cursors, waits, sets = walker.cursors, [], []
-    for index, (first, last) in walker._handshakes(op).items():
+    for index, (first, last) in walker.handshakes(op).items():
         endpoint = walker.endpoints[index]
         if first:
             waits += [(index, peer, cursors[index] + endpoint.lag) for peer in endpoint.peers]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import flow, storage
-from npusim.algorithms.phase import WHOLE, BySize
+from npusim.algorithms.phase import BySize, Cell, Visit
 from npusim.formats import get_format
+from npusim.ir.opaque import varying
+from npusim.ir.program import Body
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell, Phase, Run, Visit
+    from collections.abc import Callable, Iterable
+
+    from npusim.algorithms.phase import Phase, Run
     from npusim.algorithms.table import Stage
+    from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 Span = tuple[int, int]
@@ -59,7 +64,7 @@ class Frame:
 
     def span(self, cell: Cell, axis: str, tile: Visit) -> Span:
         """Return start and size of a cell's tile along an axis."""
-        if axis == self.loop_axis and tile is not WHOLE:
+        if axis == self.loop_axis and tile.cols:
             return tile.col, tile.cols
         return cell.span(axis) or (0, self.phase.sizes[axis])
 
@@ -88,7 +93,10 @@ class Frame:
         if is_shared:  # one matrix for all cells
             batch = head = top = left = 0
         else:
-            batch, head = cell.batch, cell.head // (self._heads // tensor.heads)
+            share = self._heads // tensor.heads
+            # Heads that share are no sums of a cell's coordinates; only inputs are shared.
+            head = cell.head if share == 1 else varying(lambda h: h // share, cell.head)
+            batch = cell.batch
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
@@ -105,17 +113,24 @@ class Frame:
         return mask.cut(top + row[0], row[1], tile.col, tile.cols, cell.causal_offset)
 
     def placed(self, cell: Cell) -> list[Placed]:
-        """Return the cell's runs with the number of their first tile.
+        """Return the cell's runs, each with the number of its first tile."""
+        firsts = accumulate((run.count for run in cell.runs), initial=0)
+        return list(zip(firsts, cell.runs, strict=False))
 
-        A tile under conditions is a run of its own: the cut of its mask is no sum of a loop's index.
-        """
-        found: list[Placed] = []
-        at = 0
-        for run in cell.runs:
-            if run.only:
-                alone = (replace(run, col=run.col + i * run.step, count=1) for i in range(run.count))
-                found += [(at + i, one) for i, one in enumerate(alone)]
-            else:
-                found.append((at, run))
-            at += run.count
-        return found
+
+def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:
+    """Return a loop's body that does ``function`` of one tile of a cell.
+
+    Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
+    """
+    static = function, tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place, tile.shape
+    starts = tuple(start for _, start, _ in cell.spans)
+    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col))
+
+
+def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
+    function, sizes, offset, place, (cols, only) = static
+    batch, head, starts, index, col = at
+    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
+    items: Iterable[Item] = function(Cell(batch, head, spans, (), offset, place), Visit(index, col, cols, only))
+    return items

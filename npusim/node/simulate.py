@@ -298,8 +298,8 @@ def _method(kernels: Iterable[KernelWork]) -> str:
 
 
 def worst(found: Iterable[Approximation | None]) -> Approximation | None:
-    """Return the approximation with the largest measured difference; None if all times are exact."""
-    return max((a for a in found if a is not None), key=lambda a: abs(a.error), default=None)
+    """Return the approximation with the widest band; None if all times are exact."""
+    return max((a for a in found if a is not None), key=lambda a: a.band, default=None)
 
 
 def _length(intervals: list[tuple[int, int]]) -> float:

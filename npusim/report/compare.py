@@ -23,6 +23,7 @@ from npusim.report.text import (
     whole,
 )
 from npusim.report.tracks import track_of
+from npusim.timing.result import method_text
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
         "device.name": record.device.name,
         "device.digest": record.device.digest,
         "workload": record.workload,
-        "method": record.timing and record.timing.method,
+        "ignored": ", ".join(record.ignored) or None,
     }.items()
     yield from _flat("problem", record.problem)
     yield from _flat("tiling", record.tiling)
@@ -210,6 +211,7 @@ def _values(record: RunRecord) -> dict[tuple[str, Kind], Value]:
         busiest = bottleneck(timing)
         found["latency us", "time"] = timing.latency_us
         found["kernel cycles", "cycles"] = timing.cycles
+        found["method", "text"] = method_text(timing.method, timing.band)
         found["operations", "count"] = timing.operations
         found["busiest pipe", "text"] = None if busiest is None else busiest.pipe
         found.update({(name, "share"): share for name, share in _busy(timing).items()})

@@ -3,7 +3,8 @@
 One row per core that has work, as ``PipeUtilization.csv`` of ``msprof op`` has it, so that a
 measured and a predicted file can be joined on ``block_id`` and ``sub_block_id``.  Times are of the
 core's own run (its ratios have its own cycles below the line), without the launch.  What npusim has
-no queue for (scalar time, instruction-cache misses) is left out rather than written as 0.
+no queue for (scalar time, instruction-cache misses) is left out rather than written as 0; the last two
+columns are npusim's own: how the cycles were found, and how far the exact ones can be from them.
 
 Source: CANN documentation, msprof op, "PipeUtilization".
 """
@@ -46,7 +47,7 @@ def pipe_columns(record: RunRecord) -> PipeColumns:
     for kind in sorted({_kind(core) for _, core in _cores(record)}):
         for row in rows:
             names |= dict.fromkeys(n for n in row if n.startswith(f"{kind}_"))
-    columns = ["block_id", "sub_block_id", *names]
+    columns = ["block_id", "sub_block_id", *names, "method", "band"]
     return {name: [row.get(name) for row in rows] for name in columns}
 
 
@@ -99,6 +100,8 @@ def _row(
         name = _PIPES.get(pipe, pipe.lower())
         row[f"{kind}_{name}_time(us)"] = _microseconds(record, queue.busy_cycles)
         row[f"{kind}_{name}_ratio"] = round(queue.busy_cycles / total, 6) if total else 0.0
+    if record.timing is not None:
+        row |= {"method": record.timing.method, "band": record.timing.band}
     return row
 
 

@@ -94,8 +94,8 @@ class TimingRecord:
     """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it.
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
-    ``compulsory_bytes`` are those of inputs and outputs.  ``approximation_error`` is the difference of
-    an approximate method from an exact one, measured on a part of the program (None: exact).
+    ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
+    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.
     """
 
     method: str
@@ -112,7 +112,7 @@ class TimingRecord:
     overlap: OverlapRecord | None = None
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
-    approximation_error: float | None = None
+    band: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
     ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
-    computed.
+    computed; ``ignored``: what of the workload's attention was left out.
     """
 
     npusim_version: str
@@ -202,6 +202,7 @@ class RunRecord:
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
     finite: tuple[FiniteRecord, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -224,6 +225,7 @@ def record_of(result: RunResult) -> RunRecord:
         ),
         notes=tuple(result.notes),
         finite=tuple(FiniteRecord(f.schedule, f.precision, f.rmse) for f in result.finite),
+        ignored=tuple(result.ignored),
     )
 
 
@@ -260,7 +262,7 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(queues))),
         compulsory_bytes=timing.compulsory_bytes,
         roofline=roofline_of(result),
-        approximation_error=timing.approximation.error if timing.approximation else None,
+        band=timing.band,
         overlap=_overlap(timing) if isinstance(timing, NodeTiming) else None,
     )
 

@@ -16,6 +16,7 @@ from npusim.report.bottleneck import (
 from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.report.tracks import track_of
+from npusim.timing.result import method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     parts = "devices" if is_node else "core groups"
     return (
         ("problem", cells(_problem(record))),
+        *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
             cells(
@@ -115,8 +117,8 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         f"{format_duration(timing.launch_us * 1e-6)}{tflops}"
     )
     cycles = (
-        f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {timing.method}"
-        f"{_approximation(timing)})"
+        f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method "
+        f"{method_text(timing.method, timing.band)})"
     )
     rows: list[Fact] = [("latency", cells(latency)), ("cycles", cells(cycles))]
     if timing.bound_cycles:
@@ -129,12 +131,6 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
     if timing.roofline is not None:
         rows.append(("roofline", cells(*_roofline(timing.roofline))))
     return tuple(rows)
-
-
-def _approximation(timing: TimingRecord) -> str:
-    if timing.approximation_error is None:
-        return ""
-    return f", approximate: {timing.approximation_error * 100:+.2f} % from exact on a part of the program"
 
 
 def _roofline(at: Roofline) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def element_bytes(precision: PartialSums) -> int:
 SCHEDULES = (
     Schedule(
         name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
-        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False,
+        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16",
         build=cast("Builder", build),
     ),
 )  # fmt: skip

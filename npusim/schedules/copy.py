@@ -43,7 +43,7 @@ def build(
 SCHEDULES = (
     Schedule(
         name="copy", family="ascend", summary="a copy through UB, to validate the machine", tiling=CopyFields,
-        precisions=MappingProxyType({"stored": STORED}), default_precision="stored", causal=False, build=build,
+        precisions=MappingProxyType({"stored": STORED}), default_precision="stored", build=build,
         problem=CopyProblem,
     ),
 )  # fmt: skip

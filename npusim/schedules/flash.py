@@ -132,7 +132,7 @@ def _on_gpu(problem: Problem, sizes: tuple[int, int], p: FlashPrecision) -> Phas
 SUMMARY = "FlashAttention-2, online softmax"
 ASCEND = Schedule(
     name="flash", family="ascend", summary=SUMMARY, tiling=FlashTiling, precisions=PRECISIONS,
-    default_precision="fa2_fp32", causal=True, build=build_on_ascend,
+    default_precision="fa2_fp32", build=build_on_ascend,
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",

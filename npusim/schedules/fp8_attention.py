@@ -140,7 +140,7 @@ def build_on_ascend(
 SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"
 ASCEND = Schedule(
     name="fp8_attention", family="ascend", summary=SUMMARY, tiling=Fp8Tiling, precisions=ASCEND_PRECISIONS,
-    default_precision="hpc_ops", causal=False, build=build_on_ascend, reads_scales=True,
+    default_precision="hpc_ops", build=build_on_ascend, reads_scales=True,
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu

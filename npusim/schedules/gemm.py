@@ -48,7 +48,7 @@ def build(
 SCHEDULES = (
     Schedule(
         name="gemm", family="ascend", summary="a matrix product, to validate the machine", tiling=GemmFields,
-        precisions=MappingProxyType({"stored": STORED}), default_precision="stored", causal=False, build=build,
+        precisions=MappingProxyType({"stored": STORED}), default_precision="stored", build=build,
         problem=GemmProblem,
     ),
 )  # fmt: skip

@@ -58,7 +58,7 @@ def linear(rows: int, problem: GemmProblem) -> Child:
 SCHEDULES = (
     Schedule(
         name="gemm_allreduce", family=NODE_FAMILY, summary="a product, its AllReduce beside the next rows",
-        tiling=GemmAllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=False,
+        tiling=GemmAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
         build=cast("Builder", build),
     ),
 )  # fmt: skip

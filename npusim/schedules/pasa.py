@@ -124,7 +124,7 @@ def build_on_gpu(
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
 ASCEND = Schedule(
     name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
-    default_precision="fp16_mean", causal=False, build=build_on_ascend,
+    default_precision="fp16_mean", build=build_on_ascend,
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu

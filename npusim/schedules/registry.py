@@ -30,7 +30,6 @@ class Schedule:
 
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
-    ``causal``: without an explicit choice a run takes the workload's mask; if False, none.
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
     not the usual one.
     """
@@ -41,7 +40,6 @@ class Schedule:
     tiling: type[Tiling]
     precisions: Mapping[str, Precision]
     default_precision: str
-    causal: bool
     build: Builder
     problem: type[SpecModel] = Problem
     reads_scales: bool = False

@@ -84,6 +84,6 @@ def build(
 SCHEDULES = (
     Schedule(
         name="standard", family="ascend", summary="unfused: scores, scale and mask, softmax, values",
-        tiling=StandardTiling, precisions=PRECISIONS, default_precision="framework", causal=True, build=build,
+        tiling=StandardTiling, precisions=PRECISIONS, default_precision="framework", build=build,
     ),
 )  # fmt: skip

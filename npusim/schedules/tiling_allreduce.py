@@ -97,7 +97,7 @@ SCHEDULES = (
     Schedule(
         name="tiling_allreduce", family=NODE_FAMILY,
         summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
-        tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16", causal=True,
+        tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
         build=cast("Builder", build),
     ),
 )  # fmt: skip

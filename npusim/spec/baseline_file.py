@@ -41,6 +41,7 @@ class BaselineFile(SpecModel):
     batch: PositiveInt | None = None
     tensor_parallel: PositiveInt | None = None
     causal: StrictBool | None = None
+    ignore: tuple[Text, ...] = ()
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
     method: Text = "auto"

@@ -1,39 +1,44 @@
 """Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings."""
 
 import json
+import math
 import re
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from npusim.errors import SpecError
+from npusim.spec.huggingface_models import (
+    ALIBI,
+    ENCODERS,
+    GATED,
+    LAYER_KINDS,
+    SINKS,
+    TWO_MATRIX_DECODERS,
+    WINDOW_PATTERNS,
+    with_defaults,
+)
 from npusim.spec.messages import explain
 from npusim.spec.model import HeadCount, PositiveInt
-from npusim.spec.workload import WORKLOAD_SCHEMA, LatentAttention, Workload, shared_heads
+from npusim.spec.workload import (
+    WORKLOAD_SCHEMA,
+    LatentAttention,
+    Unmodelled,
+    Workload,
+    shared_heads,
+)
 
 __all__ = ["import_config", "workload_yaml"]
 
 # Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
 _DEFAULT_SEQ = 4096
 
-_ENCODERS = frozenset(
-    (
-        *("albert", "beit", "bert", "clip_vision_model", "deberta", "deberta-v2", "deit"),
-        *("dinov2", "distilbert", "electra", "modernbert", "mpnet", "nomic_bert", "roberta"),
-        *("siglip_vision_model", "vit", "vit_mae", "xlm-roberta"),
-    )
-)
-_TWO_MATRIX_DECODERS = frozenset(
-    (
-        *("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
-        *("mpt", "opt", "pangu", "pangu_alpha", "phi"),
-    )
-)
-# Every n-th layer of these sees everything, even where the file does not say so.
-_WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
 _GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _spelled(*names: str) -> AliasChoices:
@@ -66,14 +71,15 @@ class HuggingFaceConfig(BaseModel):
         None,
         validation_alias=_spelled("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     )
-    activation: str = Field(
-        "", validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
+    activation: str | None = Field(
+        None, validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
     )
     max_positions: int | None = Field(
         None, validation_alias=_spelled("max_position_embeddings", "n_positions", "n_ctx")
     )
     dtype: str | None = Field(None, validation_alias=_spelled("dtype", "torch_dtype"))
     is_decoder: bool | None = None
+    is_encoder_decoder: bool = False
     image_size: object = None
     patch_size: object = None
     sliding_window: int | None = None
@@ -81,6 +87,18 @@ class HuggingFaceConfig(BaseModel):
     max_window_layers: int | None = None
     sliding_window_pattern: int | None = None
     layer_types: tuple[str, ...] | None = None
+    query_pre_attn_scalar: PositiveNumber | None = None
+    attention_multiplier: PositiveNumber | None = None
+    rope_scaling: dict[str, object] | None = Field(
+        None, validation_alias=_spelled("rope_scaling", "rope_parameters")
+    )
+    softcap: PositiveNumber | None = Field(None, validation_alias="attn_logit_softcapping")
+    alibi: bool = Field(False, validation_alias=_spelled("alibi", "use_alibi"))
+    attn_config: dict[str, object] | None = None
+    position_embedding_type: str | None = None
+    relative_attention_num_buckets: int | None = None
+    attention_chunk_size: PositiveInt | None = None
+    index_topk: PositiveInt | None = None
     q_lora_rank: PositiveInt | None = None
     kv_lora_rank: PositiveInt | None = None
     qk_nope_head_dim: PositiveInt | None = None
@@ -95,7 +113,7 @@ def import_config(
     seq: int | None = None,
     batch: int = 1,
     name: str | None = None,
-    dtype: Literal["float16", "bfloat16"] | None = None,
+    dtype: Literal["float16", "bfloat16", "float32"] | None = None,
 ) -> Workload:
     """Return the workload of the model that a ``config.json`` describes.
 
@@ -103,17 +121,25 @@ def import_config(
     ``num_key_value_heads`` means as many as query heads; an FFN width of null means four times the
     hidden size; windows count only where ``use_sliding_window``, ``layer_types`` or
     ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
-    prefill, ``nope + rope`` by ``v``.  The text model of a multimodal config is taken.
+    prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
+    ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
+    taken, and what a file leaves to the library's defaults is filled in (`huggingface_models`).  What
+    npusim does not compute stands in ``unmodelled`` and in the fields of windows and soft-capping.
+    Without a stated dtype: float16.
 
     Raises
     ------
     SpecError
-        The file is no JSON or lacks sizes (``file:line  key: ``), or the heads cannot be shared
-        among ``tensor_parallel`` devices (lists the divisors).
+        The file is no JSON, lacks sizes, states a dtype that is none of Q, K and V, or describes an
+        encoder with a decoder (``file:line  key: ``); or the heads cannot be shared among
+        ``tensor_parallel`` devices (lists the divisors).
     """
     path = Path(path)
     text = _read(path)
     config = _parsed(path, text)
+    if config.is_encoder_decoder:
+        what = "its encoder and its decoder attend differently; write a workload file for each"
+        raise _fault(path, text, [("is_encoder_decoder", what)])
     head_dim, value_head_dim, latent = _head_sizes(path, text, config)
     heads = config.heads
     kv_heads = heads if latent else _kv_heads(config)
@@ -136,12 +162,15 @@ def import_config(
             gated=_is_gated(config),
             sliding_window=window,
             sliding_layers=sliding_layers,
+            softcap=config.softcap,
+            scale=_scale(config, head_dim),
+            unmodelled=_unmodelled(config),
             latent=latent,
             tensor_parallel=tensor_parallel,
             batch=batch,
             seq=seq or _default_seq(config),
-            causal=config.model_type not in _ENCODERS or bool(config.is_decoder),
-            dtype=dtype or ("bfloat16" if config.dtype == "bfloat16" else "float16"),
+            causal=config.model_type not in ENCODERS or bool(config.is_decoder),
+            dtype=dtype or _dtype(path, text, config),
         )
     except ValidationError as error:
         raise _fault(path, text, list(explain(error))) from None
@@ -156,11 +185,13 @@ def workload_yaml(workload: Workload) -> str:
     yaml = YAML()
     yaml.width = 10_000  # one line a value, however long its text
     stream = StringIO()
-    data = workload.model_dump(by_alias=True, exclude_none=True)
+    data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
     # Not by `exclude_defaults`: a data recipe must keep its kind.
-    for key in ("sliding_layers", "batch", "data"):
+    for key in ("batch", "data", "unmodelled"):
         if getattr(workload, key) == Workload.model_fields[key].default:
             del data[key]
+    if workload.sliding_window is None:
+        del data["sliding_layers"]
     yaml.dump(data, stream)
     return stream.getvalue()
 
@@ -180,11 +211,8 @@ def _parsed(path: Path, text: str) -> HuggingFaceConfig:
         raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
-    inner = data.get("text_config")
-    if isinstance(inner, dict) and "num_attention_heads" not in data:
-        data = inner
     try:
-        return HuggingFaceConfig.model_validate(data)
+        return HuggingFaceConfig.model_validate(with_defaults(data))
     except ValidationError as error:
         raise _fault(path, text, list(explain(error))) from None
 
@@ -243,7 +271,7 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
         used = not config.model_type.startswith("qwen")
     if window is None or window <= 0 or not used:
         return None, 0
-    pattern = config.sliding_window_pattern or _WINDOW_PATTERNS.get(config.model_type)
+    pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
     if config.layer_types is not None:
         sliding = sum(kind.startswith("sliding") for kind in config.layer_types)
     elif pattern:
@@ -257,9 +285,61 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
 
 
 def _is_gated(config: HuggingFaceConfig) -> bool:
-    if config.model_type in _ENCODERS | _TWO_MATRIX_DECODERS:
-        return False
-    return config.activation in _GATED_ACTIVATIONS or config.model_type.startswith("gemma")
+    kind = config.model_type
+    if kind in GATED:
+        return True
+    return kind not in ENCODERS | TWO_MATRIX_DECODERS and config.activation in _GATED_ACTIVATIONS
+
+
+def _dtype(path: Path, text: str, config: HuggingFaceConfig) -> Literal["float16", "bfloat16", "float32"]:
+    for known in _DTYPES:
+        if config.dtype in (known, f"torch.{known}"):
+            return known  # type: ignore[return-value]
+    if config.dtype is None:
+        return "float16"
+    key = "dtype" if _line(text, "dtype") > 1 else "torch_dtype"
+    what = f"{config.dtype!r} is none of {', '.join(_DTYPES)}; give --dtype"
+    raise _fault(path, text, [(key, what)])
+
+
+def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
+    """Return the factor of the scores where it is not one over the root of the head size."""
+    if config.attention_multiplier is not None:
+        return config.attention_multiplier
+    scalar = config.query_pre_attn_scalar
+    if scalar is not None and scalar != head_dim:
+        return 1.0 / math.sqrt(scalar)
+    # DeepSeek-V2 and V3 multiply by the square of YaRN's 0.1 m ln(factor) + 1 (their modeling code).
+    scaling = config.rope_scaling or {}
+    every, factor = scaling.get("mscale_all_dim"), scaling.get("factor")
+    is_stated = isinstance(every, int | float) and isinstance(factor, int | float)
+    if config.kv_lora_rank is not None and is_stated and every and factor > 1:  # type: ignore[operator]
+        m = 0.1 * every * math.log(factor) + 1.0  # type: ignore[arg-type, operator]
+        return m * m / math.sqrt(head_dim)
+    return None
+
+
+def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
+    """Return what attention of this model does beside windows and soft-capping, and npusim does not."""
+    found: list[Unmodelled] = []
+    if config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi"):
+        found.append("alibi")
+    relative = (config.position_embedding_type or "").startswith("relative")
+    if relative or config.relative_attention_num_buckets is not None:
+        found.append("bias")
+    scaling = config.rope_scaling or {}
+    if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
+        # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
+        found.append("rotary")
+    if config.model_type in SINKS:
+        found.append("sinks")
+    if config.attention_chunk_size is not None:
+        found.append("chunks")
+    if config.index_topk is not None:
+        found.append("sparse")
+    if not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"}:
+        found.append("layers")
+    return tuple(found)
 
 
 def _default_seq(config: HuggingFaceConfig) -> int:

@@ -1,6 +1,8 @@
 """A model's attention layer as its workload file describes it, and the problem one device gets."""
 
-from typing import Literal, Self
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,13 +14,32 @@ from npusim.spec.model import (
     PositiveInt,
     SpecModel,
     StrictBool,
+    StrictFloat,
     Text,
     fault_at,
 )
 from npusim.spec.problem import Dtype, Problem
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
+#: What attention of models does that npusim does not compute, beside windows and soft-capping.
+Unmodelled = Literal["alibi", "bias", "chunks", "layers", "rotary", "sinks", "sparse"]
+UNMODELLED: Mapping[str, str] = MappingProxyType(
+    {
+        "alibi": "a bias by the distance of query and key",
+        "bias": "a learned bias of the scores",
+        "chunks": "attention within chunks only",
+        "layers": "layers of another kind than attention",
+        "rotary": "keys turned anew in each call",
+        "sinks": "a learned score beside those of the keys",
+        "sparse": "some keys only, chosen as they come",
+    }
+)
+#: Names that a run may be asked to ignore.
+IGNORABLE = ("window", "softcap", *UNMODELLED)
 
+
+
+Positive = Annotated[StrictFloat, Field(gt=0)]
 
 
 class TensorFile(SpecModel):
@@ -62,7 +83,19 @@ class Workload(SpecModel):
     sliding_window: PositiveInt | None = Field(
         default=None, description="keys that a query of a sliding layer sees"
     )
-    sliding_layers: NonNegativeInt = Field(default=0, description="layers with that window")
+    sliding_layers: NonNegativeInt = Field(
+        default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
+        description="layers with that window; default: all",
+    )
+    softcap: Positive | None = Field(
+        default=None, description="scores s become softcap * tanh(s / softcap)"
+    )
+    scale: Positive | None = Field(
+        default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)"
+    )
+    unmodelled: tuple[Unmodelled, ...] = Field(
+        default=(), description="what else its attention does and npusim does not compute"
+    )
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
     batch: PositiveInt = 1
@@ -112,8 +145,7 @@ class Workload(SpecModel):
         Raises
         ------
         SpecError
-            Heads cannot be shared among ``tensor_parallel`` devices (lists the divisors), the
-            sequence is longer than the window of a model that has windows in every layer, or the
+            Heads cannot be shared among ``tensor_parallel`` devices (lists the divisors), or the
             sizes make no problem (see `Problem`).
         """
         if heads is None:
@@ -132,19 +164,40 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
         }
-        problem = Problem.model_validate({**sizes, "data": self.data})
-        self._refuse_window(problem)
-        return problem
+        if self.scale is not None and sizes["head_dim"] == self.head_dim:
+            sizes["scale"] = self.scale
+        return Problem.model_validate({**sizes, "data": self.data})
 
-    def _refuse_window(self, problem: Problem) -> None:
-        every_layer = self.layers is not None and self.sliding_layers == self.layers
-        if self.sliding_window is None or not every_layer or not problem.causal:
-            return
-        if problem.seq_kv > self.sliding_window:
+    def left_out(self, keys: int | None = None) -> dict[str, str]:
+        """Return what npusim does not compute of this attention over ``keys`` keys: name -> what it is.
+
+        A window no shorter than that changes nothing; without ``keys`` every window counts.
+        """
+        found: dict[str, str] = {}
+        window = self.sliding_window
+        if window is not None and self.sliding_layers and (keys is None or keys > window):
+            of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
+            found["window"] = f"{window} keys{of}"
+        if self.softcap is not None:
+            found["softcap"] = f"scores capped at {self.softcap:g}"
+        return {**found, **{name: UNMODELLED[name] for name in self.unmodelled}}
+
+    def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
+        """Return what a run over ``keys`` keys leaves out, as a table says it.
+
+        Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
+        """
+        unknown = [name for name in ignore if name not in IGNORABLE]
+        if unknown:
+            raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
+        found = self.left_out(keys)
+        refused = [f"{name} ({what})" for name, what in found.items() if name not in ignore]
+        if refused:
             raise SpecError(
-                f"seq_kv: {problem.seq_kv} keys, but every layer of {self.name} sees a window of "
-                f"{self.sliding_window}; windows are not modelled: at most {self.sliding_window}"
+                f"workload {self.name}: {', '.join(refused)}: not modelled; "
+                f"to run without: --ignore {','.join(found)}"
             )
+        return tuple(f"{name} ({what})" for name, what in found.items())
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:

@@ -6,12 +6,13 @@ with as many others as the unfinished groups keep in flight on average in the bl
 A block then depends on nothing but the state in which its group enters it, and is simulated once;
 long loops are cut short, and what an iteration takes is measured in the middle of them.
 
-Model: the chance meetings of groups are averaged out; ``auto`` measures the difference to ``des``.
+Model: the chance meetings of groups are averaged out; the difference that makes is measured on a part
+of the program, which is simulated exactly too, and becomes the band of the result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,9 @@ from npusim.timing.block_machine import (
     record,
 )
 from npusim.timing.block_run import Booked, Run, history_of, uses_of
-from npusim.timing.fold import equal_groups, fold_groups
+from npusim.timing.fold import Classes, equal_groups, fold_groups
 from npusim.timing.gpu_pipes import refuse_shared_pipes
+from npusim.timing.result import Approximation
 from npusim.timing.steady import Skipping, build_snapshots
 from npusim.timing.stream import Streams
 from npusim.timing.summary import summarise
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Ints, Machine, Program
-    from npusim.timing.fold import Classes
     from npusim.timing.reserved_block import Blocks, Groups, Known
     from npusim.timing.result import TimingResult
 
@@ -52,10 +53,19 @@ HEAD, SPAN, TAIL = 7, 4, 3
 LONG = HEAD + SPAN + TAIL
 #: Classes of core groups whose joint state can be expected to repeat: blocks dealt evenly make two.
 FEW_CLASSES = 3
+#: Operations of the part that is simulated exactly too: so many, or one in so many where that is more,
+#: since core groups take long to fall into step, or out of it.
+SAMPLE_OPERATIONS, SAMPLE_PARTS = 400_000, 20
+#: A result's band beside the difference on that part, and how much the whole may differ more than it
+#: does.  Of N random causal calls the whole was at most M % off beyond... (tests/timing/test_band.py).
+LEAST_BAND, BAND_FACTOR = 0.01, 1.5
+#: Where the part lies in what each group runs; more of them where groups queue for a link that is busy
+#: for such a share of the time.
+PLACES, PLACES_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
 #: States and results kept; with more, blocks have too little in common for this method.
 STATES, RESULTS = 2048, 4096
-#: Places of the hash table for each result.
-PLACES = 4
+#: Room in the hash table for each result.
+ROOM = 4
 KIND_TYPE = record("body", "operand", "work", "since", "until")
 RESULT_TYPE = record("state", "cycles", "part", "fetched")
 PLACE_TYPE = record("time", "block", "state", "result")
@@ -74,20 +84,50 @@ def simulate(
     simulated one by one: a scalar unit is a block ahead of another, or too many blocks differ.
     """
     code = Code(streams or Streams(program, device))
-    return Reserved(code, equal_groups(code)).result()
+    return approximate(code, equal_groups(code))
+
+
+def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResult:
+    """Return the approximate time with its band; raise :class:`ProgramError` for one beyond ``widest``."""
+    short = short_phases(code, classes)
+    result = Reserved(code, classes, short).result()
+    crowd = max((result.bound_cycles[link] for link in result.link_bytes), default=0)
+    places = PLACES_CROWDED if crowd > CROWDED * result.cycles else PLACES
+    error, sample = 0.0, 0
+    for place in places:
+        part = sample_of(code, classes, short, place)
+        exact, found = Run(code, part).result("fold"), Reserved(code, part, short).result()
+        error, sample = max(error, abs(found.cycles / exact.cycles - 1)), sample + exact.operations
+    band = LEAST_BAND + BAND_FACTOR * error
+    if band > widest:
+        raise ProgramError(f"{code.streams.program.name}: a band of {band:.1%}")
+    # Groups that queue for a saturated unit are more than their mean: never below what the work takes.
+    least = max(result.bound_cycles.values(), default=0) - result.cycles
+    if least > 0:
+        latency = result.latency_s + code.streams.device.seconds(least)
+        result = replace(result, cycles=result.cycles + least, latency_s=latency)
+    return replace(result, approximation=Approximation(band, sample))
+
+
+def operations_of(code: Code, classes: Classes) -> int:
+    """Return how many operations one core group of each class runs, all phases together."""
+    count = {block: code.operation_count(block) for block in set(classes.every_block())}
+    return sum(count[block] for block in classes.every_block())
 
 
 class Reserved:
-    """One approximate simulation; phases with few classes of core groups are simulated exactly."""
+    """One approximate simulation; phases with few classes of core groups, and those in
+    ``short``, are simulated exactly.
+    """
 
-    def __init__(self, code: Code, classes: Classes) -> None:
+    def __init__(self, code: Code, classes: Classes, short: Collection[int] = ()) -> None:
         refuse_shared_pipes(code.streams, "reserved")
         self.code, self.streams = code, code.streams
         if self.streams.pipes:
             raise ProgramError(
                 f"{self.streams.program.name}: method reserved has no queues that share pipes; use steady"
             )
-        self.classes = classes.one_by_one()
+        self.classes, self.short = classes.one_by_one(), short
         self.cycles = 0
 
     def result(self) -> TimingResult:
@@ -99,9 +139,9 @@ class Reserved:
             return np.zeros((groups, columns), np.int64)
 
         booked = Booked(nothing(), nothing(), nothing(), nothing(), stalled=nothing(endpoints))
-        for phase in self.classes.blocks:
+        for number, phase in enumerate(self.classes.blocks):
             folded = fold_groups([(own,) for own in phase])
-            if len(folded.groups) <= FEW_CLASSES:
+            if len(folded.groups) <= FEW_CLASSES or number in self.short:
                 self._run_exactly(folded, booked)
             else:
                 self._run_phase(phase, booked)
@@ -218,19 +258,21 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
     from npusim.timing.reserved_block import Blocks
 
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
-    kinds, counts = {c.block: c for c in cut.values()}, Counts(code)
+    kinds, counts = list(dict.fromkeys(c.block for c in cut.values())), Counts(code)
+    # A block of just ``LONG`` iterations is the one that longer blocks are cut to.
+    shortened = {c.block for c in cut.values() if c.extra}
     work = {number: counts.by_queue(counts.of_blocks((number,))) for number in kinds}
     leader = int(np.argmax(sum(work.values())))
     if not all(found[leader] for found in work.values()):
         raise ProgramError(f"{code.streams.program.name}: no queue has operations in every block")
     rows = []
-    for c in kinds.values():
-        block = code.blocks[c.block]
+    for number in kinds:
+        block = code.blocks[number]
         since = until = 0
-        if c.extra:
+        if number in shortened:
             before, inner = _loop_of(code, counts, block, leader)
             since, until = before + HEAD * inner, before + (HEAD + SPAN) * inner
-        rows.append((block.body, block.operand, int(work[c.block][leader]), since, until))
+        rows.append((block.body, block.operand, int(work[number][leader]), since, until))
     place = {number: i for i, number in enumerate(kinds)}
     sequence = [cut[number] for number in chain(*groups)]
     blocks = Blocks(
@@ -243,21 +285,43 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
     return blocks, leader
 
 
-def middle_part(code: Code, classes: Classes, limit: int, times: int = 1) -> Classes:
-    """Return blocks from the middle of what every core group runs, some ``limit`` operations in all.
+def short_phases(code: Code, classes: Classes) -> tuple[int, ...]:
+    """Return the phases that take less than the sample does, such as one that prepares inputs."""
+    sizes = (operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks)
+    return tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
 
-    ``times`` over as many.  Enough to hold ``reserved`` against ``fold``: whole blocks, since it takes
-    long loops for core groups to fall into step, and for that to show.
+
+def sample_of(code: Code, classes: Classes, short: Collection[int], place: float) -> Classes:
+    """Return a part on which this method is held against an exact one, without ``short`` phases.
+
+    Raises :class:`ProgramError` where groups go in step in all of it: that would say nothing.
     """
-    phases = []
-    for phase in classes.one_by_one().blocks:
-        left, first, turns = limit // len(classes.blocks), min(map(len, phase)) // 2, 0
-        for at in range(first, max(map(len, phase))):
+    operations = operations_of(code, classes)
+    limit = max(SAMPLE_OPERATIONS, operations // SAMPLE_PARTS)
+    while limit < operations:
+        part = part_at(place, code, classes, limit, short)
+        if len(part.groups) > FEW_CLASSES:
+            return part
+        limit *= 2
+    raise ProgramError(f"{code.streams.program.name}: core groups go in step; use method steady")
+
+
+def part_at(
+    place: float, code: Code, classes: Classes, limit: int, short: Collection[int]
+) -> Classes:
+    """Return whole blocks from ``place`` of what every core group runs, some ``limit`` operations in all."""
+    phases: list[list[tuple[int, ...]]] = []
+    for number, phase in enumerate(classes.one_by_one().blocks):
+        turns = 0 if number in short else max(map(len, phase))
+        first = last = int(place * turns)
+        left = limit // (len(classes.blocks) - len(short))
+        while left > 0 and last - first < turns:
+            if last < turns:
+                at, last = last, last + 1
+            else:
+                at = first = first - 1
             left -= sum(code.operation_count(own[at]) for own in phase if at < len(own))
-            if left < 0 and turns:
-                break
-            turns += 1
-        phases.append([own[first : first + times * turns] for own in phase])
+        phases.append([own[first:last] for own in phase])
     return fold_groups(list(zip(*phases, strict=True)))
 
 
@@ -308,7 +372,7 @@ def build_known(program: Program, machine: Machine, columns: int) -> Known:
     return Known(
         memory=empty(STATES, len(memory_of(machine))), moment=np.zeros(STATES, np.int64),
         digest=empty(STATES), key=empty(RESULTS, OTHERS + len(program.link)),
-        place=np.full(RESULTS * PLACES, -1, np.int64), result=np.empty(RESULTS, RESULT_TYPE),
+        place=np.full(RESULTS * ROOM, -1, np.int64), result=np.empty(RESULTS, RESULT_TYPE),
         total=empty(RESULTS, columns), part=empty(RESULTS, columns),
         end=empty(RESULTS, len(program.queue)), size=np.zeros(2, np.int64),
     )  # fmt: skip

@@ -36,14 +36,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Approximation:
-    """How far an approximate method is from ``des``: measured on a part of the same program.
+    """How far an approximate method can be from ``des``, relative to what it says.
 
-    ``error`` is the relative difference of the cycles, signed (positive: too slow), on ``sample``
-    operations of the same core groups.
+    The exact time lies within ``1 - band`` to ``1 + band`` times the stated one: ``band`` is derived
+    from the difference measured on ``sample`` operations of the same program.
     """
 
-    error: float
+    band: float
     sample: int
+
+
+def method_text(method: str, band: float) -> str:
+    """Return a method with what it is worth: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
+    return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
 
 
 @dataclass(frozen=True)
@@ -69,3 +74,8 @@ class TimingResult:
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = ()
     approximation: Approximation | None = None
+
+    @property
+    def band(self) -> float:
+        """How far the exact cycles can be from ``cycles``, relative to them; 0 where they are exact."""
+        return 0.0 if self.approximation is None else self.approximation.band

@@ -17,6 +17,7 @@ from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
 from npusim.spec.node import LayerProblem, NodeDevice, load_machine
 from npusim.spec.problem import Problem
+from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +227,7 @@ class Predictor:
             raise SpecError(
                 f"case {case.name}: {case.device} has no timing model"
             )
-        self.methods[case.name] = result.timing.method
+        self.methods[case.name] = method_text(result.timing.method, result.timing.band)
         return result
 
 

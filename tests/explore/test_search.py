@@ -62,7 +62,8 @@ def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -
     rows = list(csv.DictReader(file.open()))
     assert [row["status"] for row in rows] == ["ok", "infeasible", "infeasible"]
     assert rows[0].keys() == {
-        "block_kv", "block_q", "status", "cycles", "latency_us", "busiest", "busy_share", "reason",
+        "block_kv", "block_q", "status", "cycles", "latency_us", "method", "band", "busiest", "busy_share",
+        "ignored", "reason",
     }  # fmt: skip
 
 

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ir.toy import UB, RandomProgram, Toy, fill, front
+from ir.toy import UB, Toy, fill, front, phase
 from npusim.errors import FlagError, ProgramError, RaceError
-from npusim.ir.check import FlagBudget, check, check_order, first_operations, representative_blocks
+from npusim.ir.check import FlagBudget, check
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, TileProgram
-from npusim.ir.tile import Tile
+from npusim.ir.opaque import varying
+from npusim.ir.program import Body, Item, Loop, TileProgram
+from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npusim.ir.buffers import Ring
 
 AMPLE = FlagBudget(event_ids_per_pair=8, cross_core_ids=11, cross_core_counter_max=15)
 
@@ -36,7 +37,7 @@ def test_a_consumer_listed_before_its_producer_is_told_what_to_list_first() -> N
     ring = toy.ring("S", [p], [c])
     program = toy.program([toy.op("read", c, front(ring)), toy.op("write", p, fill(ring))])
     with pytest.raises(ProgramError) as caught:
-        check_order(program, resolve(program))
+        check(program)
     assert str(caught.value) == (
         "toy: read on c comes too early in program order; list the commit of ring S number 1 on p before it"
     )
@@ -52,7 +53,7 @@ def test_a_producer_that_runs_too_far_ahead_is_told_which_release_to_list_first(
         ProgramError,
         match=r"write on p \(tile=2\) comes too early.*list the release of ring S number 1 on c",
     ):
-        check_order(program, resolve(program))
+        check(program)
 
 
 def test_the_second_of_two_producers_counts_too() -> None:
@@ -63,7 +64,7 @@ def test_the_second_of_two_producers_counts_too() -> None:
         [toy.op("A", a, fill(ring)), toy.op("C", c, front(ring)), toy.op("B", b, fill(ring))]
     )
     with pytest.raises(ProgramError, match=r"C on c .*commit of ring S number 1 on b"):
-        check_order(program, resolve(program))
+        check(program)
 
 
 # ---------------------------------------------------------------- flags
@@ -129,125 +130,206 @@ def test_a_counter_ring_deeper_than_the_counter_is_refused() -> None:
 # ---------------------------------------------------------------- loops
 
 
-def loop_program(body: object, indices: range = range(4), rings: int = 1) -> TileProgram:
-    """Return ``p`` filling and ``c`` reading ring r0 in a loop; ``body(toy, rings, i)`` gives its operations."""
+def loop_program(body: Any, indices: range = range(4)) -> TileProgram:
+    """Return ``p`` filling and ``c`` reading a ring in a loop; ``body(toy, ring, i)`` gives its operations."""
     toy = Toy()
     toy.queue("p"), toy.queue("c")
-    listed = [toy.ring(f"r{i}", ["p"], ["c"], 4) for i in range(rings)]
-    return toy.program([Loop("kv", indices, lambda i: body(toy, listed, i))])  # type: ignore[operator]
+    ring = toy.ring("S", ["p"], ["c"], 4)
+    return toy.program([Loop("kv", indices, lambda i: body(toy, ring, i))])
 
 
-def test_a_body_that_differs_when_called_twice_is_refused() -> None:
-    calls = count()
-    program = loop_program(lambda toy, _rings, _i: [toy.op(f"call{next(calls)}", "p")])
-    with pytest.raises(ProgramError, match=r"loop kv: body\(0\) differs when called twice"):
-        check(program)
+def scale(toy: Toy, factor: Any) -> TileOp:
+    return toy.op("x", "p", steps=[Step(Opcode.FILL, toy.scratch["p"].part(0, 1), (factor,))])
 
 
-def test_a_loop_whose_iterations_move_a_ring_by_different_amounts_is_refused() -> None:
-    def body(toy: Toy, rings: list[object], i: int) -> Iterator[TileOp]:
-        for _ in range(1 + (i == 3)):
-            yield toy.op("w", "p", fill(rings[0]))  # type: ignore[arg-type]
-            yield toy.op("r", "c", front(rings[0]))  # type: ignore[arg-type]
+#: What a body may do with its index (in 1) but look at it.
+LOOKS: dict[str, Callable[[Any], object]] = {
+    "compares": lambda i: i == 3,
+    "compares ": lambda i: i < 3,
+    "compares  ": lambda i: max(i, 2),
+    "compares   ": lambda i: 2 * i + 1 in (1, 3),
+    "branches on": lambda i: "odd" if i else "even",
+    "branches on ": lambda i: i % 2 or 1,
+    "converts": lambda i: float(i) + 1,
+    "converts ": lambda i: list(range(i)),
+    "converts  ": lambda i: ["a", "b", "c", "d"][i],
+    "converts   ": lambda i: abs(3 - i),
+    "hashes": lambda i: i in {0, 1},
+    "converts to text": lambda i: f"tile {i}",
+    "converts to text ": lambda i: str(i * 2),
+}
+
+
+@pytest.mark.parametrize("verb", LOOKS)
+def test_a_body_that_looks_at_its_index_is_refused_with_its_line(verb: str) -> None:
+    look = LOOKS[verb]
+
+    def body(toy: Toy, _ring: Ring, i: Any) -> list[TileOp]:
+        look(i)
+        return [toy.op("x", "p")]
+
+    with pytest.raises(ProgramError) as caught:
+        check(loop_program(body))
+    line = look.__code__.co_firstlineno
+    assert str(caught.value).startswith(
+        f"toy: loop kv: {__file__}:{line}: the body {verb.strip()} the index of loop kv, by which iterations and "
+        "blocks would differ"
+    )
+
+
+def test_an_iteration_with_an_operation_more_is_refused_where_it_branches() -> None:
+    with pytest.raises(
+        ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares the index of loop kv"
+    ):
+        check(loop_program(lambda toy, _r, i: [toy.op("x", "p")] * (1 + (i == 3))))
+
+
+def test_iterations_may_differ_in_constants_and_coordinates() -> None:
+    x = GlobalTensor("x", 1, 1, 64, 64, "float32", "input")
+    seen = []
+
+    def body(toy: Toy, _ring: Ring, i: Any) -> list[TileOp]:
+        half = varying(lambda n: n / 2, i)
+        seen.append(half)
+        row = 3 * i + 1 - i * 2
+        load = Step(Opcode.COPY, toy.scratch["p"].part(0, 2), (x.tile(0, 0, row, 2),))
+        return [toy.op("load", "p", steps=[load]), scale(toy, i * 0.5), scale(toy, half)]
+
+    program = loop_program(body)
+    check(program)
+    assert [o.op.steps[0].srcs[0] for o in resolve(program)[2::3]] == [0.0, 0.5, 1.0, 1.5]
+    assert [o.op.steps[0].srcs[0].row for o in resolve(program)[::3]] == [1, 2, 3, 4]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("part", ["offset", "rows"])
+def test_tiles_on_the_chip_do_not_move_with_an_index(part: str) -> None:
+    def body(toy: Toy, _ring: Ring, i: Any) -> Iterator[TileOp]:
+        tile = (
+            Tile(UB, 65536 + i * 32, 1, 8, 8, "float32")
+            if part == "offset"
+            else toy.scratch["p"].part(0, i)
+        )
+        yield toy.op("x", "p", steps=[Step(Opcode.FILL, tile, (0.0,))])
 
     with pytest.raises(
-        ProgramError, match=r"loop kv: iterations 0 and 3 move the rings by different amounts"
+        ProgramError,
+        match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size hangs",
     ):
         check(loop_program(body))
 
 
-def test_an_iteration_of_another_shape_is_refused() -> None:
-    def body(toy: Toy, _rings: object, i: int) -> list[TileOp]:
-        rows = 4 if i == 3 else 8
+def test_inner_loops_and_their_outer_indices_are_opaque_too() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+
+    def program(inner: Any) -> TileProgram:
+        return toy.program(
+            [Loop("outer", range(2), lambda i: [Loop("inner", range(3), lambda j: inner(i, j))])]
+        )
+
+    check(program(lambda _i, _j: [toy.op("x", q)]))
+    for which, inner in (
+        ("inner", lambda _i, j: [toy.op("x", q)] * (1 + j)),
+        ("outer", lambda i, _j: [toy.op("x", q)] if i > 0 else []),
+    ):
+        with pytest.raises(ProgramError, match=rf"the index of loop {which}, "):
+            check(program(inner))
+
+
+def test_a_loop_that_moves_the_ends_of_a_ring_apart_is_out_of_order() -> None:
+    def body(toy: Toy, ring: Ring, _i: Any) -> list[TileOp]:
+        return [toy.op("w", "p", fill(ring))]
+
+    with pytest.raises(
+        ProgramError, match=r"w on p \(kv=4\) comes too early.*release of ring S number 1 on c"
+    ):
+        check(loop_program(body, range(100)))
+
+
+def test_coordinates_of_a_shared_body_are_opaque() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+
+    def stage(static: int, at: tuple[int, int], _index: Any) -> list[TileOp]:
+        return [toy.op("x", q)] * (static + (at[1] > 3))
+
+    program = toy.program([Loop("kv", range(2), Body(stage, 1, (0, 5)))])
+    with pytest.raises(
+        ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares at\[1\]"
+    ):
+        check(program)
+
+
+def test_a_shared_body_is_built_once_however_many_blocks_have_it() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    calls = count()
+
+    def stage(rows: int, _at: int, _index: Any) -> list[TileOp]:
+        next(calls)
+        return [toy.op(f"x{rows}", q)]
+
+    def body(block: Any) -> list[Item]:
+        return [Loop("kv", range(block[0]), Body(stage, 3, block[1]))]
+
+    check(
+        toy.program(body, blocks=[(n % 7 + 1, n) for n in range(50)], shape=lambda block: block[0])
+    )
+    assert next(calls) == 1
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def test_blocks_of_one_shape_that_differ_in_more_than_coordinates_are_refused() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    program = toy.program(lambda n: [toy.op("x", q)] * (1 + (n == 3)), blocks=range(5))
+    with pytest.raises(
+        ProgramError, match=r"blocks 0 and 3 have one shape, 0, but not the same operations"
+    ):
+        check(program)
+
+
+def test_blocks_that_a_body_tells_apart_without_doing_otherwise_are_taken_one_by_one() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    out = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")
+
+    def body(n: Any) -> list[TileOp]:
+        row = {0: 8, 1: 0, 2: 32}[n]
         return [
             toy.op(
-                "x", "p", steps=[Step(Opcode.FILL, Tile(UB, 0, rows, 64, 64, "float32"), (0.0,))]
+                "x",
+                q,
+                steps=[Step(Opcode.COPY, out.tile(0, 0, row, 4), (toy.scratch[q].part(0, 4),))],
             )
         ]
 
-    with pytest.raises(ProgramError, match=r"loop kv: iterations 0 and 3 differ: .*8.*against.*4"):
-        check(loop_program(body))
+    check(toy.program(body, blocks=range(3), tensors=[out]))
 
 
-def test_an_iteration_with_an_operation_more_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"loop kv: iterations 0 and 3 differ in length"):
-        check(loop_program(lambda toy, _r, i: [toy.op("x", "p")] * (1 + (i == 3))))
-
-
-def test_inner_loops_are_checked_too() -> None:
+def test_blocks_may_be_anything_that_their_body_understands() -> None:
     toy = Toy()
     q = toy.queue("q")
-    inner = Loop("inner", range(2), lambda j: [toy.op("x", q)] * (1 + j))
-    with pytest.raises(ProgramError, match=r"loop inner: iterations 0 and 1 differ in length"):
-        check(toy.program([Loop("outer", range(2), lambda _i: [inner])]))
+    bodies = {"first": [toy.op("a", q)], "middle": [toy.op("b", q)], "last": [toy.op("a", q)]}
+    check(toy.program(lambda name: bodies[str(name)], blocks=list(bodies), shape=lambda name: name))
+    check(toy.program(lambda pair: bodies[pair[0]], blocks=[("first", 1), ("last", 5)]))
 
 
-def test_a_pure_loop_in_a_loop_is_accepted() -> None:
-    toy = Toy()
-    q = toy.queue("q")
-    check(
-        toy.program(
-            [
-                Loop(
-                    "outer",
-                    range(2),
-                    lambda _i: [Loop("inner", range(2), lambda _j: [toy.op("x", q)])],
-                )
-            ]
-        )
-    )
-
-
-def test_iterations_may_differ_in_constants_and_coordinates() -> None:
-    def body(toy: Toy, _rings: object, i: int) -> list[TileOp]:
-        return [
-            toy.op("x", "p", steps=[Step(Opcode.FILL, toy.scratch["p"].part(0, 1), (float(i),))])
-        ]
-
-    check(loop_program(body))
-
-
-#: What iteration 3 (or 1) changes although a loop's iterations must be alike.
-UNLIKE = {
-    "waits": lambda toy, r, i: [
-        toy.op("w", "p", fill(r[0])), toy.op("r", "c", front(r[0], first=i != 3)),
-    ],
-    "pitch": lambda toy, _r, i: [
-        toy.op("x", "p", steps=[Step(Opcode.FILL, Tile(UB, 0, 8, 8, 8 if i != 3 else 64, "float32"), (0.0,))])
-    ],
-    "the middle": lambda toy, _r, i: [toy.op("x", "p")] * (1 + (i == 1)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", UNLIKE)
-def test_iterations_that_differ_in_what_time_depends_on_are_refused(what: str) -> None:
-    # 8 rows of 8 float32 cost 1 repeat without gaps and 8 with: costs of iteration 0 stand for all.
-    with pytest.raises(ProgramError, match="loop kv"):
-        check(loop_program(UNLIKE[what]))
-
-
-# ---------------------------------------------------------------- the whole check
-
-
-def block_program(bodies: dict[str, list[Item]], toy: Toy) -> TileProgram:
-    return toy.program(lambda block: bodies[str(block)], blocks=list(bodies), shape=lambda b: b)
-
-
-def test_every_shape_of_block_is_checked_only_when_thorough() -> None:
+def test_every_shape_of_block_is_checked() -> None:
     toy = Toy()
     a, b = toy.queue("a"), toy.queue("b")
     shared = toy.allocator.tile(UB, "shared", 1, 64, "float32")
     write = Step(Opcode.FILL, shared, (0.0,))
     racy: list[Item] = [toy.op("one", a, steps=[write]), toy.op("two", b, steps=[write])]
-    calm: list[Item] = [toy.op("one", a, steps=[write])]
-    program = block_program({"first": calm, "middle": racy, "last": calm}, toy)
-    check(program, thorough=False)
+    bodies = {"first": [toy.op("x", a)], "middle": racy, "last": [toy.op("y", a)]}
     with pytest.raises(RaceError):
-        check(program)
+        check(toy.program(lambda n: bodies[str(n)], blocks=list(bodies), shape=lambda n: n))
 
 
 def test_what_a_block_leaves_in_a_ring_meets_the_next_block() -> None:
-    # One block alone is in order, but it fills a slot more than it releases: two slots, third block.
+    # One block alone is in order, but it fills a slot more than it releases.
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c], depth=1)
@@ -255,37 +337,59 @@ def test_what_a_block_leaves_in_a_ring_meets_the_next_block() -> None:
         check(toy.program([toy.op("w", p, fill(ring))]))
 
 
-def test_one_block_of_each_shape_represents_it() -> None:
-    toy = Toy()
-    q = toy.queue("q")
-    program = toy.program([toy.op("x", q)], blocks=[0, 1, 2, 3], shape=lambda b: int(str(b)) % 2)
-    phase = program.phases[0]
-    assert representative_blocks(phase) == {0: 0, 1: 1}
-    assert representative_blocks(phase, [3]) == {1: 3}
+# ---------------------------------------------------------------- bad programs
 
 
-def test_loops_are_cut_after_two_iterations_more_than_the_deepest_ring_has_slots() -> None:
+def test_a_ring_name_that_a_queue_has_in_two_phases_is_refused() -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
-    ring = toy.ring("S", [p], [c], depth=3)
-    body = [toy.op("w", p, fill(ring)), toy.op("r", c, front(ring))]
-    program = toy.program([Loop("kv", range(100), lambda _i: body)])
-    phase = program.phases[0]
-    assert len(list(first_operations(program, phase, [0]))) == 2 * 5
+    phases = []
+    for name in ("one", "two"):
+        ring = toy.ring("S", [p], [c])
+        items = [toy.op("w", p, fill(ring)), toy.op("r", c, front(ring))]
+        phases.append(phase(name, [0], lambda _b, items=items: items, lambda _b: 0))
+    with pytest.raises(
+        ProgramError,
+        match=r"toy: queue p has two rings called S, in one phase or in several; rename one",
+    ):
+        check(toy.program((), phases=phases))
 
 
-@settings(max_examples=40)
-@given(st.randoms(use_true_random=False))
-def test_a_legal_program_whose_operations_move_past_their_peers_is_out_of_order(
-    rng: object,
-) -> None:
-    """Moving an operation before the one that sets what it waits for is always noticed."""
-    program = RandomProgram(rng).program()  # type: ignore[arg-type]
-    operations = resolve(program)
-    waiting = [i for i, o in enumerate(operations) if o.waits]
-    if not waiting:
-        return
-    at = rng.choice(waiting)  # type: ignore[attr-defined]
-    moved = [operations[at], *operations[:at], *operations[at + 1 :]]
-    with pytest.raises(ProgramError, match="comes too early"):
-        check_order(program, moved)
+def test_a_ring_that_is_not_the_programs_is_refused() -> None:
+    toy, other = Toy(), Toy()
+    p, c = toy.queue("p"), toy.queue("c")
+    toy.ring("S", [p], [c])
+    twin = other.ring("S", [p], [c])
+    with pytest.raises(
+        ProgramError, match=r"w on p works on ring S, which is not the program's ring of that name"
+    ):
+        check(toy.program([toy.op("w", p, fill(twin))]))
+
+
+def test_a_queue_that_does_not_exist_is_refused() -> None:
+    toy = Toy()
+    toy.queue("p")
+    with pytest.raises(
+        ProgramError,
+        match=r"toy: w on q is issued to no queue of the program; there are p \(block 0\)",
+    ):
+        check(toy.program([TileOp("w", "q", "q", ())]))
+
+
+def test_a_region_that_cannot_be_expressed_is_refused_with_its_line() -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    out = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")
+
+    def step(i: Any) -> Iterator[TileOp]:
+        yield toy.op(
+            "store",
+            q,
+            steps=[Step(Opcode.COPY, out.tile(0, 0, i * i, 1), (toy.scratch[q].part(0, 1),))],
+        )
+
+    with pytest.raises(
+        ProgramError,
+        match=r"test_check.py:\d+: toy: store on q touches a region of tensor out that cannot be expressed: its row ",
+    ):
+        check(toy.program([Loop("i", range(8), step)], tensors=[out]))

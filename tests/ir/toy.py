@@ -350,6 +350,8 @@ class RandomProgram:
         tile = (fill if side.is_producer else front)(side.ring, first=first, last=last)
         if not self.touching:
             return tile
+        if side.is_producer and len(side.ring.producers) > 1:  # each fills a row of its own
+            return tile.part(side.ring.producers.index(side.queue), 1)
         row = self.rng.randrange(4)
         return tile.part(row, self.rng.randint(1, 4 - row))
 

@@ -176,11 +176,11 @@ def test_parts_of_a_change_add_up(mesh: NodeSpec) -> None:
 
 
 def test_approximation_of_a_kernel_is_the_nodes(mesh: NodeSpec) -> None:
-    rough = KernelWork(US, 0, 0, methods=("reserved",), approximation=Approximation(-0.01, 9))
+    rough = KernelWork(US, 0, 0, methods=("reserved",), approximation=Approximation(0.01, 9))
     time = node_time(mesh, 2, rough, "sdma")
     assert time.method == "node-des over reserved"
-    assert time.approximation == Approximation(-0.01, 9)
-    assert worst([None, Approximation(0.002, 5), Approximation(-0.01, 9)]) == time.approximation
+    assert time.approximation == Approximation(0.01, 9)
+    assert worst([None, Approximation(0.002, 5), Approximation(0.01, 9)]) == time.approximation
     assert worst([None]) is None
 
 

@@ -61,11 +61,11 @@ def test_the_table_and_the_result_file_have_it(result: RunResult, tmp_path: Path
     assert load_result(file).timing == record.timing
 
 
-def test_an_approximate_time_says_so_with_its_measured_difference(result: RunResult) -> None:
+def test_an_approximate_time_says_so_with_its_band(result: RunResult) -> None:
     record = record_of(result)
     assert record.timing is not None
-    near = replace(record, timing=replace(record.timing, approximation_error=-0.0031))
-    assert "approximate: -0.31 % from exact on a part" in plain(run_table(near))
+    near = replace(record, timing=replace(record.timing, band=0.0131))
+    assert "approximate: within 1.3 % of exact" in plain(run_table(near))
     assert "approximate" not in plain(run_table(record))
 
 

@@ -83,7 +83,7 @@ def test_programs_of_models_pass_checks_and_stay_within_every_memory(
     schedule: str, name: str
 ) -> None:
     program = build(schedule, MODELS[name])
-    check(program, flag_budget(device_of("ascend_910b2")), thorough=False)
+    check(program, flag_budget(device_of("ascend_910b2")))
     for space, (used, there) in program.occupancy_bytes().items():
         assert used <= there, space
 

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from npusim.algorithms.cells import kv_runs, tile_at
+from npusim.algorithms.cells import kv_runs
+from npusim.algorithms.phase import Run, Visit
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.errors import TilingError
 
@@ -75,6 +76,11 @@ def test_a_mask_of_512_takes_a_mebibyte() -> None:
 # ---------------------------------------------------------------- which tiles are visited
 
 
+def visits(runs: tuple[Run, ...]) -> list[Visit]:
+    firsts = [sum(r.count for r in runs[:i]) for i in range(len(runs))]
+    return [r.visit(at + i, i) for at, r in zip(firsts, runs, strict=True) for i in range(r.count)]
+
+
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bool) -> None:
     """Brute force over small shapes: every seen key once, no tile wholly masked, none needlessly masked."""
@@ -83,7 +89,7 @@ def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bo
         for row in range(0, seq_q, block_q):
             rows = min(block_q, seq_q - row)
             runs = kv_runs(row, rows, seq_kv, block_kv, offset)
-            tiles = [tile_at(runs, i) for i in range(sum(r.count for r in runs))]
+            tiles = visits(runs)
             assert [t.index for t in tiles] == list(range(len(tiles)))
             keys = [k for t in tiles for k in range(t.col, t.col + t.cols)]
             last_seen = seq_kv if offset is None else min(seq_kv, row + rows + offset)

@@ -180,7 +180,7 @@ def test_latent_attention_without_its_sizes_is_refused(
         ),
         ({"sliding_window": 128, "layer_types": ["full_attention"] * 24}, (None, 0)),
         # Qwen2 without the switch: off
-        ({"sliding_window": 4096, "model_type": "qwen2"}, (None, 0)),
+        ({"sliding_window": 4096, "model_type": "qwen2", "num_key_value_heads": 16}, (None, 0)),
         # Gemma 2: every other layer, though its file does not say so
         ({"sliding_window": 4096, "model_type": "gemma2"}, (4096, 12)),
         # Gemma 3: every sixth layer sees everything

@@ -151,21 +151,48 @@ def test_kv_heads_must_divide_the_heads(
     assert fault(load_workload, path) == expected
 
 
-def test_windows_in_every_layer_limit_the_sequence(
+@pytest.mark.parametrize(
+    ("more", "keys", "found"),
+    [
+        ("sliding_window: 512\n", 512, {}),
+        ("sliding_window: 512\n", 513, {"window": "512 keys"}),
+        ("layers: 42\nsliding_window: 512\n", 1024, {"window": "512 keys in 42 of 42 layers"}),
+        (
+            "layers: 42\nsliding_window: 512\nsliding_layers: 21\nsoftcap: 50.0\n",
+            1024,
+            {"window": "512 keys in 21 of 42 layers", "softcap": "scores capped at 50"},
+        ),
+        ("layers: 42\nsliding_window: 512\nsliding_layers: 0\n", 1024, {}),
+        ("unmodelled: [alibi]\n", 1, {"alibi": "a bias by the distance of query and key"}),
+    ],
+)
+def test_what_is_not_modelled_is_listed(
+    write: Callable[..., Path], more: str, keys: int, found: dict[str, str]
+) -> None:
+    assert load_workload(write(MINE + more)).left_out(keys) == found
+
+
+def test_what_is_not_modelled_is_refused_unless_named(
     write: Callable[..., Path], fault: Callable[..., str]
 ) -> None:
-    path = write(f"{MINE}layers: 32\nsliding_window: 4096\nsliding_layers: 32\n")
-    workload = load_workload(path)
-    assert workload.problem(seq=4096).seq_kv == 4096
-    assert fault(workload.problem, seq=8192) == (
-        "seq_kv: 8192 keys, but every layer of mine sees a window of 4096; "
-        "windows are not modelled: at most 4096"
+    workload = load_workload(write(f"{MINE}sliding_window: 512\nsoftcap: 50.0\n"))
+    assert fault(workload.ignored, 1024, ("window",)) == (
+        "workload mine: softcap (scores capped at 50): not modelled; "
+        "to run without: --ignore window,softcap"
+    )
+    both = ("window (512 keys)", "softcap (scores capped at 50)")
+    assert workload.ignored(1024, ("softcap", "window")) == both
+    assert workload.ignored(512, ("softcap", "window")) == both[1:]
+    assert fault(workload.ignored, 512, ("windows",)) == (
+        "ignore windows: there are window, softcap, alibi, bias, chunks, layers, rotary, sinks, sparse"
     )
 
 
-def test_windows_in_some_layers_leave_the_full_ones(write: Callable[..., Path]) -> None:
-    path = write(f"{MINE}layers: 32\nsliding_window: 4096\nsliding_layers: 16\n")
-    assert load_workload(path).problem(seq=8192).seq_kv == 8192
+def test_a_factor_of_the_scores_goes_with_the_models_own_head_size(write: Callable[..., Path]) -> None:
+    workload = load_workload(write(f"{MINE}scale: 0.125\n"))
+    assert workload.problem().scale == 0.125
+    assert workload.problem(heads=1, head_dim=64).scale == 1 / 8.0
+    assert workload.problem(heads=1, head_dim=16).scale == 0.25
 
 
 def test_data_recipe_goes_with_the_problem(write: Callable[..., Path]) -> None:

@@ -19,19 +19,20 @@ from npusim.ir.program import Phase as BuiltPhase
 from npusim.machines.ascend.group import FIXP, MTE2
 from npusim.machines.ascend.product import Product, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
-from npusim.machines.frame import Frame
+from npusim.machines.frame import Frame, body
 from npusim.machines.touches import touches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npusim.algorithms.phase import Cell, Phase, Visit
+    from npusim.algorithms.phase import Cell, Phase, Run, Visit
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.ascend.plan import AscendTiling
-    from npusim.machines.frame import Placed
+
+    Part = Callable[[Cell, Visit], Iterator[Item]]
 
 
 class AscendPhase:
@@ -52,6 +53,8 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
+        # One function a part for all cells: bodies are shared by what they are made of.
+        self.parts: list[Part] = [partial(self._part, part) for part in self._cut()]
 
     def _place_products(self) -> None:
         listed = list(self.products.values())
@@ -95,31 +98,30 @@ class AscendPhase:
         if not self.products:
             yield from self._alone(cell)
         elif self.frame.loop_axis:
-            rows = self._height(cell)
-            yield Repeat("start", (0,), lambda _: self._open(cell), key=rows)
+            yield Repeat("start", (0,), body(self._open, cell, WHOLE))
             yield from self._pipelined(cell)
-            yield Repeat("finish", (0,), lambda _: self._close(cell), key=rows)
+            yield Repeat("finish", (0,), body(self._close, cell, WHOLE))
         else:
-            yield from self._open(cell)
+            yield from self._open(cell, WHOLE)
             for stage in self.phase.loops[0].stages:
                 yield from self._stage(stage, cell, WHOLE)
-            yield from self._close(cell)
+            yield from self._close(cell, WHOLE)
 
     def _height(self, cell: Cell) -> int:
         return self.frame.size(cell, self.frame.row_axis, WHOLE)
 
-    def _open(self, cell: Cell) -> Iterator[TileOp]:
+    def _open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
         for p in self.products.values():
-            yield from p.open(cell, WHOLE)
+            yield from p.open(cell, tile)
         for v in self.vectors:
             yield from v.start(v.mine(self._height(cell)))
 
-    def _close(self, cell: Cell) -> Iterator[TileOp]:
+    def _close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
         for p in self.products.values():
-            yield from p.close(cell, WHOLE)
+            yield from p.close(cell, tile)
         for s in self.phase.finish:
             for v in self.vectors:
-                yield from v.items(self.rows[s], cell, WHOLE, v.mine(self._height(cell)))
+                yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
 
     def _stage(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
         if stage.is_product:
@@ -128,42 +130,33 @@ class AscendPhase:
         for v in self.vectors:
             yield from v.items(self.rows[stage], cell, tile, v.mine(self._height(cell)))
 
-    def _parts(self) -> list[list[Stage]]:
+    def _cut(self) -> list[tuple[Stage, ...]]:
         """Return the loop's stages, cut before each product that reads what rows left."""
-        (loop,) = self.phase.loops
         parts: list[list[Stage]] = [[]]
-        for s in loop.stages:
+        for s in self.phase.loops[0].stages if self.frame.loop_axis else ():
             if s.is_product and any(self.frame.places[n] == "up" for n in s.read):
                 parts.append([])
             parts[-1].append(s)
-        return parts
+        return [tuple(part) for part in parts]
 
     def _pipelined(self, cell: Cell) -> Iterator[Repeat]:
         """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
 
-        Step n does tile n of the first part, n - ahead of the second, and so on.  Steps that meet one
-        run in every part are one loop: their tiles are sums and products of its index.
+        Step n does tile n of the first part, n - ahead of the second, and so on.  Consecutive steps whose
+        tiles lie in the same runs are one loop.
         """
-        parts, rows = self._parts(), self._height(cell)
-        lags = [self.tiling.ahead * i for i in range(len(parts))]
         placed, total = self.frame.placed(cell), sum(run.count for run in cell.runs)
-        edges = sorted({start + lag for lag in lags for start in (*(at for at, _ in placed), total)} | {0})
+        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
+        edges = sorted({at + lag for lag in lags for at in (*(first for first, _ in placed), total)} | {0})
         for start, end in pairwise(edges):
-            met = [_met(placed, start - lag, total) for lag in lags]
-            shapes = tuple(m and (m[1].cols, m[1].only) for m in met)
+            met = [
+                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
+                for part, lag in zip(self.parts, lags, strict=True)
+                if 0 <= start - lag < total
+            ]
+            yield Repeat(self.frame.loop_axis, range(start, end), partial(_step, cell, met))
 
-            def step(n: int, met: list[Placed | None] = met) -> Iterator[Repeat]:
-                for number, (part, lag, one) in enumerate(zip(parts, lags, met, strict=True)):
-                    if one is not None:
-                        at, run = one
-                        tile = run.visit(n - lag, n - lag - at)
-                        yield Repeat("", (n,), partial(self._part, part, cell, tile), key=(number, rows, tile.shape))
-
-            # A mask's cut is no sum of an index, so that such a tile is a step of its own, with a number.
-            fixed = partial(_at, step, start) if end - start == 1 else step
-            yield Repeat(self.frame.loop_axis, range(start, end), fixed, key=(rows, shapes))
-
-    def _part(self, part: list[Stage], cell: Cell, tile: Visit, _: int) -> Iterator[Item]:
+    def _part(self, part: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[Item]:
         for s in part:
             yield from self._stage(s, cell, tile)
 
@@ -184,15 +177,12 @@ class AscendPhase:
                     yield from v.items(self.rows[s], cell, WHOLE, one)
 
 
-def _met(placed: list[Placed], index: int, total: int) -> Placed | None:
-    """Return the run that tile ``index`` belongs to, None where there is no such tile."""
-    if not 0 <= index < total:
-        return None
-    return next(p for p in reversed(placed) if p[0] <= index)
-
-
-def _at(step: Callable[[int], Iterator[Repeat]], start: int, _: int) -> Iterator[Repeat]:
-    return step(start)
+def _step(
+    cell: Cell, met: list[tuple[Part, int, int, Run]], index: int
+) -> Iterator[Repeat]:
+    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
+    for part, lag, first, run in met:
+        yield Repeat("", (0,), body(part, cell, run.visit(index - lag, index - lag - first)))
 
 
 def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:

@@ -1,0 +1,305 @@
+"""Regions of global memory: blocks of one phase may run at once, so what one writes no other touches.
+
+A region's coordinates are sums of block coordinates, loop indices and constants (``ir.opaque``), so
+its footprint over a loop is an interval in closed form, and those of all blocks of a shape are one
+expression, evaluated for all of them at once.  Overlaps are found by sorting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import RaceError
+from npusim.ir.automaton import bind, replace_region
+from npusim.ir.opaque import Coordinate, OpaqueError, Symbol
+from npusim.ir.structure import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.structure import Operation, Part, RegionAccess, Shape
+    from npusim.ir.tile import GlobalTile
+
+Ranges = dict[Symbol, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """One region that every block of a shape touches, with the operation that does."""
+
+    shape: Shape
+    operation: Operation
+    access: RegionAccess
+
+
+def check_regions(
+    program: TileProgram, phase: Phase, shapes: Sequence[Shape]
+) -> tuple[frozenset[str], Ranges]:
+    """Return the tensors that queues of one block contend for (happens-before decides on them).
+
+    Raises
+    ------
+    RaceError
+        Two blocks touch common elements of a tensor and one of them writes.
+    OpaqueError
+        A region of a tensor that the phase writes is no sum of coordinates.
+    """
+    ranges: Ranges = {}
+    by_tensor: dict[str, list[Touched]] = defaultdict(list)
+    for shape in shapes:
+        for operation, access in _accesses(shape.parts, {}, ranges):
+            by_tensor[access.region.tensor.name].append(Touched(shape, operation, access))
+    contested = set()
+    for name, touched in by_tensor.items():
+        if not any(t.access.is_write for t in touched):
+            continue
+        for t in touched:
+            _check_affine(program, t)
+        _check_blocks(program, phase, touched, ranges)
+        if _is_contested(touched, ranges):
+            contested.add(name)
+    return frozenset(contested), ranges
+
+
+def _accesses(
+    parts: Sequence[Part], given: Mapping[Symbol, object], ranges: Ranges
+) -> Iterator[tuple[Operation, RegionAccess]]:
+    for part in parts:
+        if isinstance(part, Piece):
+            for operation in part.operations:
+                for access in operation.regions:
+                    yield operation, replace_region(access, given)
+        else:
+            yield from _accesses(part.parts, bind(part, given, ranges), ranges)
+
+
+def _check_affine(program: TileProgram, touched: Touched) -> None:
+    r = touched.access.region
+    for name, value in (("batch", r.batch), ("head", r.head), ("row", r.row), ("col", r.col)):
+        if isinstance(value, Coordinate) and not value.is_affine:
+            op = touched.operation
+            place = f"{op.source}: " if op.source else ""
+            hangs = " and ".join(s.name for s in value.terms)
+            raise OpaqueError(
+                f"{place}{program.name}: {op.label} on {program.queues[op.queue].name} touches a region of tensor "
+                f"{r.tensor.name} that cannot be expressed: its {name} hangs on {hangs} otherwise than by sums and "
+                "products with constants",
+                frozenset(value.terms),
+            )
+
+
+# ---------------------------------------------------------------- within a block
+
+
+def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
+    """Return whether two queues of one block may meet in a tensor: by hulls first, then one by one."""
+    hulls: dict[tuple[Any, ...], list[GlobalTile]] = defaultdict(list)
+    for t in touched:
+        key = (id(t.shape), t.operation.queue, t.access.is_write, _terms(t.access.region))
+        hulls[key].append(t.access.region)
+    kept = [(key, _hull(regions), regions) for key, regions in hulls.items()]
+    for i, (a, hull, regions) in enumerate(kept):
+        for b, other, others in kept[:i]:
+            if (
+                a[0] != b[0]
+                or a[1] == b[1]
+                or not (a[2] or b[2])
+                or not may_meet(hull, other, ranges)
+            ):
+                continue
+            if any(may_meet(x, y, ranges) for x in regions for y in others):
+                return True
+    return False
+
+
+def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
+    """Return one region around all, which differ by constants; rows and columns only if heads agree."""
+    first = regions[0]
+    same = all(
+        _constant(r.head) == _constant(first.head) and _constant(r.batch) == _constant(first.batch)
+        for r in regions
+    )
+    row, rows = _span([(r.row, r.rows) for r in regions])
+    col, cols = _span([(r.col, r.cols) for r in regions])
+    # Regions of several heads have no common one: one that hangs on nothing known meets them all.
+    anywhere: Any = Coordinate({Symbol("any head"): 1})
+    batch, head = (first.batch, first.head) if same else (anywhere, anywhere)
+    return type(first)(first.tensor, batch, head, row, rows, col, cols)
+
+
+def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
+    low = min(_constant(at) for at, _ in extents)
+    high = max(_constant(at) + size for at, size in extents)
+    return extents[0][0] + (low - _constant(extents[0][0])), high - low
+
+
+def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
+    """Return whether two regions of one block may share an element, in any two iterations."""
+    if a.tensor.name != b.tensor.name:
+        return False
+    dimensions = (
+        (a.batch, 1, b.batch, 1), (a.head, 1, b.head, 1), (a.row, a.rows, b.row, b.rows), (a.col, a.cols, b.col, b.cols)
+    )  # fmt: skip
+    return all(_may_overlap(*d, ranges) for d in dimensions)
+
+
+def _may_overlap(
+    a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbol, tuple[int, int]]
+) -> bool:
+    """Return whether ``a .. a + a_size`` and ``b .. b + b_size`` may meet."""
+    distance, low, high, step = _constant(b) - _constant(a), 0, 0, 0
+    fixed: dict[Symbol, int] = defaultdict(int)
+    for value, sign in ((b, 1), (a, -1)):
+        for symbol, factor in _of(value).items():
+            if symbol not in ranges:
+                fixed[symbol] += sign * factor
+                continue
+            first, last = ranges[symbol]
+            step = gcd(step, factor)
+            ends = (sign * factor * first, sign * factor * last)
+            low, high = low + min(ends), high + max(ends)
+    if any(fixed.values()):
+        return True  # hangs on the block in different ways
+    if distance + low >= a_size or distance + high <= -b_size:
+        return False
+    # Loops move both by multiples of their common step: what lies between two such places is free.
+    apart = distance % step if step else 0
+    return not (step and apart >= a_size and step - apart >= b_size)
+
+
+def _of(value: Any) -> Mapping[Symbol, int]:
+    return value.terms if isinstance(value, Coordinate) else {}
+
+
+def _constant(value: Any) -> int:
+    return int(value.constant if isinstance(value, Coordinate) else value)
+
+
+def _terms(r: GlobalTile) -> object:
+    return tuple(tuple((s, f) for s, f in _of(v).items()) for v in (r.batch, r.head, r.row, r.col))
+
+
+# ---------------------------------------------------------------- between blocks
+
+
+def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:  # fmt: skip
+    """Raise `RaceError` where two blocks meet: by hulls of what a block touches first, then region by region."""
+    for groups in (_hulls(touched), [[t] for t in touched]):
+        boxes, owners, sources = _evaluated(groups, ranges)
+        writes = np.array([g[0].access.is_write for g in groups])[sources]
+        met = _first_meeting(boxes, owners, writes)
+        if met is None:
+            return
+        written, other = sorted(met, key=lambda i: not writes[i])
+        both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]
+    raise _meeting(program, phase, *both)
+
+
+def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
+    """Group regions of a shape that are read, or written, at the same coordinates but for a constant."""
+    found: dict[object, list[Touched]] = defaultdict(list)
+    for t in touched:
+        found[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
+    return list(found.values())
+
+
+def _evaluated(
+    groups: Sequence[Sequence[Touched]], ranges: Ranges
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return each group's hull for each of its blocks, the blocks' numbers, and the groups'.
+
+    A hull is first and one past last of batch, head, row and column: ``(hulls, 4, 2)`` int64.
+    """
+    boxes, owners, sources = [], [], []
+    for number, group in enumerate(groups):
+        shape = group[0].shape
+        box = np.empty((len(shape.numbers), 4, 2), np.int64)
+        for axis in range(4):
+            extents = [_extent(t.access.region, axis) for t in group]
+            low = min(_constant(v) for v, _ in extents)
+            high = max(_constant(v) + size for v, size in extents)
+            base = np.zeros(len(shape.numbers), np.int64)
+            for symbol, factor in _of(extents[0][0]).items():
+                if symbol in ranges:
+                    ends = sorted(factor * end for end in ranges[symbol])
+                    low, high = low + ends[0], high + ends[1]
+                else:
+                    base += factor * np.asarray(shape.coordinates[symbol], np.int64)
+            box[:, axis, 0], box[:, axis, 1] = base + low, base + high
+        boxes.append(box)
+        owners.append(np.asarray(shape.numbers, np.int64))
+        sources.append(np.full(len(shape.numbers), number, np.int64))
+    return np.concatenate(boxes), np.concatenate(owners), np.concatenate(sources)
+
+
+def _extent(r: GlobalTile, axis: int) -> tuple[Any, int]:
+    return ((r.batch, 1), (r.head, 1), (r.row, r.rows), (r.col, r.cols))[axis]
+
+
+def _first_meeting(
+    boxes: npt.NDArray[np.int64], owners: npt.NDArray[np.int64], writes: npt.NDArray[np.bool_]
+) -> tuple[int, int] | None:
+    """Return two boxes of different owners that overlap, one of them written; None if there are none.
+
+    Boxes are cut into runs that do not overlap along one axis after the other, by sorting, until an
+    axis brings nothing; what is left is compared box by box.
+    """
+    waiting = [(np.arange(len(boxes)), 0, 0)]
+    while waiting:
+        members, axis, idle = waiting.pop()
+        if not writes[members].any() or (owners[members] == owners[members[0]]).all():
+            continue
+        if idle == boxes.shape[1]:
+            met = _pair(members, boxes, owners, writes)
+            if met:
+                return met
+            continue
+        order = members[np.argsort(boxes[members, axis, 0], kind="stable")]
+        reached = np.maximum.accumulate(boxes[order, axis, 1])
+        cuts = np.flatnonzero(boxes[order[1:], axis, 0] >= reached[:-1]) + 1
+        ends = np.concatenate(([0], cuts, [len(order)]))
+        following = (axis + 1) % boxes.shape[1]
+        waiting += [
+            (order[ends[run] : ends[run + 1]], following, 0 if len(cuts) else idle + 1)
+            for run in np.flatnonzero(np.diff(ends) > 1)
+        ]
+    return None
+
+
+def _pair(
+    members: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], owners: npt.NDArray[np.int64],
+    writes: npt.NDArray[np.bool_],
+) -> tuple[int, int] | None:  # fmt: skip
+    for i in members[writes[members]]:
+        meets = (boxes[members, :, 0] < boxes[i, :, 1]).all(1) & (
+            boxes[members, :, 1] > boxes[i, :, 0]
+        ).all(1)
+        others = members[meets & (owners[members] != owners[i])]
+        if len(others):
+            return int(i), int(others[0])
+    return None
+
+
+def _meeting(
+    program: TileProgram, phase: Phase, a: tuple[Touched, int], b: tuple[Touched, int]
+) -> RaceError:
+    (one, first), (two, second) = a, b
+    names = [program.queues[t.operation.queue].name for t in (one, two)]
+    place = f"{one.operation.source}: " if one.operation.source else ""
+    verb = "writes" if two.access.is_write else "reads"
+    who, other = (
+        f"{t.operation.label} on {name} of block {phase.blocks[number]}"
+        for t, name, number in zip((one, two), names, (first, second), strict=True)
+    )
+    return RaceError(
+        f"{place}{program.name}: phase {phase.name}: {who} writes elements of tensor {one.access.region.tensor.name} "
+        f"that {other} {verb}; blocks of a phase may run at once, in any order"
+    )

@@ -1,0 +1,348 @@
+"""The structure of a phase: what every one of its blocks does, whichever it is and however long its loops.
+
+Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs
+between its blocks, and each loop's body once, with an opaque index.  Since a body can do nothing
+with them but place its tiles of global memory, what comes out holds for all blocks and iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import ProgramError
+from npusim.formats import get_format
+from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, opaque, twin
+from npusim.ir.program import Body, Loop
+from npusim.ir.tile import GlobalTile, RingTile, Tile
+from npusim.ir.walk import Walker
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from npusim.ir.op import TileOp
+    from npusim.ir.program import Item, Phase, TileProgram
+
+WRITABLE = ("output", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
+
+    start: int
+    width: int
+    pitch: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.start + (self.rows - 1) * self.pitch + self.width
+
+    def overlaps(self, other: Bytes) -> bool:
+        """Return whether a byte may be common to both: exact where the pitches agree."""
+        if self.start >= other.end or other.start >= self.end:
+            return False
+        if self.pitch != other.pitch:
+            return True  # different shapes in one range: assume the worst
+        # Same pitch: compare the byte columns, and the row ranges they belong to.
+        rows, column = divmod(other.start - self.start, self.pitch)
+        return any(
+            left < self.width and left + other.width > 0 and row < self.rows and row + other.rows > 0
+            for row, left in ((rows, column), (rows + 1, column - self.pitch))
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RingAccess:
+    """Bytes of the slot that an operation's side of a ring is at."""
+
+    ring: int
+    endpoint: int
+    where: Bytes
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TileAccess:
+    """Bytes of a memory outside any ring."""
+
+    space: str
+    where: Bytes
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RegionAccess:
+    """A region of a tensor in global memory; its coordinates may be opaque."""
+
+    region: GlobalTile
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What matters of an operation for the order in which things happen.
+
+    ``uses`` are the endpoints it works at: (endpoint, waits first, hands on last).  ``source`` is
+    the line of the schedule that yields it, empty where that is not known.
+    """
+
+    label: str
+    queue: int
+    uses: tuple[tuple[int, bool, bool], ...]
+    slots: tuple[RingAccess, ...]
+    tiles: tuple[TileAccess, ...]
+    regions: tuple[RegionAccess, ...] = field(compare=False)
+    source: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Operations without a loop between them."""
+
+    operations: tuple[Operation, ...]
+
+    @cached_property
+    def _digest(self) -> int:
+        return hash(self.operations)
+
+    def __hash__(self) -> int:
+        return self._digest
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPart:
+    """A loop whose body was built once: ``parts`` for an opaque ``index``, at the coordinates ``at``."""
+
+    name: str
+    indices: Sequence[int] = field(hash=False)
+    parts: tuple[Part, ...]
+    index: Symbol = field(compare=False)
+    at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
+
+
+Part = Piece | LoopPart
+
+
+@dataclass(slots=True)
+class Shape:
+    """The parts that blocks of one shape have in common.
+
+    ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.
+    """
+
+    parts: tuple[Part, ...]
+    numbers: Sequence[int]
+    coordinates: Mapping[Symbol, Sequence[int]]
+
+
+class Builder:
+    """Builds the structure of a program's phases."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program, self.walker = program, Walker(program)
+        self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
+        self._queues = {q.name: number for number, q in enumerate(program.queues)}
+        self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
+        self._sizes: dict[str, int] = {}
+        self._block: Any = None
+
+    def shapes(self, phase: Phase, *, one_by_one: bool = False) -> list[Shape]:
+        """Return the shapes of a phase; ``one_by_one``: a shape a block, with its coordinates as numbers.
+
+        Raises
+        ------
+        ProgramError
+            An operation that no queue or ring of the program can take, that writes a tensor which is
+            not to be written or leaves its slot, or a body that looks at what it must not depend on.
+        """
+        numbers: dict[Hashable, list[int]] = {}
+        for number, block in enumerate(phase.blocks):
+            numbers.setdefault(phase.shape(block), []).append(number)
+        self._bodies = {}
+        found: list[Shape] = []
+        for same in numbers.values():
+            found += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
+        return found
+
+    def _of_blocks(self, phase: Phase, numbers: list[int]) -> list[Shape]:
+        blocks = [phase.blocks[n] for n in numbers]
+        self._block = blocks[0]
+        coordinates: dict[Symbol, Sequence[int]] = {}
+        try:
+            common = twin(blocks, "block", coordinates)
+            return [Shape(tuple(self._parts(phase.body(common))), numbers, coordinates)]
+        except TypeError:
+            if not coordinates and len(blocks) == 1:
+                raise
+        except OpaqueError as error:
+            if not error.symbols & coordinates.keys():
+                raise ProgramError(f"{self.program.name}: {error}") from None
+        return self._one_by_one(phase, numbers)
+
+    def _one_by_one(self, phase: Phase, numbers: list[int]) -> list[Shape]:
+        """Build blocks that cannot be told apart by coordinates alone, each by itself, and compare them."""
+        found = []
+        for number in numbers:
+            self._block = phase.blocks[number]
+            parts = tuple(self._parts(phase.body(self._block)))
+            found.append(Shape(parts, [number], {}))
+            if parts != found[0].parts:
+                raise ProgramError(
+                    f"{self.program.name}: phase {phase.name}: blocks {phase.blocks[numbers[0]]} and {self._block} "
+                    f"have one shape, {phase.shape(self._block)}, but not the same operations"
+                )
+        return found
+
+    # ---------------------------------------------------------------- items
+
+    def _parts(self, items: Iterable[Item]) -> Iterator[Part]:
+        run: list[Operation] = []
+        iterator = iter(items)
+        for item in iterator:
+            if not isinstance(item, Loop):
+                run.append(self._operation(item, iterator))
+                continue
+            if run:
+                yield Piece(tuple(run))
+                run = []
+            if item.indices:
+                yield self._loop(item)
+        if run:
+            yield Piece(tuple(run))
+
+    def _loop(self, loop: Loop) -> LoopPart:
+        """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
+        body = loop.body
+        if not isinstance(body, Body):
+            index = Symbol(f"the index of loop {loop.name}")
+            parts = self._body(loop, body, index)
+            return LoopPart(loop.name, loop.indices, parts, index, ())
+        at: list[tuple[Symbol, Any]] = []
+        own = opaque(body.at, "at", at)
+        if body.key not in self._bodies:
+            index = Symbol(f"the index of loop {loop.name}")
+            parts = self._body(loop, Body(body.function, body.static, own), index)
+            self._bodies[body.key] = parts, [symbol for symbol, _ in at], index
+        parts, symbols, index = self._bodies[body.key]
+        given = tuple((s, value) for s, (_, value) in zip(symbols, at, strict=True))
+        return LoopPart(loop.name, loop.indices, parts, index, given)
+
+    def _body(self, loop: Loop, body: Any, index: Symbol) -> tuple[Part, ...]:
+        try:
+            return tuple(self._parts(body(Coordinate({index: 1}))))
+        except OpaqueError as error:
+            if index in error.symbols or isinstance(body, Body):
+                raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
+            raise
+
+    # ---------------------------------------------------------------- operations
+
+    def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
+        try:
+            uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
+            queue = self._queues[op.queue]
+            ends = (self.walker.endpoints[e] for e, _, _ in uses)
+            sides = {(e.ring_number, e.is_producer): e.index for e in ends}
+            slots: dict[RingAccess, None] = {}
+            tiles: dict[TileAccess, None] = {}
+            regions: list[RegionAccess] = []
+            for tile in op.handshake:
+                self._ring_of(tile)
+            for step in op.steps:
+                touched = [(step.dst, True), *((s, False) for s in step.srcs)]
+                if step.attributes.accumulate:
+                    touched.append((step.dst, False))
+                for operand, is_write in touched:
+                    kind = type(operand)
+                    if kind is RingTile:
+                        slots[self._slot(operand, sides, is_write)] = None  # type: ignore[arg-type]
+                    elif kind is Tile:
+                        tiles[TileAccess(operand.space, self._tile(operand), is_write)] = None  # type: ignore[union-attr,arg-type]
+                    elif kind is GlobalTile:
+                        regions += self._region(operand, is_write)  # type: ignore[arg-type]
+        except KeyError:
+            known = ", ".join(self._queues)
+            raise self._fault(
+                op, iterator, f"is issued to no queue of the program; there are {known}"
+            ) from None
+        except ProgramError as error:
+            if isinstance(error, OpaqueError):
+                raise
+            raise self._fault(op, iterator, str(error)) from None
+        return Operation(
+            op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator)
+        )
+
+    def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
+        line = source_line(iterator)
+        place = f"{line}: " if line else ""
+        prefix = "" if what.startswith(f"{op.label}:") else f"{op.label} on {op.queue} "
+        return ProgramError(f"{place}{self.program.name}: {prefix}{what} (block {self._block})")
+
+    def _ring_of(self, tile: RingTile) -> int:
+        number = self._rings.get(id(tile.ring))
+        if number is None:
+            raise ProgramError(
+                f"works on ring {tile.ring.name}, which is not the program's ring of that name"
+            )
+        return number
+
+    def _slot(self, tile: RingTile, sides: Mapping[tuple[int, bool], int], is_write: bool) -> RingAccess:  # fmt: skip
+        number = self._ring_of(tile)
+        where = self._bytes(tile.offset_bytes, tile)
+        if where.start < 0 or where.end > tile.ring.slot_bytes:
+            raise ProgramError(
+                f"touches bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
+                f"{tile.ring.slot_bytes}"
+            )
+        return RingAccess(number, sides[number, tile.is_producer], where, is_write)
+
+    def _tile(self, tile: Tile) -> Bytes:
+        return self._bytes(tile.offset_bytes, tile)
+
+    def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
+        """Return a tile's bytes, rows without gaps as one run."""
+        size = self._sizes.get(tile.fmt)
+        if size is None:
+            size = self._sizes[tile.fmt] = get_format(tile.fmt).size_bytes
+        width, pitch, rows = tile.cols * size, tile.stride * size, tile.rows
+        if (
+            type(start) is not int
+            or type(width) is not int
+            or type(pitch) is not int
+            or type(rows) is not int
+        ):
+            raise ProgramError(
+                "touches on-chip bytes whose place or size hangs on an index; only coordinates of global memory may"
+            )
+        if pitch == width or rows == 1:
+            return Bytes(start, width * rows, width * rows, 1)
+        return Bytes(start, width, pitch, rows)
+
+    def _region(self, region: GlobalTile, is_write: bool) -> Iterator[RegionAccess]:
+        tensor = region.tensor
+        if type(region.rows) is not int or type(region.cols) is not int:
+            raise ProgramError(
+                f"touches a region of tensor {tensor.name} whose size hangs on an index"
+            )
+        if tensor.role in WRITABLE:
+            yield RegionAccess(region, is_write)
+        elif is_write:
+            raise ProgramError(
+                f"writes tensor {tensor.name}, whose role is {tensor.role}; only those of role "
+                f"{' or '.join(WRITABLE)} may be written"
+            )
+
+
+def source_line(iterator: Iterator[Any]) -> str:
+    """Return ``file:line`` of the yield at which a generator stands, the innermost one's."""
+    while isinstance(iterator, GeneratorType) and isinstance(iterator.gi_yieldfrom, GeneratorType):
+        iterator = iterator.gi_yieldfrom
+    if isinstance(iterator, GeneratorType) and iterator.gi_frame:
+        return f"{iterator.gi_code.co_filename}:{iterator.gi_frame.f_lineno}"
+    return ""
