@@ -1,72 +1,39 @@
-"""The one place where numerics and timing meet: a request in, a :class:`RunResult` out.
-
-Options of :func:`run`
-----------------------
-hw, workload
-    Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for.
-problem
-    The problem itself, in place of a workload.
-seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
-    Replace what the workload says; with ``tensors`` the sizes come from them.
-ignore
-    What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
-    a run refuses a workload that needs what is not modelled, unless it is named here.
-tiling
-    Fields of the schedule's tiling; the others keep their defaults.
-precision
-    Name of one of the schedule's presets, its fields changed if wanted:
-    ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
-arithmetic
-    Registry name of the matrix arithmetic, in place of the device's own.
-tensors, prefix
-    Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-    ``<prefix>.q ...``; by default they are drawn from the workload's recipe with ``seed``.  With
-    ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
-layout
-    Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
-    ``tnd``; all but the first have heads within a token in memory too.
-numerics, rows, heads
-    Whether bits are computed, and for which query rows (their whole Q blocks) and heads.
-method
-    How time is computed; names are those of ``npusim.timing.METHODS``.
-trace_groups
-    Core groups whose operations are kept for the timeline.
-overrides
-    ``{dotted key of the device file: value}``.
-diagnose
-    Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
-"""
+"""The one place where numerics and timing meet: a request in, a :class:`RunResult` out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from npusim.command import asked
+from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.run_node import refuse, run_on_node, time_on_node
-from npusim.run_result import RunResult
+from npusim.run_result import PresetOutcome, RunResult
 from npusim.schedules import default_hw, find_schedule
 from npusim.spec.load import load_workload
 from npusim.spec.node import NodeDevice, is_node, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import row_sum_evidence, spread_over_alternates
-from npusim.tensors import Layout, load_tensors, quantise
+from npusim.tensors import Layout, chosen_tensors
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
     from npusim.schedules.precision import Precision
     from npusim.spec.device import DeviceSpec
@@ -77,6 +44,8 @@ if TYPE_CHECKING:
 
 DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
+#: What a command line leaves out.
+DEFAULTS = MappingProxyType({"workload": DEFAULT_WORKLOAD, "method": "auto"})
 
 
 def run(
@@ -107,42 +76,134 @@ def run(
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
     diagnose: bool = False,
+    presets: bool = False,
+    limit_s: float | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> RunResult:
-    """Predict bits and cycles of one schedule on one device; the module explains the options.
+    """Predict bits and cycles of one schedule on one device.
 
-    Raises a subclass of `NpusimError` that says what is wrong: `SpecError`, `TilingError`, ...
+    Parameters
+    ----------
+    schedule
+        Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.
+    hw, workload
+        Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for.
+    problem
+        The problem itself (`Problem`, `GemmProblem`, `CopyProblem`), in place of a workload.
+    seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
+        Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
+        that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
+        them, and ``dtype`` rounds them.
+    ignore
+        What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
+        a run refuses a workload that needs what is not modelled, unless it is named here.
+    tiling
+        Fields of the schedule's tiling by name; the others keep their defaults, or the largest halves of
+        them that fit, which a note then says.
+    precision
+        Name of one of the schedule's presets, its fields changed if wanted:
+        ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
+    arithmetic
+        Registry name of the matrix arithmetic, in place of the device's own.
+    tensors, prefix
+        Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
+        ``<prefix>.q ...``; by default they are drawn from the workload's recipe with ``seed``.  With
+        ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
+    layout
+        Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
+        ``tnd``; all but the first have heads within a token in memory too.
+    numerics, rows, heads
+        Whether bits are computed, and for which query rows (their whole Q blocks) and heads: ``"all"``,
+        ``"sample"`` (the last block of rows) or indices.
+    seed
+        Of the tensors that the workload's recipe draws.
+    method
+        How time is computed; names are those of ``npusim.timing.METHODS``.
+    trace_groups
+        Core groups whose operations are kept for the timeline.
+    overrides
+        ``{dotted key of the device file: value}``.
+    diagnose
+        Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
+    presets
+        Whether the schedule's other presets are run on the same rows, for their error and time.
+    limit_s
+        Seconds of computing beyond which the run is refused, by an estimate (`npusim.effort`).
+    progress
+        Is told now and then how much of the bits, or of method ``des``, is done: 0 to 1.
+
+    Returns
+    -------
+    RunResult
+        ``cycles``, ``latency_us``, ``output`` (batch, heads, seq_q, value_head_dim; rows that were not
+        computed are NaN), ``numerics``, ``timing``.  A NaN or Inf of the output is counted and its first
+        origin named, not raised.
+
+    Raises
+    ------
+    NpusimError
+        Of the kind that is wrong, with the value, what is allowed and where: `SpecError` (names, files,
+        sizes), `TilingError` (fields that do not fit), `TensorError` (inputs).
+
+    Examples
+    --------
+    >>> import npusim
+    >>> result = npusim.run("flash", seq=256, tiling={"block_kv": 128}, numerics=False)
+    >>> result.problem.seq_q, result.tiling.block_kv
+    (256, 128)
     """
+    options = {
+        "workload": workload, "problem": problem, "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch,
+        "tensor_parallel": tensor_parallel, "causal": causal, "dtype": dtype, "hw": hw, "overrides": overrides,
+        "tiling": tiling, "precision": precision, "method": method}  # fmt: skip
+    words = None if tensors or arithmetic or layout != "bnsd" else asked(DEFAULTS, options)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw
-    sizes: dict[str, Any] = {"seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch, "dtype": dtype}
-    sizes["tensor_parallel"] = tensor_parallel
+    sizes = {name: options[name] for name in ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel")}
     if problem is not None:
-        refuse({**sizes, "causal": causal, "ignore": ignore or None}, "the problem given says them; leave these options out")
+        said = {**sizes, "causal": causal, "ignore": ignore or None}
+        refuse(said, "the problem given says them; leave these options out")
     if is_node(hw):
         values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
         refuse(values, "a node's run computes no attention; use it on one device")
-        return run_on_node(
+        return replace(run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
-            sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides, numerics=numerics,
-        )  # fmt: skip
+            sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides,
+            numerics=numerics,
+        ), asked=words)  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
-    given, scales = _tensors(load, tensors, prefix, layout, dtype)
-    sizes["dtype"] = None if scales else dtype
+    given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
+    sizes["dtype"] = dtype if given is None else None
     what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
     ignored = load.ignored(what.seq_kv, ignore) if problem is None and isinstance(what, Problem) else ()
-    fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
-    plan = _Plan(chosen, what, fields, device, preset)
-    program = plan.checked_program()
-    timing = simulate_program(program, device, method, trace_groups) if device.is_timed else None
-    bits, more = _evaluate(plan, program, given, rows, heads, diagnose=diagnose) if numerics else (None, {})
+    plan = _Plan(chosen, what, build_tiling(chosen.tiling, tiling or {}), device, preset)
+    refuse_beyond(limit_s, estimate(what, plan.tiling, method, (rows, heads) if numerics else None))
+    bits = _Bits(given, rows, heads, diagnose, progress) if numerics else None
     return RunResult(
         name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
-        device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, tiling=fields,
-        program=program, timing=timing, numerics=bits, notes=_notes(program, device, bits, timing, trace_groups),
-        ignored=ignored, **more
+        device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, ignored=ignored, asked=words,
+        **_computed(plan, bits, method, trace_groups, progress, presets=presets),
     )  # fmt: skip
+
+
+def _computed(
+    plan: _Plan, wanted: _Bits | None, method: str, trace_groups: Sequence[int],
+    progress: Callable[[float], None] | None, *, presets: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
+    device = plan.device
+    fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+    plan = replace(plan, tiling=fields)
+    check(program, flag_budget(device))
+    timing = simulate_program(program, device, method, trace_groups, progress) if device.is_timed else None
+    bits, more = _evaluate(plan, program, wanted) if wanted is not None else (None, {})
+    return {
+        "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
+        "presets": _beside(plan, wanted, method) if wanted is not None and presets else (),
+        "notes": _notes(program, device, bits, timing, trace_groups),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +216,6 @@ class _Plan:
     device: DeviceSpec
     precision: Precision
 
-    def checked_program(self) -> TileProgram:
-        program = self.program()
-        check(program, flag_budget(self.device))
-        return program
-
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed."""
         precision: Any = replace(cast("Any", self.precision), **(changes or {}))
@@ -170,38 +226,53 @@ def _as_change(arithmetic: str | None) -> str | None:
     return arithmetic and f"arithmetic={arithmetic}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """Which bits are computed, of which inputs."""
+
+    given: Mapping[str, NDArray[Any]] | None
+    rows: Choice
+    heads: Choice
+    diagnose: bool
+    progress: Callable[[float], None] | None
+
+    def source(self, problem: Problem) -> HeadSource:
+        return recipe_source(problem) if self.given is None else array_source(self.given, problem.data)
+
+
 def _evaluate(
-    plan: _Plan,
-    program: TileProgram,
-    given: Mapping[str, NDArray[Any]] | None,
-    rows: Choice,
-    heads: Choice,
-    *,
-    diagnose: bool,
+    plan: _Plan, program: TileProgram, asked_for: _Bits
 ) -> tuple[NumericResult | None, dict[str, Any]]:
     """Return the bits of an attention program, and fields of the result that say more of them."""
-    problem = plan.problem
+    problem, a = plan.problem, asked_for
     if not isinstance(problem, Problem):
         return None, {}
-    source = recipe_source(problem) if given is None else array_source(given, problem.data)
-    bits = evaluate(program, problem, source, rows=rows, heads=heads, diagnose=diagnose)
+    source = a.source(problem)
+    bits = evaluate(
+        program, problem, source, rows=a.rows, heads=a.heads, diagnose=a.diagnose, progress=a.progress
+    )
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
     return bits, {"spread": spread, "finite": finite}
 
 
-def _tensors(
-    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, layout: Layout,
-    dtype: Dtype | None,
-) -> tuple[Mapping[str, NDArray[Any]] | None, dict[str, float]]:  # fmt: skip
-    """Return the tensors given, or those that the workload's recipe changes, and their scales."""
-    if tensors is not None:
-        found = load_tensors(tensors, prefix=prefix, layout=layout, head_dim=load.head_dim)
-    elif load.tensors is None or not load.data.changes_tensors:
-        return None, {}
-    else:
-        found = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
-    return quantise(found) if dtype == "float8_e4m3fn" else (found, {})
+def _beside(plan: _Plan, asked_for: _Bits, method: str) -> tuple[PresetOutcome, ...]:
+    """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
+    found = []
+    for name in plan.schedule.beside:
+        if name == plan.precision.name or not isinstance(plan.problem, Problem):
+            continue
+        arithmetic = getattr(plan.precision, "arithmetic", "")
+        other = replace(
+            plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic)))))
+        )
+        program, a = other.program(), asked_for
+        bits = evaluate(program, plan.problem, a.source(plan.problem), rows=a.rows, heads=a.heads)
+        timing = simulate_program(program, plan.device, method) if plan.device.is_timed else None
+        error = bits.error
+        rmse = None if error.nan_count or error.inf_count else float(error.rmse)
+        found.append(PresetOutcome(name, rmse, None if timing is None else timing.latency_s * 1e6))
+    return tuple(found)
 
 
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
@@ -271,8 +342,9 @@ def _problem(
 
 
 def simulate_program(
-    program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = ()
-) -> TimingResult:
+    program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = (),
+    progress: Callable[[float], None] | None = None,
+) -> TimingResult:  # fmt: skip
     """Return the time of a program by a named method, checked for sanity.
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
@@ -281,7 +353,8 @@ def simulate_program(
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     if isinstance(device, NodeDevice):
         return time_on_node(program, device, method, trace_groups)
-    result = METHODS[method](program, device, trace_groups=trace_groups)
+    told = {"progress": progress} if method == "des" else {}
+    result = METHODS[method](program, device, trace_groups=trace_groups, **told)
     check_sanity(result)
     return result
 

@@ -214,7 +214,7 @@ def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
     error = reduction_error(chosen, inputs, fmt)
     differing = execute(ring, inputs, fmt)[0] != execute(other, inputs, fmt)[0]
     return (
-        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: RMSE {error.rmse:.2e} against float64; "
+        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: relative RMSE {error.rmse:.2e} against float64; "
         f"{float(np.mean(differing)):.0%} differ in bits between ring and {other.algorithm}"
     )
 
@@ -243,7 +243,7 @@ def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) ->
     try:
         chosen = find_schedule(child.schedule, device.family)
         fields = build_tiling(chosen.tiling, {})
-        program = chosen.program(child.problem, fields, device, chosen.precision())
+        _, program = chosen.fitted(child.problem, fields, device, chosen.precision())
         return METHODS[method](program, device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"

@@ -11,9 +11,11 @@ from npusim.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npusim.command import Asked
     from npusim.finite import FiniteChoice
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.report.text import Block
     from npusim.sensitivity import Sensitivity
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
@@ -23,14 +25,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PresetOutcome:
+    """What another preset of the schedule gives on the same rows.
+
+    ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
+    """
+
+    precision: str
+    relative_rmse: float | None
+    latency_us: float | None
+
+
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """Bits and cycles of one schedule on one device for one problem.
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic, ``finite`` what is finite on the same sample where the output is not;
-    ``notes`` are what the run wants its reader to know, ``ignored`` what of the workload's attention
-    it was told to leave out.
+    assumed arithmetic, ``finite`` what is finite on the same sample where the output is not,
+    ``presets`` what other presets give; ``notes`` are what the run wants its reader to know, ``ignored``
+    what of the workload's attention it was told to leave out.  ``asked`` are the options that ask for
+    this run on a command line (None: none can).
     """
 
     name: str
@@ -49,6 +64,8 @@ class RunResult:
     finite: tuple[FiniteChoice, ...] = ()
     notes: tuple[str, ...] = field(default=())
     ignored: tuple[str, ...] = ()
+    presets: tuple[PresetOutcome, ...] = ()
+    asked: Asked | None = None
 
     @property
     def cycles(self) -> int:
@@ -90,6 +107,16 @@ class RunResult:
 
         return pipes_frame(record_of(self))
 
+    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
+        """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
+
+        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
+        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
+        """
+        from npusim.report.output import save_run
+
+        return save_run(self, folder, save_output=save_output)
+
     def save_trace(self, path: str | Path) -> Path:
         """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
         from npusim.report.output import save_trace
@@ -97,11 +124,29 @@ class RunResult:
         return save_trace(self, Path(path))
 
     def _repr_html_(self) -> str:
-        from npusim.report.record import record_of
-        from npusim.report.tables import run_table
         from npusim.report.text import pre_html
 
-        return pre_html(run_table(record_of(self)))
+        return pre_html(self._table())
+
+    def __str__(self) -> str:
+        """Return the table that ``npusim run`` prints."""
+        from npusim.report.text import plain
+
+        return plain(self._table())
+
+    def _table(self) -> tuple[Block, ...]:
+        from npusim.report.record import record_of
+        from npusim.report.tables import run_table
+        from npusim.report.trial import Trial
+
+        return run_table(record_of(self), Trial(self))
+
+    def __repr__(self) -> str:
+        """Return what was run and what came out, on one line."""
+        time = "" if self.timing is None else f", {self.cycles:,} cycles, {self.latency_us:,.2f} us"
+        bits = self.numerics
+        error = "" if bits is None else f", relative RMSE {bits.error.rmse:.2e}"
+        return f"<RunResult {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property
     def tflops(self) -> float:

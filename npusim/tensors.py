@@ -11,11 +11,14 @@ import numpy as np
 
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
+from npusim.formats.archives import read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.spec.packaged import list_tensors, packaged_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from npusim.spec.workload import Workload
 
 Tensors = dict[str, "NDArray[Any]"]
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
@@ -30,6 +33,42 @@ LAYOUT_AXES = MappingProxyType(
 )
 NAMES = ("q", "k", "v")
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
+
+
+def chosen_tensors(
+    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, layout: Layout,
+    dtype: str | None,
+) -> tuple[Tensors | None, dict[str, float]]:  # fmt: skip
+    """Return the tensors given, or those that the workload's recipe changes, and their scales.
+
+    None where the recipe draws them.  ``dtype`` rounds the tensors to that format, to the nearest and
+    ties to even; to float8_e4m3fn with a scale each (`quantise`).
+
+    Raises `TensorError` as `load_tensors`, and where a value is beyond what ``dtype`` holds.
+    """
+    if tensors is not None:
+        found = load_tensors(tensors, prefix=prefix, layout=layout, head_dim=load.head_dim)
+    elif load.tensors is None or not load.data.changes_tensors:
+        return None, {}
+    else:
+        found = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
+    if dtype == "float8_e4m3fn":
+        return quantise(found)
+    return (found if dtype is None else _rounded(found, dtype)), {}
+
+
+def _rounded(tensors: Tensors, dtype: str) -> Tensors:
+    """Return the tensors in another format."""
+    found = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
+    for name, values in found.items():
+        lost = np.isinf(values)
+        if lost.any():
+            first = tuple(int(i[0]) for i in np.nonzero(lost))
+            raise TensorError(
+                f"dtype: {int(lost.sum())} values of {name} are beyond {dtype}'s largest, "
+                f"{get_format(dtype).max_finite:g}; the first is {tensors[name][first]!s} at {first}"
+            )
+    return found
 
 
 def load_tensors(
@@ -83,11 +122,12 @@ def _read(path: Path) -> Tensors:
         path = packaged
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {key: archive[key] for key in archive.files}
+            return read_archive(path)
         from safetensors.numpy import load_file
 
         return dict(load_file(path))
+    except TensorError:
+        raise
     except Exception as error:  # noqa: BLE001 - the readers' own errors differ by version
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +12,8 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MIB = 1024 * KIB
+
+_COUNT = re.compile(r"(?P<number>\d{1,30}(_\d{1,30}){0,9}(\.\d{1,30})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -27,6 +32,35 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(size, total - start)
 
 
+#: Suffixes of counts: ``8k`` tokens are 8,192, as the field says it.
+_COUNTS = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB, "g": 1024 * MIB, "gi": 1024 * MIB})
+#: Suffixes of bytes: with an i powers of two, without one of ten.
+_BYTES = MappingProxyType(
+    {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+)
+
+
+def parse_count(text: str, *, is_bytes: bool = False) -> int:
+    """Return the positive whole number that ``text`` says: ``4096``, ``8k`` (8,192), ``1MiB`` of bytes.
+
+    Raises `ValueError` for anything else, a fraction that is no whole number included.
+
+    Examples
+    --------
+    >>> parse_count("8k"), parse_count("1.5MiB", is_bytes=True), parse_count("4_096")
+    (8192, 1572864, 4096)
+    """
+    found = _COUNT.fullmatch(text.strip())
+    units = {**_COUNTS, **_BYTES} if is_bytes else _COUNTS
+    size = units.get(found["unit"].lower()) if found else None
+    if found is None or size is None:
+        raise ValueError(text)
+    exact = Fraction(found["number"].replace("_", "")) * size
+    if exact.denominator != 1 or exact < 1:
+        raise ValueError(text)
+    return int(exact)
+
+
 def format_bytes(count: int) -> str:
     """Return ``count`` bytes as people write it: ``384 KiB``, ``1.5 MiB``, ``100 B``."""
     for unit, size in (("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", KIB)):
@@ -37,7 +71,10 @@ def format_bytes(count: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration with a readable unit: ``1.92 ms``, ``33.1 us``, ``2.50 s``."""
+    """Return a duration with a readable unit: ``1.92 ms``, ``33.1 us``, ``2.50 s``, ``25 min``, ``3.4 h``."""
+    for unit, size, digits in (("days", 86400.0, 1), ("h", 3600.0, 1), ("min", 60.0, 0)):
+        if seconds >= 5 * size or (unit == "h" and seconds >= 2 * size):
+            return f"{seconds / size:,.{digits}f} {unit}"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"

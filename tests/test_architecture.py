@@ -17,7 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors"),
+    ("units", "errors", "foreign"),
     ("formats", "layout"),
     ("spec",),
     ("ir",),
@@ -25,16 +25,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread", "finite"),
+    ("run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
 WITHIN = frozenset(
     {
-        # A machine runs the form of an algorithm; no algorithm knows a machine.
-        ("machines", "algorithms"),
-        *(("run", part) for part in ("run_node", "run_result", "tensors", "spread", "finite")),
+        *(
+            ("run", part)
+            for part in ("run_node", "run_result", "tensors", "spread", "finite", "command", "effort")
+        ),
+        ("run_result", "command"),
         ("run_node", "run_result"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
@@ -262,9 +264,16 @@ def test_functions_have_at_most_60_lines() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > 60
+        and node.end_lineno - node.lineno + 1 - lines_of_docstring(node) > 60
     }
     assert_only_known("length", wrong)
+
+
+def lines_of_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a docstring: one that describes every parameter makes no function long."""
+    first = node.body[0]
+    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return (first.end_lineno or 0) - first.lineno + 1 if is_text else 0
 
 
 def test_no_file_is_called_utils_or_helpers() -> None:

@@ -23,6 +23,7 @@ from npusim.algorithms.shifting_matrix import ShiftingMatrix
 from npusim.algorithms.table import Stage, product, row
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
+from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -227,13 +228,13 @@ def pasa(
 
     def per_tile(tile: Visit) -> Mapping[str, float]:
         matrix = ShiftingMatrix(tile.cols, shift.beta, shift.alpha, p.shifted)
-        correction, is_first = matrix.correction(is_ideal=shift.is_ideal), tile.only >= FIRST
-        # Sums and products of the index only: it may stand for any iteration of a loop.
+        correction = matrix.correction(is_ideal=shift.is_ideal)
         return {
-            "tiles_before": 1.0 * tile.index, "tiles": 1.0 * (tile.index + 1),
-            "is_first": float(is_first), "per_key": 1 / tile.cols, "inva": correction,
+            "tiles_before": varying(float, tile.index), "tiles": varying(float, tile.index + 1),
+            "is_first": varying(lambda i: float(i == 0), tile.index),
+            "per_key": 1 / tile.cols, "inva": correction,
             # Before the first tile there is no F: Delta m'_0 = 0.
-            "inva_old": 0.0 if is_first else correction,
+            "inva_old": varying(lambda i: correction if i else 0.0, tile.index),
         }  # fmt: skip
 
     constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}

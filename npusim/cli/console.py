@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import typer
+
+from npusim.foreign import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["progress", "say", "show", "show_json", "working"]
 
+#: Seconds for which a run that is not watched on a terminal says nothing.
+QUIET_S = 30.0
 _STYLES = MappingProxyType(
     {
         "": "",
@@ -52,24 +57,42 @@ def show(blocks: Iterable[Block]) -> None:
 
 def show_json(document: Mapping[str, object]) -> None:
     """Print a document as JSON."""
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    typer.echo(json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)))
 
 
 def say(message: str) -> None:
     """Print a message for people, to stderr."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message), err=True)
 
 
 @contextmanager
-def working(message: str) -> Iterator[None]:
-    """Show that something is going on, on stderr and only if that is a terminal."""
+def working(message: str) -> Iterator[Callable[[float], None]]:
+    """Show on stderr that something is going on, and how much of it is done.
+
+    Yields a function that takes the share done.  A terminal shows it at once, in per cent; a file gets a
+    line for each tenth, and none of a run that is over soon.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield _Tenths(message).tell
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(message):
-        yield
+    with Console(stderr=True).status(f"{message} ...") as status:
+        yield lambda share: status.update(f"{message} {share * 100:.0f} % ...")
+
+
+class _Tenths:
+    """Says each further tenth of what takes long."""
+
+    def __init__(self, message: str) -> None:
+        self._message, self._begun, self._said = message, time.monotonic(), 0
+
+    def tell(self, share: float) -> None:
+        tenth = int(share * 10)
+        if tenth == self._said or time.monotonic() - self._begun < QUIET_S:
+            return
+        self._said = tenth
+        say(f"npusim: {self._message} {tenth * 10} %")
 
 
 @contextmanager

@@ -111,9 +111,9 @@ def explore(
                 name, space,
                 hw=hw, workload=workload, problem=o.problem_values(problem), seq=seq, seq_q=seq_q,
                 seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
-                dtype=dtype, ignore=o.ignored_names(ignore), tiling=o.tiling_values(tiling), precision=precision, method=method,
-                overrides=o.key_values(overrides, "-C"), jobs=jobs or os.cpu_count() or 1,
-                csv_path=path, on_outcome=on_outcome,
+                dtype=dtype, ignore=o.ignored_names(ignore), tiling=o.tiling_values(tiling),
+                precision=precision, method=method, overrides=o.key_values(overrides, "-C"),
+                jobs=jobs or os.cpu_count() or 1, csv_path=path, on_outcome=on_outcome,
             )  # fmt: skip
         except KeyboardInterrupt:
             interrupted = True
@@ -151,7 +151,7 @@ def _default_csv(schedule: str, workload: str, seq: int | None, seq_kv: int | No
 
     load = load_workload(workload)
     keys = seq_kv or seq or load.seq_kv or load.seq
-    return Path("runs") / f"explore-{schedule}-{load.name}-{keys}.csv"
+    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
 
 
 def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":

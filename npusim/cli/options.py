@@ -1,6 +1,6 @@
 """Options that several verbs share, and the reading of their small notations."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Dtype", "Hw", "Ignore", "Json", "Method", "Overrides",
     "Precision", "ProblemText", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
-    "WorkloadName", "chosen", "ignored_names", "indices", "key_values", "problem_values", "required_schedule", "tiling_values",
+    "WorkloadName", "chosen", "count", "ignored_names", "indices", "key_values", "problem_values", "required_schedule",
+    "tiling_values",
 ]  # fmt: skip
 
 # As in `npusim.run`, which is not imported for a help text: it would load numpy.
@@ -35,6 +36,22 @@ def _workloads() -> list[str]:
     from npusim.spec.load import list_workloads
 
     return list_workloads()
+
+
+def count(option: str) -> Callable[[str], int]:
+    """Return a reader of an option's whole number: ``4096``, ``8k``."""
+
+    def read(text: str | int) -> int:
+        from npusim.units import parse_count
+
+        try:
+            return text if isinstance(text, int) else parse_count(text)
+        except ValueError:
+            raise SpecError(
+                f"{option} {text}: write a positive whole number: 4096, 8k (8,192), 1M"
+            ) from None
+
+    return read
 
 
 ScheduleName = Annotated[
@@ -70,23 +87,29 @@ WorkloadName = Annotated[
 ]  # fmt: skip
 Seq = Annotated[
     int | None,
-    typer.Option("--seq", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Queries and keys."),
+    typer.Option(
+        "--seq", metavar="TOKENS", parser=count("--seq"), rich_help_panel=_PROBLEM,
+        help="Queries and keys: 4096, or 8k.",
+    ),
 ]
 SeqQ = Annotated[
     int | None,
-    typer.Option("--seq-q", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Queries alone."),
+    typer.Option(
+        "--seq-q", metavar="TOKENS", parser=count("--seq-q"), rich_help_panel=_PROBLEM, help="Queries alone."
+    ),
 ]
 SeqKv = Annotated[
     int | None,
-    typer.Option("--seq-kv", metavar="TOKENS", rich_help_panel=_PROBLEM, help="Keys alone."),
+    typer.Option("--seq-kv", metavar="TOKENS", parser=count("--seq-kv"), rich_help_panel=_PROBLEM, help="Keys alone."),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", rich_help_panel=_PROBLEM, help="Sequences.")
+    int | None,
+    typer.Option("--batch", metavar="N", parser=count("--batch"), rich_help_panel=_PROBLEM, help="Sequences."),
 ]
 TensorParallel = Annotated[
     int | None,
     typer.Option(
-        "--tensor-parallel", "--tp", metavar="N", rich_help_panel=_PROBLEM,
+        "--tensor-parallel", "--tp", metavar="N", parser=count("--tp"), rich_help_panel=_PROBLEM,
         help="Devices that share the heads; one device's share is run.",
     ),
 ]  # fmt: skip
@@ -123,14 +146,14 @@ Dtype = Annotated[
     Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None,
     typer.Option(
         "--dtype", rich_help_panel=_PROBLEM, show_default="the workload's",
-        help="Of Q, K and V; --tensors are quantised to float8_e4m3fn.",
+        help="Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
     ),
 ]  # fmt: skip
 ProblemText = Annotated[
     str | None,
     typer.Option(
         "--problem", metavar="KEY=VALUE,...", rich_help_panel=_PROBLEM,
-        help="Sizes of gemm (m=4096,n=4096,k=4096) or copy (bytes=1048576).",
+        help="Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB).",
     ),
 ]  # fmt: skip
 Method = Annotated[
@@ -186,6 +209,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     if text is None:
         return None
     from npusim.spec.kernels import CopyProblem, GemmProblem
+    from npusim.units import parse_count
 
     given = key_values(text.split(","), "--problem")
     dtype = given.pop("dtype", "float16")
@@ -193,10 +217,15 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
         raise SpecError(
             f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=.."
         )
+    sizes = {}
     for name, value in given.items():
-        if not value.isdecimal() or int(value) == 0:
-            raise SpecError(f"--problem {text}: {name} must be a positive whole number")
-    sizes = {name: int(value) for name, value in given.items()}
+        try:
+            sizes[name] = parse_count(value, is_bytes=name == "bytes")
+        except ValueError:
+            like = "1048576, 1MiB or 1MB" if name == "bytes" else "4096 or 4k"
+            raise SpecError(
+                f"--problem {text}: {name} must be a positive whole number: {like}"
+            ) from None
     if "bytes" in sizes:
         return CopyProblem(bytes=sizes["bytes"])
     kind: Literal["float16", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float16"

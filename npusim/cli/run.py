@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+#: A run estimated to take longer wants --force.
+LONGEST_S = 600
 _BITS = "Bits"
 _OUTPUT = "Output"
 
@@ -120,6 +122,20 @@ Sensitive = Annotated[
         help="Time anew with each assumed or fitted constant a fifth lower and higher.",
     ),
 ]  # fmt: skip
+Presets = Annotated[
+    bool | None,
+    typer.Option(
+        "--presets/--no-presets", rich_help_panel=_BITS, show_default="where a schedule has some",
+        help="Show what the schedule's other presets give on the same rows.",
+    ),
+]  # fmt: skip
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", rich_help_panel="How", show_default=False,
+        help="Run even what is estimated to take more than ten minutes.",
+    ),
+]  # fmt: skip
 Fields = Annotated[
     bool,
     typer.Option(
@@ -182,12 +198,14 @@ def run(
     seed: Seed = None,
     no_numerics: NoNumerics = False,
     diagnose: Diagnose = False,
+    presets: Presets = None,
     trace: Trace = "perfetto",
     trace_groups: TraceGroups = "0",
     out: Out = None,
     no_save: NoSave = False,
     save_output: SaveOutput = False,
     sensitivity: Sensitive = False,
+    force: Force = False,
     fields: Fields = False,
     json: o.Json = False,
 ) -> None:
@@ -204,16 +222,25 @@ def run(
     numbers, tiles = o.key_values(overrides, "-C"), o.tiling_values(tiling)
     if not no_save:
         _check_place(out)
-    with working(f"simulating {name} ..."):
+    beside = presets if presets is not None else not no_numerics and has_presets(name)
+    with working(f"simulating {name}") as progress:
         result = _simulate(
             name, hw=hw, overrides=numbers, workload=workload, problem=o.problem_values(problem),
             seq=seq, seq_q=seq_q, seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel,
-            causal=causal, dtype=dtype, ignore=o.ignored_names(ignore), tiling=tiles, precision=precision, arithmetic=arithmetic,
-            method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed, rows=o.chosen(rows, "--rows"),
-            heads=o.chosen(heads, "--heads"), numerics=not no_numerics, diagnose=diagnose, trace_groups=groups,
+            causal=causal, dtype=dtype, ignore=o.ignored_names(ignore), tiling=tiles, precision=precision,
+            arithmetic=arithmetic, method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed,
+            rows=o.chosen(rows, "--rows"), heads=o.chosen(heads, "--heads"), numerics=not no_numerics,
+            diagnose=diagnose, trace_groups=groups, presets=beside, limit_s=None if force else LONGEST_S, progress=progress,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
     _print(result, folder, as_json=json, sensitive=sensitivity)
+
+
+def has_presets(name: str) -> bool:
+    """Return whether a schedule shows what its other presets give."""
+    from npusim.schedules import SCHEDULES
+
+    return any(s.beside for s in SCHEDULES.values() if s.name == name)
 
 
 def _simulate(name: str, **options: Any) -> "RunResult":
@@ -245,6 +272,7 @@ def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive
     from npusim.report.result_json import result_document
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
+    from npusim.report.trial import Trial
 
     record = record_of(result)
     moved = result.sensitivity() if sensitive else ()
@@ -252,7 +280,8 @@ def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive
         extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
         show_json({**result_document(record), **extra})
     else:
-        show((*run_table(record), *(sensitivity_table(moved) if sensitive else ())))
+        shown = run_table(record, Trial(result))
+        show((*shown, *(sensitivity_table(moved) if sensitive else ())))
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
         say(f"wrote {folder}/  ({files})")

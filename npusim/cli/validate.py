@@ -1,7 +1,7 @@
 """``npusim validate``: predictions held against what was measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Command, examples
 from npusim.errors import CheckFailedError, SpecError
+
+if TYPE_CHECKING:
+    from npusim.validate import BitsReport, TimesReport
 
 __all__ = ["add_to"]
 
@@ -24,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
                 "times: each residual, exit code 1 outside",
             ),
             ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
+            ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
             ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
         ),
     )(validate)
@@ -31,8 +35,10 @@ def add_to(app: typer.Typer) -> None:
 
 def validate(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Timings (.yaml), vectors or kernels (.npz).")
-    ],
+        Path | None,
+        typer.Argument(metavar="FILE", help="Timings (.yaml), vectors or kernels (.npz).", show_default=False),
+    ] = None,
+    *,
     only: Annotated[
         str | None,
         typer.Option(
@@ -49,12 +55,23 @@ def validate(
         ),
     ] = None,
     method: o.Method = "auto",
+    template: Annotated[
+        bool,
+        typer.Option("--template", show_default=False, help="Print a commented file of timings to begin with."),
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Hold predictions against measurements: times within a band, bits exactly.
 
-    Exit code 1 if a time lies outside its band or a bit differs.
+    Exit code 1 if a time lies outside its band or a bit differs; 2 if else a case has no prediction.
     """
+    if template:
+        from npusim.validate.template import TEMPLATE
+
+        typer.echo(TEMPLATE, nl=False)
+        return
+    if file is None:
+        raise SpecError("which file? For example: npusim validate --template > measured.yaml")
     from npusim.report.validation import validation_document, validation_table
     from npusim.validate import validate as hold
 
@@ -70,8 +87,15 @@ def validate(
         show_json(validation_document(report))
     else:
         show(validation_table(report))
+    _judge(report)
+
+
+def _judge(report: "TimesReport | BitsReport") -> None:
+    """Raise what decides the exit code: 1 if anything lies outside, else 2 if a case has no prediction."""
     faults = getattr(report, "faults", ())
+    if getattr(report, "is_outside", not report.is_passed):
+        text = "predictions and measurements differ by more than allowed"
+        also = f"; besides, {len(faults)} cases have no prediction:" if faults else ""
+        raise CheckFailedError("\n".join((text + also, *faults)))
     if faults:
-        raise SpecError(faults[0] + (f" ({len(faults) - 1} more such cases)" if len(faults) > 1 else ""))
-    if not report.is_passed:
-        raise CheckFailedError("predictions and measurements differ by more than allowed")
+        raise SpecError("\n".join(faults))

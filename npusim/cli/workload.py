@@ -133,7 +133,8 @@ def import_one(
         ),
     ] = 1,
     seq: Annotated[
-        int | None, typer.Option("--seq", metavar="TOKENS", min=1, help="Default length of a run.")
+        int | None,
+        typer.Option("--seq", metavar="TOKENS", parser=o.count("--seq"), help="Default length of a run: 8k."),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Sequences.")] = 1,
     name: Annotated[

@@ -7,9 +7,12 @@ libraries do not survive a fork.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from npusim.errors import NpusimError
@@ -62,7 +65,7 @@ class ProcessExecutor:
         pool = ProcessPoolExecutor(
             self.jobs,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_die_on_interrupt,
+            initializer=_die_with_the_parent,
         )
         finished = False
         try:
@@ -82,6 +85,18 @@ class ProcessExecutor:
             pool.shutdown(cancel_futures=True)
 
 
-def _die_on_interrupt() -> None:
-    """End a worker at Ctrl-C without a traceback: the parent tells the user."""
+def _die_with_the_parent() -> None:
+    """End a worker at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone.
+
+    A parent that is killed cannot end its workers; each waits for that itself.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    """End this process at once, whatever it computes, when the process of ``sentinel`` has ended."""
+    wait([sentinel])
+    os._exit(1)

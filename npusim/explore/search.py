@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.errors import SpecError, TilingError
+from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
@@ -139,7 +139,7 @@ def precision_fields(schedule: Schedule) -> tuple[str, ...]:
     return tuple(name for name in found if name not in own)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exploration:
     """All outcomes of a search, in the order of the grid."""
 
@@ -162,6 +162,24 @@ class Exploration:
     def best(self) -> Outcome | None:
         """The fastest point, or None if none fits."""
         return next(iter(self.feasible), None)
+
+    def __repr__(self) -> str:
+        """Return what was searched and the best point, on one line."""
+        r, best = self.request, self.best
+        found = "none fits"
+        if best is not None:
+            at = " ".join(f"{name}={value}" for name, value in best.point.items())
+            found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
+        fits = f"{len(self.feasible)} of {len(self.outcomes)} points fit"
+        return f"<Exploration of {r.schedule} on {r.device.name}: {fits}, {found}>"
+
+    def to_pandas(self) -> Any:
+        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
+        return pd.DataFrame(self.columns())
 
     def columns(self) -> dict[str, list[object]]:
         """Return the outcomes as columns by name, for a frame of any library."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import OutputError
+from npusim.foreign import csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +64,7 @@ def csv_store(path: Path, fields: Sequence[str]) -> Iterator[Callable[[Outcome],
             file.flush()
 
             def add(outcome: Outcome) -> None:
-                writer.writerow(outcome.row())
+                writer.writerow({name: csv_cell(value) for name, value in outcome.row().items()})
                 file.flush()
 
             yield add

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from numba.core import event, types
 from numba.extending import intrinsic
+
+from npusim.formats.jit_cache import compiled_on_disk
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @functools.cache
 def _announce_compilation() -> None:
     """Say once a process, on stderr, why the first call takes seconds."""
-    sys.stderr.write("npusim: compiling numeric kernels (first use; then cached on disk)\n")
+    sys.stderr.write("npusim: compiling numeric kernels (first use; then kept)\n")
 
 
 class _CompilationListener(event.Listener):
@@ -42,50 +42,23 @@ _register: Any = event.register
 _register("numba:compile", _CompilationListener())
 
 
-@functools.cache
-def _sources_stamp() -> tuple[tuple[str, int, int], ...]:
-    """Return name, time and size of every source file of this package."""
-    folder = Path(__file__).parent
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-
-
-def _cached(function: Function) -> Any:
-    """Return ``function`` compiled with a disk cache, or None if there can be no safe one.
-
-    numba looks at the function's own file only; an edit of a function it calls from another
-    file would leave stale machine code, so the stamp is extended to the whole package.
-    """
-    try:
-        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # numba: "no locator available": nowhere to write
-        return None
-    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if not hasattr(file, "_source_stamp"):
-        return None
-    file._source_stamp = (file._source_stamp, _sources_stamp())
-    return compiled
-
-
 def kernel(function: Function) -> Function:
     """Compile ``function`` on first call, without the GIL, and keep the machine code on disk.
 
     No ``fastmath``: every operation rounds where it is written.  When no cache folder can be
-    written (read-only install, no home) the kernel is compiled in memory instead.
+    written (`jit_cache`) the kernel is compiled in memory instead.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", numba.core.errors.NumbaWarning)
-        compiled = _cached(function)
-        if compiled is None:
-            compiled = numba.njit(nogil=True, error_model="numpy")(function)
-    result: Function = compiled
+    result: Function = compiled_on_disk(_compile, function) or _compile(function)
     return result
+
+
+def _compile(function: Function, **options: Any) -> Any:
+    return numba.njit(nogil=True, error_model="numpy", **options)(function)
 
 
 def inline(function: Function) -> Function:
     """Compile a scalar function that kernels call; LLVM inlines it."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    result: Function = compiled
+    result: Function = _compile(function)
     return result
 
 

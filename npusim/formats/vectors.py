@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.errors import TensorError
+from npusim.formats.archives import read_archive
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_registry import get_arithmetic
 
@@ -75,11 +76,9 @@ def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
 def _read(path: Path) -> dict[str, Array]:
     """Read every array, refusing pickles."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
+        if _starts_like_an_array(path):
             raise TensorError(f"{path}: a single .npy array, not an .npz archive")
-        with loaded as archive:
-            return {key: archive[key] for key in archive.files}
+        return read_archive(path)
     except FileNotFoundError:
         raise TensorError(f"{path}: no such file") from None
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
@@ -88,6 +87,12 @@ def _read(path: Path) -> dict[str, Array]:
         if "pickle" in str(error).lower():
             raise TensorError(f"{path}: contains pickled objects; refused") from error
         raise TensorError(f"{path}: damaged .npz ({error})") from error
+
+
+def _starts_like_an_array(path: Path) -> bool:
+    with path.open("rb") as stream:
+        prefix: bytes = np.lib.format.MAGIC_PREFIX
+        return stream.read(len(prefix)) == prefix
 
 
 def _some(arrays: Mapping[str, Array]) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import flow, storage
 from npusim.algorithms.phase import BySize, Cell, Visit
-from npusim.formats import get_format
+from npusim.errors import TilingError
+from npusim.formats import get_arithmetic, get_format
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body
 
@@ -116,6 +117,16 @@ class Frame:
         """Return the cell's runs, each with the number of its first tile."""
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
+
+
+def check_operands(name: str, unit: str, a: str, b: str) -> None:
+    """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
+    wanted = get_arithmetic(unit)
+    if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
+        raise TilingError(
+            f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
+            f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
+        )
 
 
 def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:

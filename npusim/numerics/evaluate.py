@@ -13,7 +13,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
-from npusim.numerics.executor import execute
+from npusim.numerics.executor import Progress, execute
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericResult
 
@@ -47,12 +47,14 @@ def evaluate(
     rows: Choice = "sample",
     heads: Choice = "sample",
     diagnose: bool = False,
+    progress: Progress | None = None,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
-    ``diagnose`` adds ranges, resonance, underflow and saturation.
+    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
+    all blocks that is done.
     """
     if not isinstance(rows, str):
         _check_indices("rows", rows, problem.seq_q)
@@ -61,7 +63,9 @@ def evaluate(
     blocks = [b for b in _blocks(last, rows) if b.head in wanted]
     probe = Probe(problem) if diagnose else None
     needed: dict[str, Sequence[Any]] = {p.name: _needed(p, blocks, problem) for p in program.phases}
-    done = execute(program, inputs, needed, observers=(probe,) if probe else ())
+    done = execute(
+        program, inputs, needed, observers=(probe,) if probe else (), progress=progress
+    )
     output = program.tensors["o"]
     written, references = {}, []
     for block in blocks:

@@ -49,6 +49,8 @@ class Moment:
 
 
 Observer = Callable[[Moment], None]
+#: Is told how much of the work is done, from 0 to 1.
+Progress = Callable[[float], None]
 
 
 @dataclass
@@ -66,17 +68,25 @@ def execute(
     blocks: dict[str, Sequence[Any]] | None = None,
     *,
     observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
-    ``observers`` are called after every step.
+    ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
     """
     state = Execution(TensorStore(program, inputs), observers=observers)
-    for phase in program.phases:
-        chosen = phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks)
-        for lanes in _lanes(phase, chosen):
+    chosen = [
+        phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks)
+        for phase in program.phases
+    ]
+    done, total = 0, sum(len(part) for part in chosen)
+    for phase, part in zip(program.phases, chosen, strict=True):
+        for lanes in _lanes(phase, part):
             _Lockstep(program, phase, lanes, state).run()
+            done += len(lanes)
+            if progress is not None:
+                progress(done / total)
     return state
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class NumericResult:
     sums.
     """
 
-    rows: dict[tuple[int, int, int], NDArray[Any]]
+    rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
     shape: tuple[int, int, int, int]
     sample: str
     error: ErrorSummary
@@ -87,7 +87,7 @@ class NumericResult:
     arithmetic: dict[str, str]
     row_sums: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
-    events: tuple[NumericEvent, ...] = ()
+    events: tuple[NumericEvent, ...] = field(default=(), repr=False)
 
     @cached_property
     def output(self) -> NDArray[Any]:

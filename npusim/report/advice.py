@@ -1,7 +1,7 @@
 """One piece of advice on a run, by a short table of rules, the first that applies.
 
-A rule reads the run's own counts and says what they show and what to try; it never promises a gain,
-since the next run shows it.
+A rule reads the run's own counts and says what they show and what to try: on this very run, with values
+that fit and that change what is run.  It never promises a gain, since the next run shows it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from npusim.report.text import percent
 if TYPE_CHECKING:
     from npusim.report.bottleneck import Bottleneck
     from npusim.report.record import RunRecord, TimingRecord
+    from npusim.report.trial import Trial
 
-__all__ = ["RULES", "Advice", "Rule", "advise"]
+__all__ = ["RULES", "Advice", "Rule", "advise", "decoding"]
 
 #: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
@@ -26,14 +27,18 @@ EVEN_SHARE = 0.85
 LINK_SHARE = 0.8
 #: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
+#: Queries up to which a call over more keys is a decoding step (one a sequence, some more if speculated).
+DECODED_QUERIES = 16
 #: Start-up of instructions worth mentioning, as a share of the vector unit's time.
 STARTUP_SHARE = 0.2
 
 
 class Advice(NamedTuple):
-    """What the counts show, and a command that tries something about it (or nothing)."""
+    """What the counts show, a field whose other values may help, and the command that tries some."""
 
     text: str
+    field: str = ""
+    values: Callable[[int], tuple[int, ...]] | None = None
     command: str = ""
 
 
@@ -44,8 +49,11 @@ class Rule(NamedTuple):
     advice: Callable[[RunRecord, TimingRecord, Bottleneck], Advice | None]
 
 
-def advise(record: RunRecord) -> Advice | None:
-    """Return the advice of the first rule that applies, led by its name: ``[VECTOR] ...``."""
+def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
+    """Return the advice of the first rule that applies, led by its name: ``[VECTOR] ...``.
+
+    Its command is there where ``trial`` (of the live run) finds values that fit and change something.
+    """
     timing = record.timing
     found = None if timing is None else bottleneck(timing)
     if timing is None or found is None:
@@ -53,16 +61,49 @@ def advise(record: RunRecord) -> Advice | None:
     for rule in RULES:
         advice = rule.advice(record, timing, found)
         if advice is not None:
-            return advice._replace(text=f"[{rule.name}] {advice.text}")
+            text = f"[{rule.name}] {advice.text}"
+            return advice._replace(text=text, command=_command(advice, trial))
     return None
+
+
+def _command(advice: Advice, trial: Trial | None) -> str:
+    """Return a command that tries values of the advice's field, the run's own among them."""
+    now = trial.value(advice.field) if trial is not None and advice.field else None
+    if trial is None or now is None or advice.values is None:
+        return ""
+    useful = trial.useful(advice.field, (v for v in advice.values(now) if v not in (0, now)))
+    return trial.explore(advice.field, sorted([now, *useful])) if useful else ""
+
+
+def decoding(record: RunRecord) -> str | None:
+    """Return in one line what a decoding step leaves undone; None where it is none or leaves nothing."""
+    timing, p = record.timing, record.problem
+    if timing is None or "seq_q" not in p or timing.overlap is not None:
+        return None
+    queries, heads, kv_heads = (int(str(p[n])) for n in ("seq_q", "heads", "kv_heads"))
+    if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
+        return None
+    said = []
+    working, there = len(group_ends(timing)), record.device.group_count
+    if working < there:
+        said.append(
+            f"{working} of {there} core groups work: a block is a head of a sequence, and keys are not split "
+            "over cores; a larger --batch fills them"
+        )
+    if heads > kv_heads:
+        said.append(
+            f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a block "
+            "of its own"
+        )
+    return "; ".join(said) or None
 
 
 def _few_blocks(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
     working, there = len(group_ends(timing)), record.device.group_count
-    if working >= there:
+    if working >= there or decoding(record):
         return None
     text = f"only {working} of {there} core groups have a block to work on"
-    return Advice(text, _explore(record, "block_q", _smaller))
+    return Advice(text, "block_q", _smaller)
 
 
 def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
@@ -74,7 +115,7 @@ def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Ad
         f"core groups end after {percent(mean)} of the kernel on average, group "
         f"{deciding_group(timing)} last: blocks are dealt out unevenly"
     )
-    return Advice(text, _explore(record, "block_q", _smaller))
+    return Advice(text, "block_q", _smaller)
 
 
 def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
@@ -95,7 +136,7 @@ def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advic
     if startup / total < STARTUP_SHARE:
         return Advice(text)
     text += f"; {percent(startup / total)} starts and ends instructions"
-    return Advice(text, _explore(record, "vector_rows", _larger))
+    return Advice(text, "vector_rows", _larger)
 
 
 def _cube(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
@@ -122,7 +163,7 @@ def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice 
             text = (
                 f"{found.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
             )
-            return Advice(text, _explore(record, "block_q", _larger))
+            return Advice(text, "block_q", _larger)
     return None
 
 
@@ -151,7 +192,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advi
         f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of "
         f"the kernel and {waits}"
     )
-    return Advice(text, _explore(record, "depth", _deeper))
+    return Advice(text, "depth", _deeper)
 
 
 def _constants_of(timing: TimingRecord, part: str) -> dict[str, float]:
@@ -159,24 +200,15 @@ def _constants_of(timing: TimingRecord, part: str) -> dict[str, float]:
 
 
 def _smaller(value: int) -> tuple[int, ...]:
-    return (value // 4, value // 2, value)
+    return (value // 4, value // 2)
 
 
 def _larger(value: int) -> tuple[int, ...]:
-    return (value, value * 2, value * 4)
+    return (value * 2, value * 4)
 
 
 def _deeper(value: int) -> tuple[int, ...]:
-    return (value, value + 1, value + 2)
-
-
-def _explore(record: RunRecord, field: str, values: Callable[[int], tuple[int, ...]]) -> str:
-    """Return a command that tries values of a tiling field, if this schedule has it as a number."""
-    now = record.tiling.get(field)
-    if not isinstance(now, int):
-        return ""
-    listed = ",".join(str(value) for value in values(now) if value > 0)
-    return f"npusim explore {record.schedule} --field {field}={listed}"
+    return (value + 1, value + 2)
 
 
 #: In the order of their precedence.

@@ -80,7 +80,7 @@ class Figure:
         return "~0 %" if change in ("+0.0 %", "-0.0 %") else change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two runs compared: ``differences`` are inputs by dotted key, (old, new)."""
 
@@ -91,6 +91,10 @@ class Comparison:
 
     def __str__(self) -> str:
         return plain(comparison_table(self))
+
+    def __repr__(self) -> str:
+        changed = ", ".join(self.differences) or "the same inputs"
+        return f"<Comparison of {self.old.name} and {self.new.name}: {changed}>"
 
     def _repr_html_(self) -> str:
         return pre_html(comparison_table(self))
@@ -217,7 +221,7 @@ def _values(record: RunRecord) -> dict[tuple[str, Kind], Value]:
         found.update({(name, "share"): share for name, share in _busy(timing).items()})
         found.update({(f"{n} bytes", "bytes"): size for n, size in timing.link_bytes.items()})
     for name, value in _numeric_values(record.numerics).items():
-        found[name, "error" if name in ("RMSE", "max |error|") else "count"] = value
+        found[name, "error" if name in ("relative RMSE", "max |error|") else "count"] = value
     return found
 
 
@@ -225,7 +229,7 @@ def _numeric_values(bits: NumericRecord | None) -> dict[str, Value]:
     if bits is None:
         return {}
     return {
-        "RMSE": bits.rmse,
+        "relative RMSE": bits.rmse,
         "max |error|": bits.max_abs_error,
         "max ULP": bits.max_ulp,
         "overflow": sum(bits.overflow_counts.values()),

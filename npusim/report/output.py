@@ -32,8 +32,8 @@ _OWN_FILES = frozenset({RESULT_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRAC
 
 
 def default_folder(result_name: str) -> Path:
-    """Return where a run is written unless the caller says otherwise."""
-    return Path("runs") / result_name
+    """Return where a run is written unless the caller says otherwise: no spaces in its name."""
+    return Path("runs") / "_".join(result_name.split())
 
 
 def check_writable(folder: Path) -> None:

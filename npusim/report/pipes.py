@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
+from npusim.foreign import csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,9 +57,9 @@ def pipes_csv(record: RunRecord) -> str:
     columns = pipe_columns(record)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([csv_cell(name) for name in columns])
     for values in zip(*columns.values(), strict=True):
-        writer.writerow([_NOT_APPLICABLE if v is None else v for v in values])
+        writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
     return text.getvalue()
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "FiniteRecord",
     "NumericRecord",
     "OverlapRecord",
+    "PresetRecord",
     "QueueRecord",
     "RunRecord",
     "SpreadRecord",
@@ -181,6 +182,15 @@ class FiniteRecord:
 
 
 @dataclass(frozen=True)
+class PresetRecord:
+    """What another preset of the schedule gave on the same rows; None where there is no figure."""
+
+    precision: str
+    relative_rmse: float | None
+    latency_us: float | None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
@@ -203,6 +213,7 @@ class RunRecord:
     notes: tuple[str, ...]
     finite: tuple[FiniteRecord, ...] = ()
     ignored: tuple[str, ...] = ()
+    presets: tuple[PresetRecord, ...] = ()
 
 
 def record_of(result: RunResult) -> RunRecord:
@@ -226,6 +237,9 @@ def record_of(result: RunResult) -> RunRecord:
         notes=tuple(result.notes),
         finite=tuple(FiniteRecord(f.schedule, f.precision, f.rmse) for f in result.finite),
         ignored=tuple(result.ignored),
+        presets=tuple(
+            PresetRecord(p.precision, p.relative_rmse, p.latency_us) for p in result.presets
+        ),
     )
 
 

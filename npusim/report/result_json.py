@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from npusim.errors import SpecError
+from npusim.foreign import json_safe
 from npusim.report.record import RunRecord
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def result_document(record: RunRecord) -> dict[str, object]:
 
 def to_json(document: Mapping[str, object]) -> str:
     """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def load_result(path: str | Path) -> RunRecord:
@@ -54,7 +55,7 @@ def load_result(path: str | Path) -> RunRecord:
         raise SpecError(
             f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{file}: not a JSON file: {error}") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SpecError(f"{file}: not a result of `npusim run` (no key kind: {KIND!r})")

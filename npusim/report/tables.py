@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.report.advice import BOUND_SHARE, advise
+from npusim.report.advice import BOUND_SHARE, advise, decoding
 from npusim.report.bottleneck import (
     basis_shares,
     bottleneck,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TimingRecord,
     )
     from npusim.report.roofline import Roofline
+    from npusim.report.trial import Trial
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
 
@@ -38,8 +39,8 @@ _WEAK_BASES = ("assumed", "fitted", "unknown")
 _NAMED_CONSTANTS = 2
 
 
-def run_table(record: RunRecord) -> tuple[Block, ...]:
-    """Return the table that ``npusim run`` prints."""
+def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
+    """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
     timing = record.timing
     blocks: list[Block] = [_heading(record)]
     after = _numerics(record)
@@ -49,8 +50,12 @@ def run_table(record: RunRecord) -> tuple[Block, ...]:
         blocks.append(Facts((*_inputs(record), *_time(timing))))
         blocks += [_pipes(timing), _links(record, timing)]
         after += _constants(timing)
+    after += _presets(record)
+    decode = decoding(record)
+    if decode is not None:
+        after.append(("decode", (Cell(decode, "warn"),)))
     after += _notes(record)
-    advice = advise(record)
+    advice = advise(record, trial)
     if advice is not None:
         tries = (Cell(f"try: {advice.command}", "good"),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
@@ -300,6 +305,16 @@ def _constants(timing: TimingRecord) -> list[Fact]:
     weak = [c for c in timing.constants if c.basis in _WEAK_BASES][:_NAMED_CONSTANTS]
     rows += [Cell(f"{c.basis}: {c.key}, {percent(c.cycles / total)}", "dim") for c in weak]
     return [("constants", tuple(rows))]
+
+
+def _presets(record: RunRecord) -> list[Fact]:
+    """Return what the schedule's other presets gave on the same rows."""
+    rows = []
+    for p in record.presets:
+        error = "not finite" if p.relative_rmse is None else f"relative RMSE {_figure(p.relative_rmse)}"
+        time = "" if p.latency_us is None else f", {format_duration(p.latency_us * 1e-6)}"
+        rows.append(Cell(f"{p.precision}: {error}{time}"))
+    return [("presets", tuple(rows))] if rows else []
 
 
 def _notes(record: RunRecord) -> list[Fact]:

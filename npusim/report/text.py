@@ -9,6 +9,8 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from npusim.foreign import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -83,11 +85,13 @@ def lines(blocks: Iterable[Block]) -> Iterator[Line]:
             yield ()
         match block:
             case Heading():
-                yield _heading(block)
+                found: Iterable[Line] = (_heading(block),)
             case Facts():
-                yield from _facts(block)
+                found = _facts(block)
             case Grid():
-                yield from _grid(block)
+                found = _grid(block)
+        for line in found:
+            yield tuple((visible(text).replace("\n", " "), style) for text, style in line)
         after_grid = is_grid
 
 

@@ -38,6 +38,7 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
             "worst_abs_error": report.worst_abs_error,
             "within_band": report.within_band,
             "left_out": report.left_out,
+            "not_predicted": list(report.faults),
             "groups": {
                 name: {"kendall_tau": g.kendall_tau, "regret": g.regret} for name, g in report.groups.items()
             },
@@ -103,6 +104,11 @@ def _times_table(report: TimesReport) -> tuple[Block, ...]:
         )
     if report.left_out:
         summary.append(("left out", cells(f"{report.left_out} cases by --only")))
+    hints = [f"{r.name}: {r.unit_hint}" for r in report.residuals if r.unit_hint]
+    if hints:
+        summary.append(("units", tuple(Cell(hint, "warn") for hint in hints)))
+    if report.faults:
+        summary.append(("not predicted", (Cell(f"{len(report.faults)} cases", "bad"),)))
     for name, g in report.groups.items():
         summary.append(
             (name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}"))

@@ -125,6 +125,7 @@ SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
 ASCEND = Schedule(
     name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
     default_precision="fp16_mean", build=build_on_ascend,
+    beside=tuple(name for name in PRECISIONS if name != "float64"),
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu

@@ -82,7 +82,8 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
         )
     if problem.dtype not in (HALF, "bfloat16", "float64"):
         raise TilingError(
-            f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}"
+            f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}; "
+            "--dtype float16 rounds inputs to it"
         )
     if precision.accumulate == "chained":
         raise TilingError(

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.errors import BufferOverflowError, SpecError
+from npusim.schedules.fit import fitted_defaults, largest_that_fit
 from npusim.schedules.precision import Precision, choose_precision
 from npusim.spec.problem import Problem
-from npusim.spec.tiling import Tiling, tiling_fields
+from npusim.spec.tiling import Tiling
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
@@ -31,7 +32,7 @@ class Schedule:
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
-    not the usual one.
+    not the usual one.  ``beside``: presets whose error and time are shown beside a run's own.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Schedule:
     problem: type[SpecModel] = Problem
     reads_scales: bool = False
     hw: str = ""
+    beside: tuple[str, ...] = ()
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
@@ -55,7 +57,34 @@ class Schedule:
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
     ) -> TileProgram:
-        """Return the program; if a buffer overflows, say which larger blocks would still fit."""
+        """Return the program; if a buffer overflows, say which smaller blocks would still fit."""
+        self._refuse(problem)
+        try:
+            return _with_warning(self.build(problem, tiling, device, precision), problem)
+        except BufferOverflowError as error:
+            fitting = largest_that_fit(lambda t: self.build(problem, t, device, precision), tiling)
+            raise BufferOverflowError(f"{error}; {fitting}") from None
+
+    def fitted(
+        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
+    ) -> tuple[Tiling, TileProgram]:
+        """Return the tiling and its program; where no size was given, defaults shrink until they fit.
+
+        The program's notes say which did.
+        """
+        self._refuse(problem)
+        try:
+            return tiling, _with_warning(self.build(problem, tiling, device, precision), problem)
+        except BufferOverflowError:
+            smaller = fitted_defaults(lambda t: self.build(problem, t, device, precision), tiling)
+        if smaller is None:
+            return tiling, self.program(problem, tiling, device, precision)
+        program = self.program(problem, smaller, device, precision)
+        moved = [f"{k}={v}" for k, v in smaller if v != getattr(tiling, k)]
+        note = f"{' '.join(moved)}: smaller than the default, which does not fit here"
+        return smaller, replace(program, notes=(*program.notes, note))
+
+    def _refuse(self, problem: AnyProblem) -> None:
         if not isinstance(problem, self.problem):
             wanted, given = self.problem.__name__, type(problem).__name__
             raise SpecError(f"schedule {self.name} computes a {wanted}, not a {given}")
@@ -63,35 +92,6 @@ class Schedule:
             raise SpecError(
                 f"schedule {self.name} does not undo scales of float8 inputs; all must be 1"
             )
-        try:
-            return _with_warning(self.build(problem, tiling, device, precision), problem)
-        except BufferOverflowError as error:
-            fitting = self._largest_blocks(problem, tiling, device, precision)
-            raise BufferOverflowError(f"{error}; {fitting}") from None
-
-    def _largest_blocks(
-        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
-    ) -> str:
-        """Return, for each block size, its largest value that fits with the others as they are."""
-        found = []
-        for field in tiling_fields(type(tiling)):
-            value = getattr(tiling, field.name)
-            if not field.name.startswith("block") or not isinstance(value, int):
-                continue
-            step = field.multiple_of or 1
-            for smaller in range(value - value % step, 0, -step):
-                try:
-                    self.build(
-                        problem, tiling.model_copy(update={field.name: smaller}), device, precision
-                    )
-                except TilingError:
-                    continue
-                if smaller < value:
-                    found.append(f"{field.name}={smaller}")
-                break
-        if not found:
-            return "no smaller block alone makes it fit"
-        return f"largest that fits, the other fields unchanged: {' or '.join(found)}"
 
 
 def _with_warning(program: TileProgram, problem: AnyProblem) -> TileProgram:

@@ -16,7 +16,8 @@ from npusim.spec.engine import (
     MatrixEngine,
     VectorEngine,
 )
-from npusim.spec.model import SpecModel, Text, fault_at
+from npusim.spec.limits import fault_in, slow_link
+from npusim.spec.model import Name, SpecModel, Text, fault_at
 from npusim.spec.quantity import (
     Choice,
     Positive,
@@ -150,7 +151,7 @@ class DeviceSpec(SpecModel):
     """
 
     schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="of this file")
-    name: Text
+    name: Name
     description: Text
     family: Literal["ascend", "nvidia"]
     architecture: Text
@@ -161,6 +162,18 @@ class DeviceSpec(SpecModel):
     links: dict[str, LinkSpec]
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
+
+    @model_validator(mode="after")
+    def _numbers_are_of_this_world(self) -> Self:
+        fault = fault_in(self.facts())
+        for name, link in self.links.items():
+            for rate in ("bytes_per_s", "mixed_bytes_per_s"):
+                found = getattr(link, rate)
+                if fault is None and found is not None:
+                    fault = slow_link(f"links.{name}.{rate}", found.value, self.clock_hz.value)
+        if fault is not None:
+            raise fault
+        return self
 
     @model_validator(mode="after")
     def _routes_join_what_exists(self) -> Self:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import SpecError
+from npusim.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
 
     from ruamel.yaml import YAML
 
-__all__ = ["Document", "Place", "parse_document", "parse_scalar", "read_document"]
+__all__ = ["Document", "Place", "parse_document", "parse_scalar", "read_document", "read_text"]
 
 _TAG = "tag:yaml.org,2002:"
+#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
+#: file has 1,500.
+MOST_VALUES = 100_000
+#: Size of one file; beyond it, it is none of ours and would only take long to read.
+MOST_BYTES = 16 * MIB
 
 
 class Place(NamedTuple):
@@ -64,14 +70,24 @@ def read_document(path: Path) -> Document:
     Raises
     ------
     SpecError
-        The file cannot be read, is not YAML 1.2, is empty or not a mapping, or has a key twice.
+        The file cannot be read, is larger than `MOST_BYTES` or than `MOST_VALUES` values, is not
+        YAML 1.2, is empty or not a mapping, or has a key twice.
     """
+    return parse_document(read_text(path), file=str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return a file's UTF-8 text; raise `SpecError` if it cannot be read or exceeds `MOST_BYTES`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise SpecError(
+                f"{path}: has {format_bytes(size)}; files of this kind have {format_bytes(MOST_BYTES)} at most"
+            )
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: cannot be read: {reason}") from None
-    return parse_document(text, file=str(path))
 
 
 def parse_document(text: str, *, file: str) -> Document:
@@ -141,10 +157,17 @@ class _Builder:
         self.file = file
         self.places = places
         self.constructor = constructor
+        self.left = MOST_VALUES
 
     def value(self, key: str, node: object) -> object:
         from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
+        self.left -= 1
+        if self.left < 0:
+            first = key.partition(".")[0]
+            raise SpecError(
+                f"{self.places[first]}  {first}: more than {MOST_VALUES:,} values here and before; do aliases multiply?"
+            )
         match node:
             case MappingNode():
                 return self.mapping(key, node)

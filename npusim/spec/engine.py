@@ -121,7 +121,11 @@ class MatrixEngine(_QueueSpec):
         """Return the registry name of the arithmetic; raise `SpecError` where none is stated."""
         if input_format not in self.arithmetic:
             known = ", ".join(self.arithmetic)
-            raise SpecError(f"no arithmetic is stated for {input_format}; stated for: {known}")
+            first = next(iter(self.arithmetic), "none")
+            raise SpecError(
+                f"no arithmetic is stated for {input_format}: the matrix unit multiplies {known}; "
+                f"--dtype {first} rounds inputs to that"
+            )
         return self.arithmetic[input_format].value
 
 

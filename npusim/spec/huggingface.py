@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from npusim.errors import SpecError
+from npusim.spec.document import read_text
 from npusim.spec.huggingface_models import (
     ALIBI,
     ENCODERS,
@@ -135,7 +136,7 @@ def import_config(
         ``tensor_parallel`` devices (lists the divisors).
     """
     path = Path(path)
-    text = _read(path)
+    text = read_text(path)
     config = _parsed(path, text)
     if config.is_encoder_decoder:
         what = "its encoder and its decoder attend differently; write a workload file for each"
@@ -196,19 +197,13 @@ def workload_yaml(workload: Workload) -> str:
     return stream.getvalue()
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
-
-
 def _parsed(path: Path, text: str) -> HuggingFaceConfig:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
+        raise SpecError(f"{path}:1  not readable: {error}") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
     try:

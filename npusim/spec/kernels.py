@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from npusim.spec.model import PositiveInt, SpecModel
-from npusim.spec.problem import Dtype, Problem
+from npusim.spec.model import PositiveInt
+from npusim.spec.problem import Dtype, Problem, Sizes
 
 
-class GemmProblem(SpecModel):
+class GemmProblem(Sizes):
     """``C (m, n) = A (m, k) B (k, n)`` on one device."""
 
     m: PositiveInt
@@ -19,7 +19,7 @@ class GemmProblem(SpecModel):
         return 2 * self.m * self.n * self.k
 
 
-class CopyProblem(SpecModel):
+class CopyProblem(Sizes):
     """A copy of ``bytes`` from global memory to global memory."""
 
     bytes: PositiveInt

@@ -108,9 +108,17 @@ class Measured(SpecModel):
                 yield name, value
 
 
-class MeasuredWorkload(SpecModel):
-    """Sizes of a case: of attention, of a matrix product (``m n k``), or of a copy (``bytes``)."""
+#: Sizes that a run takes besides a workload's name.
+OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
 
+
+class MeasuredWorkload(SpecModel):
+    """What a case computes: a workload by name, or sizes of attention, of a matrix product (``m n k``),
+    or of a copy (``bytes``).
+    """
+
+    name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
+    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
     batch: PositiveInt | None = None
     heads: HeadCount | None = Field(default=None, description="of the whole layer")
     kv_heads: HeadCount | None = None
@@ -128,24 +136,38 @@ class MeasuredWorkload(SpecModel):
     bytes: PositiveInt | None = None
 
     @property
-    def kind(self) -> Literal["attention", "gemm", "copy"]:
+    def kind(self) -> Literal["named", "attention", "gemm", "copy"]:
         """Which sizes are given."""
+        if self.name is not None:
+            return "named"
         if self.bytes is not None:
             return "copy"
         return "attention" if self.m is None else "gemm"
 
     @model_validator(mode="after")
     def _sizes_are_complete(self) -> Self:
-        needed = {
+        needed: tuple[str, ...] = {
+            "named": ("name",),
             "copy": ("bytes",),
             "gemm": ("m", "n", "k"),
             "attention": ("heads", "seq_q", "seq_kv", "head_dim"),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
-            text = f"missing; sizes of {self.kind} are {', '.join(needed)}"
+            text = f"missing; sizes of {self.kind} are {', '.join(needed)}, or give a workload's name"
             raise fault_at(missing[0], text)
+        wrong = [name for name, value in self if value is not None and self._has_no(name)]
+        if wrong:
+            known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
+            raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
         return self
+
+    def _has_no(self, size: str) -> bool:
+        return size not in ("name", *OF_NAMED) if self.kind == "named" else size == "seq"
+
+    def of_name(self) -> dict[str, object]:
+        """Return what `npusim.run` takes besides the name of a named workload."""
+        return {size: getattr(self, size) for size in OF_NAMED}
 
     def problem(self) -> Problem:
         """Return the attention problem of one device; raise `SpecError` if it is none."""
@@ -163,7 +185,28 @@ class MeasuredWorkload(SpecModel):
 
 
 class _Options(SpecModel):
-    """What a run is asked for, besides its schedule and its sizes."""
+    """What a run is asked for, besides its schedule and its sizes.
+
+    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload``, and beside it
+    ``seq``, ``batch``, ...
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_of_run(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        found = dict(data)
+        if "hw" in found:
+            if "device" in found:
+                raise fault_at("hw", "the same as `device`, which is there too; keep one")
+            found["device"] = found.pop("hw")
+        if isinstance(found.get("workload"), str):
+            found["workload"] = {"name": found["workload"]}
+        if isinstance(found.get("workload"), dict):
+            sizes = {name: found.pop(name) for name in OF_NAMED if name in found}
+            found["workload"] = {**found["workload"], **sizes}
+        return found
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
     tiling: dict[str, TilingValue] | None = Field(

@@ -131,6 +131,8 @@ def _text(kind: str, value: object, context: dict[str, object], details: ErrorDe
         return _multiple(value, context["multiple_of"])
     if kind == "string_too_short":
         return "must not be empty"
+    if kind == "file_name":
+        return str(context["text"])
     if kind == "value_error":
         return str(context["error"])
     return f"{details['msg']} (got {value!r})" if not isinstance(value, dict) else details["msg"]

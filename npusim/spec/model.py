@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 # Sizes are exact as float64 too.
@@ -15,6 +15,32 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
+#: Longest name: with a schedule, a length and an ending it still makes a file name.
+LONGEST_NAME = 100
+_NOT_IN_NAMES = frozenset('/\\:*?"<>|')
+
+
+def file_name(text: str) -> str:
+    """Return ``text`` if it may stand in a file's name; raise what pydantic reports if not.
+
+    No separators, no characters that a shell or a terminal reads as something else, no dot in front.
+    """
+    wrong = [c for c in text if c in _NOT_IN_NAMES or not c.isprintable()]
+    if wrong or text.startswith(".") or len(text) > LONGEST_NAME:
+        what = f"has {wrong[0]!r}" if wrong else "starts with a dot" if text[:1] == "." else "is long"
+        shown = repr(text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}...")
+        raise PydanticCustomError(
+            "file_name",
+            "{text}",
+            {
+                "text": f"{shown} {what}; a name is part of file names: at most {LONGEST_NAME} printable "
+                "characters, no / \\ : * ? \" < > |, no dot in front"
+            },
+        )
+    return text
+
+
+Name = Annotated[Text, AfterValidator(file_name)]
 
 
 class SpecModel(BaseModel):

@@ -14,8 +14,9 @@ from pydantic import Field, model_validator
 from npusim.errors import SpecError
 from npusim.spec.device import DeviceSpec, LinkSpec, _facts, content_digest
 from npusim.spec.inherit import read_inherited
+from npusim.spec.limits import fault_in
 from npusim.spec.load import load_device, validated
-from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
+from npusim.spec.model import Name, NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.packaged import is_node_name, list_packaged, resolve
 from npusim.spec.problem import Problem
@@ -131,7 +132,7 @@ class NodeSpec(SpecModel):
     """
 
     schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="of this file")
-    name: Text
+    name: Name
     description: Text
     device: Text = Field(description="a hardware file by name")
     device_count: PositiveWhole
@@ -166,6 +167,13 @@ class NodeSpec(SpecModel):
     def facts(self) -> Iterator[tuple[str, Sourced]]:
         """Yield every sourced number with its dotted key."""
         yield from _facts("", self)
+
+    @model_validator(mode="after")
+    def _numbers_are_of_this_world(self) -> Self:
+        fault = fault_in(self.facts())
+        if fault is not None:
+            raise fault
+        return self
 
     @model_validator(mode="after")
     def _edges_join_what_exists(self) -> Self:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from npusim.errors import SpecError
 from npusim.spec.document import parse_scalar
 from npusim.spec.messages import explain, suggest
+from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,10 +63,21 @@ def _replacement(old: object, key: str, text: str) -> object:
         if old is not None and "value" not in old:
             below = ", ".join(f"{key}.{name}" for name in list(old)[:4])
             raise SpecError(f"-C {key}={text}: not a single value; its keys: {below}, ...")
-        return {"value": parse_scalar(text), "basis": "assumed", "source": "command line"}
+        return {"value": _number(key, text), "basis": "assumed", "source": "command line"}
     if isinstance(old, str):
         return text
     raise SpecError(f"-C {key}={text}: a list cannot be changed here")
+
+
+def _number(key: str, text: str) -> object:
+    """Return the value that ``text`` says; of bytes also as people write them: ``64MiB``."""
+    value = parse_scalar(text)
+    if isinstance(value, str) and key.endswith("_bytes"):
+        try:
+            return parse_count(text, is_bytes=True)
+        except ValueError:
+            return value
+    return value
 
 
 def _line(key: str, text: str, overrides: Mapping[str, str]) -> str:

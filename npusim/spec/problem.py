@@ -28,7 +28,20 @@ Layout = Literal["bnsd", "bsnd"]
 InputScale = Annotated[StrictFloat, Field(gt=0, description="what a stored value is multiplied by")]
 
 
-class Problem(SpecModel):
+class Sizes(SpecModel):
+    """What is computed; built in code and from options: a fault is the user's, a `SpecError`."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: object) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                lines = [f"{key}: {text}" if key else text for key, text in explain(error, fields)]
+                raise SpecError("\n".join(lines)) from None
+
+
+class Problem(Sizes):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
@@ -64,16 +77,6 @@ class Problem(SpecModel):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **fields: object) -> None:
-            # Problems are built in code and from options: a fault is the user's, not pydantic's.
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                lines = [f"{key}: {text}" if key else text for key, text in explain(error, fields)]
-                raise SpecError("\n".join(lines)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -30,14 +30,18 @@ class Tiling(BaseModel):
 TilingType = TypeVar("TilingType", bound=Tiling)
 
 
-def build_tiling(cls: type[TilingType], values: Mapping[str, object]) -> TilingType:
-    """Return a tiling from field values, as numbers or as text of a command line.
+def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
+    """Return a tiling from field values, as numbers or as text of a command line; one made stays as it is.
 
     Raises
     ------
     TilingError
         Names each wrong field, its value and what is allowed; an unknown field with a suggestion.
     """
+    if isinstance(values, cls):
+        return values
+    if isinstance(values, Tiling):
+        values = values.model_dump(exclude_unset=True)
     unknown = [name for name in values if name not in cls.model_fields]
     if unknown:
         known = list(cls.model_fields)

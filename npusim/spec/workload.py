@@ -10,6 +10,7 @@ from npusim.errors import SpecError
 from npusim.spec.data import DataRecipe, NormalData
 from npusim.spec.model import (
     HeadCount,
+    Name,
     NonNegativeInt,
     PositiveInt,
     SpecModel,
@@ -65,7 +66,7 @@ class Workload(SpecModel):
     """
 
     schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="of this file")
-    name: Text
+    name: Name
     description: Text
     source: Text = Field(description="where the shapes come from")
     heads: HeadCount = Field(description="query heads of the layer")

@@ -26,7 +26,7 @@ from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from simpy.events import Event
 
@@ -40,13 +40,17 @@ def simulate(
     *,
     trace_groups: Collection[int] = (),
     streams: Streams | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> TimingResult:
     """Return the time of ``program`` on all core groups of ``device``.
 
-    ``trace_groups`` are the core groups whose operations are kept as spans.  Raises
-    :class:`~npusim.errors.DeadlockError` naming every waiting engine if no event is left.
+    ``trace_groups`` are the core groups whose operations are kept as spans; ``progress`` is told the
+    share of blocks that have been issued.  Raises :class:`~npusim.errors.DeadlockError` naming every
+    waiting engine if no event is left.
     """
-    return _Simulation(streams or Streams(program, device), frozenset(trace_groups)).result()
+    simulation = _Simulation(streams or Streams(program, device), frozenset(trace_groups))
+    simulation.progress = progress
+    return simulation.result()
 
 
 class Counter:
@@ -293,6 +297,17 @@ class _Simulation:
         self.counters = [self._flags() for _ in self.groups]
         self.engines = [self._group(group) for group in self.groups]
         self.cycles = 0
+        self.progress: Callable[[float], None] | None = None
+        self.begun, blocks = 0, sum(len(phase.blocks) for phase in self.program.phases)
+        self.to_begin = blocks * len(streams.issuers)
+
+    def _begun(self, blocks: Sequence[object]) -> Iterator[object]:
+        """Yield the blocks as they are issued, and tell how many have been."""
+        for block in blocks:
+            if self.progress is not None:
+                self.progress(self.begun / self.to_begin)
+            self.begun += 1
+            yield block
 
     def _flags(self) -> list[Counter]:
         # A waiter never looks further back than the slots both sides can be apart.
@@ -334,7 +349,7 @@ class _Simulation:
             for engine in engines:
                 engine.reopen(int(env.now))
             for issuer in streams.issuers:
-                stream = streams.stream(phase, blocks, list(cursors), issuer)
+                stream = streams.stream(phase, self._begun(blocks), list(cursors), issuer)
                 name = f"group {group} scalar unit of {issuer}"
                 counters, waits = self.counters[group], streams.scalar_waits
                 dispatchers.append(Dispatcher(name, stream, engines, counters, waits, *self.clock))

@@ -66,13 +66,13 @@ class TimingResult:
     latency_s: float
     launch_s: float
     clock_hz: float
-    queues: tuple[tuple[QueueUse, ...], ...]
+    queues: tuple[tuple[QueueUse, ...], ...] = field(repr=False)
     link_bytes: dict[str, int]
-    term_cycles: dict[str, float]
+    term_cycles: dict[str, float] = field(repr=False)
     operations: int
     bound_cycles: dict[str, int] = field(default_factory=dict)
     compulsory_bytes: int = 0
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Span, ...] = field(default=(), repr=False)
     approximation: Approximation | None = None
 
     @property

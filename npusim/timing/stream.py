@@ -6,7 +6,7 @@ the moment, so that a long program costs no more memory than its shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ class Streams:
             )
 
     def stream(
-        self, phase: Phase, blocks: Sequence[object], cursors: list[int], issuer: str | None = None
+        self, phase: Phase, blocks: Iterable[object], cursors: list[int], issuer: str | None = None
     ) -> Iterator[Issued]:
         """Yield the operations of ``blocks`` that ``issuer`` issues (all by default), with cursors.
 

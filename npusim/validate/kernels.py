@@ -16,6 +16,7 @@ import numpy as np
 
 from npusim.errors import TensorError
 from npusim.formats import get_format
+from npusim.formats.archives import check_archive
 from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
@@ -62,6 +63,7 @@ def check_kernels(path: Path, only: str | None = None) -> tuple[dict[str, Vector
     found: dict[str, VectorReport] = {}
     left_out = 0
     try:
+        check_archive(path)
         archive = np.load(path, allow_pickle=False)
         with archive:
             names = sorted({k.rpartition("/")[0] for k in archive.files if k.endswith("/o")})

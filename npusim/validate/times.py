@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from npusim.spec.measurements import Interval
 
 MICROSECONDS = 1e6
+#: Factors between measured and predicted that look like another unit.
+THOUSAND = (400.0, 2500.0)
 #: The engine whose busy time a per-pipe measurement is held against.
 PIPES = (
     ("mac_us", "aic.CUBE"),
@@ -55,6 +57,17 @@ class Residual:
     predicted: float
     relative_error: float
     band: float | None
+
+    @property
+    def unit_hint(self) -> str:
+        """What a factor near a thousand suggests; empty for any other."""
+        value = sum(self.measured) / 2
+        if not self.quantity.endswith("_us") or not self.predicted:
+            return ""
+        for factor, unit in ((value / self.predicted, "nanoseconds"), (self.predicted / value, "milliseconds")):
+            if THOUSAND[0] < factor < THOUSAND[1]:
+                return f"a factor of {factor:,.0f}: is it in {unit}? {self.quantity} is in microseconds"
+        return ""
 
     @property
     def is_inside(self) -> bool | None:
@@ -98,9 +111,14 @@ class TimesReport:
         return sum(judged) / len(judged) if judged else None
 
     @property
+    def is_outside(self) -> bool:
+        """Whether anything that has a prediction lies outside its band."""
+        return any(r.is_inside is False for r in self.residuals)
+
+    @property
     def is_passed(self) -> bool:
         """Whether everything has a prediction and nothing lies outside its band."""
-        return not self.faults and all(r.is_inside is not False for r in self.residuals)
+        return not self.faults and not self.is_outside
 
 
 def validate_times(
@@ -134,7 +152,7 @@ def validate_times(
         except (SpecError, TilingError) as error:
             faults.append(_fault(case, error))
     if len(faults) == len(chosen):
-        raise SpecError(faults[0])
+        raise SpecError("\n".join(faults))
     return TimesReport(
         file.source,
         tuple(residuals),
@@ -219,8 +237,8 @@ class Predictor:
         if text not in self._done:
             machine = self.machine(case.device)
             self._done[text] = run(
-                case.schedule, hw=machine, problem=_problem(case, machine), tiling=_tiling(case),
-                precision=case.precision, numerics=False, method=self.method, trace_groups=(),
+                case.schedule, hw=machine, tiling=_tiling(case), precision=case.precision,
+                numerics=False, method=self.method, trace_groups=(), **_what(case, machine),
             )  # fmt: skip
         result = self._done[text]
         if result.timing is None:
@@ -235,6 +253,13 @@ def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
     """Return a case's tiling; a node's attention is one of its fields."""
     chosen = {"attention": case.attention} if case.attention else {}
     return {**(case.tiling or {}), **chosen}
+
+
+def _what(case: MeasurementCase, machine: DeviceSpec) -> dict[str, Any]:
+    """Return what `run` is told to compute: a workload by name, or the problem itself."""
+    if case.workload.name is not None:
+        return {"workload": case.workload.name, **case.workload.of_name()}
+    return {"problem": _problem(case, machine)}
 
 
 def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +52,41 @@ def test_caller_that_stops_early_leaves_no_worker() -> None:
     for process in multiprocessing.active_children():
         process.join(10)
     assert not multiprocessing.active_children()
+
+
+def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
+    script = tmp_path / "search.py"
+    script.write_text(
+        "import os, time\n"
+        "from npusim.explore.executors import ProcessExecutor\n"
+        "def work(seconds):\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(seconds)\n"
+        "if __name__ == '__main__':\n"
+        "    list(ProcessExecutor(2).evaluate(work, [60, 60]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+        # The pipe ends when nobody holds it any more: neither worker lives.
+        assert parent.stdout.read() == ""
+    assert not any(_is_alive(pid) for pid in workers)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state != "Z"  # ended; nobody has asked for its exit code yet
 
 
 def test_worker_that_dies_is_explained() -> None:

@@ -51,24 +51,79 @@ def test_unusable_cache_folder_still_works(tmp_path: Path) -> None:
     assert done.stdout.strip() == "1.5"
 
 
-def test_no_place_to_cache_at_all_still_works() -> None:
-    # What numba raises for a read-only install without a home directory.
-    code = (
-        "import numba; plain = numba.njit\n"
-        "def njit(*args, cache=False, **options):\n"
-        "    if cache: raise RuntimeError('cannot cache function: no locator available')\n"
-        "    return plain(*args, **options)\n"
-        "numba.njit = njit\n" + CAST
-    )
-    assert run(code).stdout.strip() == "1.5"
+# numba's places that need a home or a writable installation, taken away.
+NO_PLACE = (
+    "import numba.core.caching as c\n"
+    "c.CacheImpl._locator_classes = [c.UserProvidedCacheLocator]\n"
+)
+
+
+def test_without_a_writable_place_a_private_folder_serves_and_is_said_once(tmp_path: Path) -> None:
+    where = {"NUMBA_CACHE_DIR": "", "TMPDIR": str(tmp_path)}
+    first, second = (run(NO_PLACE + CAST, **where) for _ in range(2))
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"npusim-cache-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.rglob("*.nbi")), "machine code is kept there"
+    assert first.stderr.count(f"no cache folder can be written; compiled kernels are kept in {folder}") == 1
+    assert "compiling numeric kernels" in first.stderr
+    assert (second.stdout.strip(), second.stderr) == ("1.5", "")
+
+
+@pytest.mark.parametrize("fault", ["open", "link", "file", "foreign", "none"])
+def test_a_temporary_folder_that_others_can_write_is_not_used(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from npusim.formats import jit_cache
+
+    folder = tmp_path / f"npusim-cache-{os.geteuid()}"
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    jit_cache.private_folder.cache_clear()
+    if fault in ("open", "foreign"):
+        folder.mkdir(mode=0o700)
+    if fault == "open":
+        folder.chmod(0o770)
+    elif fault == "link":
+        (tmp_path / "other").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "other")
+    elif fault == "file":
+        folder.write_text("")
+    elif fault == "foreign":
+        found = folder.lstat()
+        stranger = os.stat_result((*found[:4], found.st_uid + 1, *found[5:]))
+        monkeypatch.setattr(Path, "lstat", lambda self: stranger)
+    else:
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "gone"))
+    assert jit_cache.private_folder() is None
+    assert jit_cache.private_folder() is None
+    told = capfd.readouterr().err
+    assert told.count("compiled anew") == 1
+    jit_cache.private_folder.cache_clear()
+    monkeypatch.undo()
+
+
+def test_a_private_folder_of_ones_own_is_taken_again_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from npusim.formats import jit_cache
+
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    jit_cache.private_folder.cache_clear()
+    made = jit_cache.private_folder()
+    assert "are kept in" in capfd.readouterr().err
+    jit_cache.private_folder.cache_clear()
+    assert jit_cache.private_folder() == made
+    assert capfd.readouterr().err == ""
+    jit_cache.private_folder.cache_clear()
 
 
 def test_an_edited_source_file_makes_cached_code_stale() -> None:
-    from npusim.formats import cast_kernels, jit
+    from npusim.formats import cast_kernels
+    from npusim.formats.jit_cache import sources_stamp
 
     stamp: Any = cast_kernels.widen_float16
-    assert stamp._cache._cache_file._source_stamp[1] == jit._sources_stamp()
-    assert {name for name, _, _ in jit._sources_stamp()} >= {
+    assert stamp._cache._cache_file._source_stamp[1] == sources_stamp(PACKAGE)
+    assert {name for name, _, _ in sources_stamp(PACKAGE)} >= {
         "mma_scalar.py",
         "reduction_kernels.py",
     }

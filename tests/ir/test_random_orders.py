@@ -183,12 +183,13 @@ def test_what_the_check_passes_computes_the_same_in_random_legal_orders() -> Non
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_programs_in_random_orders(
+def test_ten_thousand_programs_in_a_hundred_orders_each(
     record_property: Callable[[str, object], None],
 ) -> None:
+    """2,000 drawn programs, each as it is and with each of four faults: half an hour."""
     counts: Counter[str] = Counter()
-    for seed in range(10_000):
-        examine(seed, 100 if seed % 20 == 0 else 10, counts, enough=10_000)
+    for seed in range(2_000):
+        examine(seed, 100, counts, enough=500)
     record_property("counts", dict(counts))
     assert_told_something(counts)
 

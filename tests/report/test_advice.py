@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
-from npusim.report.advice import advise
+from npusim import run
+from npusim.cli.app import app
+from npusim.report.advice import advise, decoding
 from npusim.report.record import (
     ConstantRecord,
     DeviceRecord,
     QueueRecord,
     RunRecord,
     TimingRecord,
+    record_of,
 )
+from npusim.report.trial import Trial
+from npusim.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from npusim.run_result import RunResult
 
 CYCLES = 1000
 
@@ -42,8 +57,21 @@ def _record(
     return RunRecord("0", "n", "flash", "p", {}, "w", {}, tiling, device, timing, None, (), ())
 
 
+class _Any:
+    """A trial to which every value is useful."""
+
+    def value(self, field: str) -> int:
+        return {"block_q": 128, "vector_rows": 16, "depth": 2}[field]
+
+    def useful(self, field: str, values: Iterable[int]) -> list[int]:
+        return list(values)
+
+    def explore(self, field: str, values: Sequence[int]) -> str:
+        return f"{field}={','.join(map(str, values))}"
+
+
 def _advice(record: RunRecord) -> tuple[str, str]:
-    advice = advise(record)
+    advice = advise(record, cast("Any", _Any()))
     assert advice is not None
     return advice.text, advice.command
 
@@ -51,7 +79,7 @@ def _advice(record: RunRecord) -> tuple[str, str]:
 def test_idle_core_groups_come_first() -> None:
     text, command = _advice(_record({"aiv0.VECTOR": 900}, groups=24))
     assert text == "[few blocks] only 1 of 24 core groups have a block to work on"
-    assert command == "npusim explore flash --field block_q=32,64,128"
+    assert command == "block_q=32,64,128"
 
 
 def test_uneven_ends_name_the_group_that_decides() -> None:
@@ -71,7 +99,7 @@ def test_vector_bound_names_the_costliest_instructions_and_their_startup() -> No
         "[VECTOR] the vector unit is the limit: exp_float32 60.0 %, binary 40.0 % of its time; "
         "60.0 % starts and ends instructions"
     )
-    assert command == "npusim explore flash --field vector_rows=16,32,64"
+    assert command == "vector_rows=16,32,64"
 
 
 def test_cube_bound_says_how_much_is_work() -> None:
@@ -108,13 +136,86 @@ def test_waiting_names_the_busiest_pipe_and_its_wait() -> None:
     text, command = _advice(_record({"aiv0.VECTOR": 400, "aic.CUBE": 100}, stalls={"S ready": 300}))
     assert "no pipe is the limit: the busiest, VECTOR, works 40.0 %" in text
     assert "waits 30.0 % for S ready" in text
-    assert command == "npusim explore flash --field depth=2,3,4"
+    assert command == "depth=2,3,4"
 
 
-@pytest.mark.parametrize("field", [None, "rounded"])
-def test_a_field_without_a_number_is_not_suggested(field: object) -> None:
-    record = replace(_record({"aiv0.VECTOR": 900}, groups=24), tiling={"block_q": field})
-    assert _advice(record)[1] == ""
+# ---------------------------------------------------------------- what is suggested
+
+
+def _suggested(result: RunResult) -> tuple[str, str]:
+    advice = advise(record_of(result), Trial(result))
+    assert advice is not None
+    return advice.text, advice.command
+
+
+def test_a_command_is_of_the_run_itself_and_runs_and_changes_the_result(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "workload": "qwen2_7b", "seq": 256, "tensor_parallel": 4, "hw": "ascend_910b1", "causal": False,
+        "tiling": {"block_q": 64, "depth": 1}, "overrides": {"group_count": "30"}, "precision": "fa16",
+    }  # fmt: skip
+    result = run("flash", numerics=False, trace_groups=(), **options)
+    text, command = _suggested(result)
+    assert "only 28 of 30 core groups" in text
+    assert command == (
+        "npusim explore flash -w qwen2_7b --seq 256 --tp 4 --no-causal --hw ascend_910b1 -C group_count=30 "
+        "-t depth=1 --precision fa16 --field block_q=16,32,64"
+    )
+    words = [*shlex.split(command)[1:], "-j1", "--json", "--out", str(tmp_path / "a.csv")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    points = json.loads(done.stdout)["points"]
+    assert [p["status"] for p in points] == ["ok"] * 3
+    assert len({p["cycles"] for p in points}) == 3
+    assert points[-1]["cycles"] == result.cycles
+
+
+def test_values_that_do_not_fit_or_change_nothing_are_not_suggested() -> None:
+    short = run("flash", seq=32, numerics=False, trace_groups=())
+    trial = Trial(short)
+    assert trial.useful("block_q", [64, 256, 512]) == [], "32 queries are one block"
+    assert trial.useful("block_q", [16]) == [16]
+    assert trial.useful("block_q", [17]) == [], "no multiple of 16"
+    full = run("flash", seq=1024, numerics=False, trace_groups=())
+    assert Trial(full).useful("block_q", [64, 256, 2048]) == [64], "more rows overflow UB"
+    assert Trial(full).value("vector_rows") == 16, "what the default stands for"
+    assert Trial(full).useful("vector_rows", [32, 8]) == [8]
+
+
+def test_volta_gets_no_tiles_that_do_not_fit() -> None:
+    result = run("volta_flash", seq=512, numerics=False, trace_groups=())
+    text, command = _suggested(result)
+    assert "only 20 of 80" in text
+    assert command == "", "m8n8k4 in four warps covers 128 rows"
+
+
+def test_a_run_that_no_command_line_can_say_gets_no_command() -> None:
+    problem = Problem(heads=2, seq_q=256, head_dim=128)
+    text, command = _suggested(run("flash", problem=problem, numerics=False, trace_groups=()))
+    assert "[few blocks]" in text
+    assert command == ""
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "said"),
+    [
+        ("llama2_70b", {}, ("8 of 24 core groups work", "a larger --batch fills them", "K and V are loaded 8 times")),
+        ("pangu_38b", {"batch": 8}, ()),
+        ("pangu_38b", {}, ("5 of 24 core groups work",)),
+        ("llama2_70b", {"batch": 3}, ("K and V are loaded 8 times",)),
+    ],
+)
+def test_decoding_says_in_one_line_what_it_leaves(workload: str, kind: dict[str, int], said: tuple[str, ...]) -> None:
+    result = run("flash", workload=workload, seq_q=1, seq_kv=1024, numerics=False, trace_groups=(), **kind)  # type: ignore[arg-type]
+    line = decoding(record_of(result)) or ""
+    assert [part in line for part in said] == [True] * len(said)
+    assert bool(line) == bool(said)
+    assert line.count("\n") == 0
+    assert ("decode " in str(result)) == bool(said)
+    assert "block_q" not in _suggested(result)[1], "one query is one block whatever block_q"
+
+
+def test_prefill_is_no_decoding() -> None:
+    assert decoding(record_of(run("flash", seq=64, numerics=False, trace_groups=()))) is None
 
 
 def test_no_time_no_advice() -> None:

@@ -51,7 +51,7 @@ def test_numerics_of_one_side_only_are_shown_without_a_change(
 def test_runs_without_a_time_compare_by_their_bits(overflowed: RunResult) -> None:
     bits_only = replace(record_of(overflowed), timing=None)
     names = [figure.name for figure in compare(bits_only, bits_only).figures]
-    assert names[:2] == ["RMSE", "max |error|"]
+    assert names[:2] == ["relative RMSE", "max |error|"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-from npusim.schedules.steps.pasa import ShiftingMatrix
 
+from npusim.algorithms.shifting_matrix import ShiftingMatrix
 from npusim.run import run
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def fitted(
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
     if problem.dtype != "float16":
-        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; give float16 inputs")
+        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; --dtype float16 rounds to it")
     keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
     places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value

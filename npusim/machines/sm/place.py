@@ -21,10 +21,11 @@ from npusim.algorithms.table import bind
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
 from npusim.ir.tile import Tile
+from npusim.machines.frame import body, check_operands
 from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from npusim.algorithms.phase import Cell, Run, Visit
     from npusim.algorithms.table import Stage
@@ -55,12 +56,15 @@ class SmPlace:
         self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
         self.how = {s: self._attributes(s) for s in products}
         self._place_operands(f"{frame.prefix}B{number}")
+        # One function a loop for all cells: bodies are shared by what they are made of.
+        self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
 
     def _attributes(self, stage: Stage) -> Attributes:
         (row,) = stage.rows
         fmt = self.frame.fmt
         chosen = self.frame.phase.arithmetic or self.core.arithmetic(fmt(row.srcs[0]), fmt(row.dst))
+        check_operands(stage.name, chosen, *(fmt(n) for n in row.srcs))
         return replace(row.attributes, transpose_b=self.frame.is_transposed(stage), arithmetic=chosen)
 
     # ---------------------------------------------------------------- memory
@@ -143,12 +147,11 @@ class SmPlace:
         yield from self._start(shares)
         for loop in frame.phase.loops:
             if not loop.axis:
-                yield from self._tile(loop.stages, cell, shares, WHOLE)
+                yield from self._tile(loop.stages, cell, WHOLE)
                 continue
             for at, run in frame.placed(cell):
-                body = partial(self._step, loop.stages, cell, shares, at, run)
-                key = (self.loader, cell.rows, run.cols, run.only)
-                yield Loop(loop.axis, range(at, at + run.count), body, key)
+                step = partial(_step, self.tiles[loop], cell, at, run)
+                yield Loop(loop.axis, range(at, at + run.count), step)
         yield from self._finish(cell, shares)
 
     def _shares(self, rows: int) -> list[Span]:
@@ -157,21 +160,12 @@ class SmPlace:
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
-    def _step(
-        self, stages: tuple[Stage, ...], cell: Cell, shares: list[Span], at: int, run: Run, index: int
-    ) -> Iterator[TileOp]:
-        """Yield one tile of a run; under conditions a run has one tile, whose number is known."""
-        tile = run.visit(at, 0) if run.only else run.visit(index, index - at)
-        return self._tile(stages, cell, shares, tile)
-
-    def _tile(
-        self, stages: tuple[Stage, ...], cell: Cell, shares: list[Span], tile: Visit
-    ) -> Iterator[TileOp]:
+    def _tile(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
         """Yield the stages of one tile.
 
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
         """
-        read = {n for s in stages for n in s.read}
+        read, shares = {n for s in stages for n in s.read}, self._shares(cell.rows)
         for n in self.visited:
             if n in read:
                 yield self._load(n, cell, tile)
@@ -344,6 +338,13 @@ class SmPlace:
         names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
         axes = (self.frame.axes(n) for n in names if n in self.frame.phase.names)
         return next((self.tiling.lanes[a[1]] for a in axes if len(a) > 1), None)
+
+
+def _step(
+    function: Callable[[Cell, Visit], Iterator[TileOp]], cell: Cell, first: int, run: Run, index: int
+) -> Iterator[Loop]:
+    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
+    yield Loop("", (0,), body(function, cell, run.visit(index, index - first)))
 
 
 def _accumulator(s: Stage) -> str:

@@ -1,0 +1,59 @@
+"""Text that others wrote (names, descriptions, cells of files), made harmless where it is shown.
+
+A terminal obeys control sequences, a spreadsheet runs cells that look like formulas: both are shown
+as what they are instead.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = ["csv_cell", "json_safe", "visible"]
+
+#: Unicode categories that are no text: controls, directions of writing, halves of surrogates, line ends.
+_NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+#: What a spreadsheet takes for the beginning of a formula.
+_FORMULA = tuple("=+-@\t\r")
+_JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with controls written out, line ends kept: ``\x1b[31m`` colours nothing.
+
+    Examples
+    --------
+    >>> visible("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c == "\n" or unicodedata.category(c) not in _NO_TEXT else _written_out(c) for c in text
+    )
+
+
+def _written_out(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def csv_cell(value: object) -> object:
+    """Return a CSV cell that no spreadsheet runs: text that begins like a formula gets a quote before it.
+
+    Numbers stay numbers, and text that is one (``-1``) stays as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def json_safe(text: str) -> str:
+    """Return JSON text with the controls escaped that JSON itself allows; it means the same."""
+    return _JSON_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,76 @@
+"""Reads ``.npz`` files of others: no pickles, and nothing larger than the file can hold."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import TensorError
+from npusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["check_archive", "read_archive"]
+
+#: Bytes of all arrays of one file: Q, K and V of 32 heads of 128 over half a million tokens.
+MOST_BYTES = 16 << 30
+#: Deflate makes at most 1,032 bytes of one (zlib's technical notes): a member that claims more lies.
+_MOST_RATIO = 1032
+
+
+def read_archive(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an ``.npz`` by name, after `check_archive`.
+
+    Raises `TensorError` as that does; what numpy itself raises for damaged data is the caller's.
+    """
+    check_archive(path)
+    with np.load(path, allow_pickle=False) as archive:
+        return {key: archive[key] for key in archive.files}
+
+
+def check_archive(path: Path) -> None:
+    """Raise `TensorError` if an array's header claims more bytes than its member has, or all together
+    more than `MOST_BYTES`; nothing is allocated to find out.
+    """
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.filename.endswith(".npy"):
+                continue
+            with archive.open(member) as stream:
+                claimed = _claimed_bytes(stream)
+            there = min(
+                member.file_size, member.compress_size * _MOST_RATIO if member.compress_type else member.compress_size
+            )
+            name = member.filename.removesuffix(".npy")
+            if claimed > there:
+                raise TensorError(
+                    f"{path}: {name} claims {format_bytes(claimed)}, but the file holds {format_bytes(there)} of it"
+                    " at most: truncated, or not what it says"
+                )
+            total += claimed
+            if total > MOST_BYTES:
+                raise TensorError(
+                    f"{path}: its arrays up to {name} have {format_bytes(total)}; "
+                    f"files of {format_bytes(MOST_BYTES)} at most are read"
+                )
+
+
+def _claimed_bytes(stream: IO[bytes]) -> int:
+    """Return how many bytes of data an array's header speaks of; raise `ValueError` if it is no header."""
+    version = np.lib.format.read_magic(stream)
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(stream)
+    count = 1
+    for size in shape:  # whole numbers of Python: they do not overflow
+        count *= max(0, int(size))
+    return count * int(dtype.itemsize)

@@ -1,0 +1,102 @@
+"""Where compiled kernels are kept: numba's own places, or a private temporary folder.
+
+numba keeps machine code beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``.  In
+a read-only installation without a home none of them can be written; without another place every
+process (and every worker of a search) would compile for half a minute.  Cached code is unpickled and
+run, so a folder is used only if it is this user's alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.errors import NumbaWarning
+
+__all__ = ["compiled_on_disk", "private_folder"]
+
+#: Compiles a function; ``cache=True`` asks numba for a cache on disk.
+Compile = Callable[..., Any]
+
+
+def compiled_on_disk(compiler: Compile, function: Any) -> Any:
+    """Return ``function`` compiled with a disk cache, or None if there can be no safe one.
+
+    numba looks at the function's own file only; an edit of a function it calls from another
+    file would leave stale machine code, so the stamp is extended to that file's whole folder.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaWarning)
+        try:
+            compiled = compiler(function, cache=True)
+        except RuntimeError:  # numba: "no locator available": nowhere to write
+            compiled = _in_private_folder(compiler, function)
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if not hasattr(file, "_source_stamp"):
+        return None
+    folder = Path(function.__code__.co_filename).parent
+    file._source_stamp = (file._source_stamp, sources_stamp(folder))
+    return compiled
+
+
+@functools.cache
+def sources_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return name, time and size of every source file of a folder."""
+    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+
+
+def _in_private_folder(compiler: Compile, function: Any) -> Any:
+    folder = private_folder()
+    if folder is None:
+        return None
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+    try:
+        return compiler(function, cache=True)
+    except RuntimeError:
+        return None
+    finally:
+        config.CACHE_DIR = before
+
+
+@functools.cache
+def private_folder() -> Path | None:
+    """Return this user's temporary cache folder, made (and said) if it is not there; None if unsafe.
+
+    It is a folder, no link, owned by this user, and nobody else may enter it (mode 0700).
+    """
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        is_own = user in (found.st_uid, "user") and not stat.S_IMODE(found.st_mode) & 0o077
+        if not stat.S_ISDIR(found.st_mode) or not is_own:
+            _say(
+                f"{folder} is not this user's alone and is not used: kernels are compiled anew in every process; "
+                "set NUMBA_CACHE_DIR to a folder of your own"
+            )
+            return None
+    except OSError as error:
+        _say(
+            f"no folder for compiled kernels can be written ({folder}: {error.strerror}): they are compiled anew "
+            "in every process; set NUMBA_CACHE_DIR"
+        )
+        return None
+    else:
+        _say(f"no cache folder can be written; compiled kernels are kept in {folder}")
+    return folder
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"npusim: {text}\n")

@@ -1,0 +1,90 @@
+"""What fits: defaults made smaller where a buffer overflows, and what an error may offer."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import TilingError
+from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.spec.tiling import tiling_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npusim.ir.program import TileProgram
+    from npusim.spec.tiling import Tiling
+
+    Build = Callable[[Any], TileProgram]
+
+__all__ = ["fitted_defaults", "largest_that_fit"]
+
+#: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
+#: one after the other, smaller blocks load K and V more often.
+SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
+#: Halvings of one field that are tried.
+_HALVINGS = 4
+
+
+def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
+    """Return ``tiling`` with the fewest halvings of its sizes, so that ``build`` fits.
+
+    None where no such tiling fits, or where any size was chosen: then an error says what would fit.
+    """
+    free = [f for f in SHRINKING if f in type(tiling).model_fields]
+    if tiling.model_fields_set & set(free):
+        return None
+    choices = [list(_halved(tiling, field)) for field in free]
+    ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
+    for at in ranked[1:]:
+        values = {f: c[i] for f, c, i in zip(free, choices, at, strict=True) if i}
+        smaller = tiling.model_copy(update=values)
+        if _fits(build, smaller):
+            return smaller
+    return None
+
+
+def largest_that_fit(build: Build, tiling: Tiling) -> str:
+    """Return, for each block size and for slices, its largest value that fits with the others as they are."""
+    found = []
+    for field in tiling_fields(type(tiling)):
+        if field.name not in SHRINKING and not field.name.startswith("block"):
+            continue
+        now, step = _effective(tiling, field.name), field.multiple_of or 1
+        values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
+        fitting = next(
+            (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
+        )
+        if fitting and fitting < now:
+            found.append(f"{field.name}={fitting}")
+    if not found:
+        return "no smaller block alone makes it fit"
+    return f"largest that fits, the other fields unchanged: {' or '.join(found)}"
+
+
+def _fits(build: Build, tiling: Tiling) -> bool:
+    try:
+        build(tiling)
+    except TilingError:
+        return False
+    return True
+
+
+def _effective(tiling: Tiling, field: str) -> int:
+    """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
+    value = getattr(tiling, field)
+    if value is None and field == "vector_rows":
+        return max(1, SLICE_ELEMENTS // int(getattr(tiling, "block_kv", 0) or 1))
+    return value if isinstance(value, int) else 0
+
+
+def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
+    """Yield the value a field has and its halves, as far as its limits go."""
+    value, limits = _effective(tiling, field), type(tiling).model_fields[field].metadata
+    step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
+    yield getattr(tiling, field)
+    for _ in range(_HALVINGS):
+        value //= 2
+        if value < step or value % step:
+            return
+        yield value

@@ -1,0 +1,91 @@
+"""Defaults fit the head sizes of real models; what was chosen stays, and errors offer what does fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npusim import run
+from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
+from npusim.schedules import SCHEDULES, find_schedule
+from npusim.spec.node import load_machine
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
+
+
+@pytest.mark.parametrize("schedule", ATTENTION, ids=lambda s: f"{s.name}-{s.family}")
+@pytest.mark.parametrize("sizes", [(64, 64), (192, 192), (192, 128), (256, 256)], ids=str)
+def test_defaults_fit_every_head_size_of_published_kernels(schedule, sizes) -> None:  # type: ignore[no-untyped-def]
+    family = {"ascend": "ascend_910b2", "nvidia": "h200"}[schedule.family]
+    device = load_machine(schedule.hw or family)
+    dtype = "float8_e4m3fn" if (schedule.name, schedule.family) == ("fp8_attention", "nvidia") else "float16"
+    for causal in (False, True):
+        problem = Problem(
+            heads=2, seq_q=1024, head_dim=sizes[0], value_head_dim=sizes[1], dtype=dtype, causal=causal
+        )
+        tiling, program = schedule.fitted(problem, schedule.tiling(), device, schedule.precision())
+        assert program.phases
+        changed = [f"{k}={v}" for k, v in tiling if v != getattr(schedule.tiling(), k)]
+        said = [note for note in program.notes if "smaller than the default" in note]
+        assert [note.partition(":")[0].split() for note in said] == ([changed] if changed else [])
+
+
+def test_a_run_says_which_default_is_smaller_and_computes_with_it() -> None:
+    problem = Problem(heads=1, seq_q=128, head_dim=256)
+    result = run("flash", problem=problem, rows="all", trace_groups=())
+    assert result.tiling.vector_rows == 8  # type: ignore[attr-defined]
+    assert "vector_rows=8: smaller than the default, which does not fit here" in result.notes
+    assert result.numerics is not None
+    assert result.numerics.error.rmse < 1e-3
+    usual = run("flash", problem=Problem(heads=1, seq_q=128, head_dim=128), numerics=False, trace_groups=())
+    assert usual.tiling.vector_rows is None  # type: ignore[attr-defined]
+    assert not usual.notes
+
+
+def test_what_was_chosen_is_never_changed_and_the_error_offers_slices_too() -> None:
+    schedule, device = find_schedule("flash", "ascend"), load_machine("ascend_910b2")
+    problem = Problem(heads=1, seq_q=1024, head_dim=256)
+    chosen = build_tiling(schedule.tiling, {"block_q": 128, "block_kv": 512, "vector_rows": 16})
+    with pytest.raises(BufferOverflowError, match=r"unchanged: block_q=80 or block_kv=432 or vector_rows=\d+") as error:
+        schedule.fitted(problem, chosen, device, schedule.precision())
+    rows = int(str(error.value).rpartition("vector_rows=")[2])
+    for value, fits in ((rows, True), (rows + 1, False)):
+        tiling = chosen.model_copy(update={"vector_rows": value})
+        try:
+            schedule.program(problem, tiling, device, schedule.precision())
+        except BufferOverflowError:
+            assert not fits
+        else:
+            assert fits
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "message"),
+    [
+        ("flash", {"dtype": "bfloat16", "precision": "fa16"}, r"P V: float16 by bfloat16, .*\(--dtype float16\)"),
+        ("standard", {"dtype": "bfloat16", "precision": "operand=float16"}, r"\(--dtype float16\)"),
+        ("flash", {"dtype": "float32"}, "multiplies float16, bfloat16; --dtype float16 rounds inputs"),
+        ("pasa", {"dtype": "float32"}, "--dtype float16 rounds inputs to it"),
+        ("volta_flash", {"dtype": "bfloat16"}, "--dtype float16 rounds to it"),
+        ("flash", {"arithmetic": "hopper.wgmma.k32.e4m3.f32"}, r"Q K\^T: float16 by float16, but hopper"),
+    ],
+)
+def test_formats_that_do_not_meet_say_what_to_do(schedule: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(NpusimError, match=message) as error:
+        run(schedule, seq=128, **options)  # type: ignore[arg-type]
+    assert isinstance(error.value, SpecError | TilingError)
+
+
+def test_float32_tensors_run_when_they_are_rounded() -> None:
+    rng = np.random.default_rng(0)
+    wide = {n: rng.standard_normal((1, 1, 64, 32), np.float32) for n in "qkv"}
+    half = {n: values.astype(np.float16) for n, values in wide.items()}
+    results = [run("flash", tensors=wide, dtype="float16", rows="all"), run("flash", tensors=half, rows="all")]
+    assert np.array_equal(results[0].output, results[1].output)
+    with pytest.raises(NpusimError, match="--dtype float16"):
+        run("flash", tensors=wide)
+    wide["k"][0, 0, 3, 1] = 7e4
+    with pytest.raises(NpusimError, match=r"1 values of k are beyond float16's largest, 65504; .* at \(0, 0, 3, 1\)"):
+        run("flash", tensors=wide, dtype="float16")

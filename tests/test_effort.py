@@ -1,0 +1,106 @@
+"""A run says what it would cost before it starts, and how far it is while it lasts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from npusim import run
+from npusim.cli import console
+from npusim.cli.app import app
+from npusim.effort import estimate
+from npusim.errors import SpecError
+from npusim.schedules import find_schedule
+from npusim.spec.problem import Problem
+from npusim.units import format_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _estimate(seq: int, method: str = "auto", rows: Any = None, **kind: Any) -> dict[str, float]:
+    problem = Problem(heads=4, seq_q=seq, head_dim=128, **kind)
+    tiling = find_schedule("flash", "ascend").tiling()
+    return dict(estimate(problem, tiling, method, None if rows is None else (rows, "all")))
+
+
+def test_the_estimate_is_of_the_size_of_what_it_takes() -> None:
+    problem = Problem(heads=2, seq_q=512, head_dim=128)
+    tiling = find_schedule("flash", "ascend").tiling()
+    run("flash", problem=problem, rows="all", trace_groups=())  # what is compiled once
+    for numerics, method in ((True, "auto"), (False, "des")):
+        start = time.process_time()
+        run("flash", problem=problem, rows="all", trace_groups=(), method=method, numerics=numerics)
+        took = time.process_time() - start
+        told = sum(estimate(problem, tiling, method, ("all", "all") if numerics else None).values())
+        assert 1 / 20 < told / took < 20, (told, took)
+
+
+def test_it_grows_with_what_is_asked_for() -> None:
+    assert _estimate(8192, rows="all")["bits"] == pytest.approx(4 * _estimate(4096, rows="all")["bits"])
+    assert _estimate(4096, rows="all", causal=True)["bits"] < 0.51 * _estimate(4096, rows="all")["bits"]
+    assert _estimate(4096, rows="sample")["bits"] == pytest.approx(_estimate(4096, rows="all")["bits"] / 32)
+    assert _estimate(4096, rows=[0, 1, 127, 128])["bits"] == pytest.approx(2 * _estimate(4096, rows="sample")["bits"])
+    assert "bits" not in _estimate(4096)
+    assert _estimate(4096, "des")["time"] > 10 * _estimate(4096, "block")["time"] > 0
+    assert _estimate(4096)["time"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--seq", "64k", "--rows", "all"), "about 57 min (an estimate; its bits 100 % of it), more than 10 min; "
+         "less: --rows sample, --heads, or --no-numerics; --force runs it all the same"),
+        (("--seq", "1M", "--method", "des", "--no-numerics"), "about 17.5 h (an estimate; its time 100 % of it)"),
+        (("--seq", "1000000000000", "--no-numerics"), "less: fewer or shorter sequences (--batch, --seq)"),
+        (("--batch", "9007199254740992"), "days (an estimate"),
+    ],
+)  # fmt: skip
+def test_beyond_ten_minutes_a_run_wants_force(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["run", "flash", "--no-save", *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+
+
+def test_force_and_python_set_no_limit() -> None:
+    sizes: dict[str, Any] = {"seq": 64, "numerics": False, "trace_groups": ()}
+    with pytest.raises(SpecError, match=r"more than 1\.00 us"):
+        run("flash", limit_s=1e-6, **sizes)
+    assert run("flash", **sizes).cycles > 0
+    forced = CliRunner().invoke(app, ["run", "flash", "--seq", "64", "--no-numerics", "--no-save", "--force"])
+    assert forced.exit_code == 0
+
+
+def test_bits_and_des_say_how_much_is_done() -> None:
+    for options in ({"rows": "all"}, {"numerics": False, "method": "des"}):
+        shares: list[float] = []
+        run("flash", seq=256, trace_groups=(), progress=shares.append, **options)  # type: ignore[arg-type]
+        assert shares == sorted(shares)
+        assert len(shares) > 1
+        assert shares[0] >= 0
+        assert 0.8 < shares[-1] <= 1
+
+
+def test_what_takes_long_says_each_tenth_where_nobody_watches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with console.working("simulating x") as tell:
+        tell(0.5)
+    assert capsys.readouterr().err == "", "soon over"
+    monkeypatch.setattr(console, "QUIET_S", 0.0)
+    with console.working("simulating x") as tell:
+        for percent in range(0, 100, 3):
+            tell(percent / 100)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"npusim: simulating x {n} %" for n in range(10, 100, 10)]
+
+
+def test_durations_have_readable_units() -> None:
+    seconds = (1e-7, 2.5, 120, 600, 3600, 7200, 5e5)
+    assert [format_duration(s) for s in seconds] == [
+        "100.0 ns", "2.50 s", "120.00 s", "10 min", "60 min", "2.0 h", "5.8 days",
+    ]  # fmt: skip

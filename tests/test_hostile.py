@@ -1,0 +1,203 @@
+"""Files of others: no hang, no escape from the folder, no control sequence, no formula, no huge array."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from npusim.cli.app import app
+from npusim.errors import SpecError, TensorError
+from npusim.explore.store import Outcome, csv_store
+from npusim.foreign import csv_cell, json_safe, visible
+from npusim.formats.vectors import load_vectors
+from npusim.report.output import default_folder
+from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
+from npusim.spec.document import MOST_VALUES, parse_document, read_document
+from npusim.spec.huggingface import import_config
+from npusim.spec.load import load_workload
+from npusim.tensors import load_tensors
+from npusim.validate.kernels import check_kernels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKLOAD = (
+    "schema: npusim.workload/1\nname: {name}\ndescription: {description}\nsource: x\n"
+    "heads: 2\nhead_dim: 64\nseq: 64\ncausal: false\n"
+)
+RED = r'"red \e[31m =cmd()"'
+
+
+def _npusim(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    return inside
+
+
+# ---------------------------------------------------------------- names are file names
+
+
+@pytest.mark.parametrize("name", ["../../x", r'"a\e[31m"', '"a/b"', '".x"', f'"{"n" * 101}"', '"a\\nb"'])
+def test_a_name_that_is_no_file_name_is_refused_with_its_line(name: str, elsewhere: Path) -> None:
+    (elsewhere / "w.yaml").write_text(WORKLOAD.format(name=name, description="x"))
+    code, stdout, stderr = _npusim("run", "flash", "-w", "w.yaml")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("npusim: error: w.yaml:2  name: ")
+    assert "no / \\ : * ? \" < > |, no dot in front" in stderr
+    assert stderr.count("\n") == 1
+    assert "\x1b" not in stderr
+    assert sorted(p.name for p in elsewhere.parent.rglob("*")) == ["inside", "w.yaml"]
+
+
+def test_names_of_devices_and_imports_are_held_to_the_same(elsewhere: Path) -> None:
+    code, _, stderr = _npusim("run", "flash", "-C", "name=../x", "--no-save")
+    assert code == 2
+    assert "-C name=../x: '../x' has '/'" in stderr
+    (elsewhere / "c.json").write_text(
+        '{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}'
+    )
+    with pytest.raises(SpecError, match="name: 'a\\\\x00b' has"):
+        import_config(elsewhere / "c.json", name="a\0b")
+
+
+def test_a_name_with_spaces_makes_a_folder_without(elsewhere: Path) -> None:
+    (elsewhere / "w.yaml").write_text(WORKLOAD.format(name="my model 7B", description="x"))
+    code, _, stderr = _npusim("run", "flash", "-w", "w.yaml", "--no-numerics", "--trace", "none")
+    assert code == 0
+    assert "wrote runs/flash-my_model_7B-64/" in stderr
+    assert default_folder("a\u00a0b  c").name == "a_b_c"
+    code, _, stderr = _npusim("explore", "flash", "-w", "w.yaml", "-f", "depth=1", "-j1")
+    assert "wrote runs/explore-flash-my_model_7B-64.csv" in stderr
+
+
+# ---------------------------------------------------------------- YAML and JSON
+
+
+def test_aliases_that_multiply_are_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    text = "\n".join(lines)
+    assert len(text) < 1024
+    start = time.process_time()
+    with pytest.raises(SpecError, match=r"f.yaml:\d+  a4: more than 100,000 values .* aliases multiply"):
+        parse_document(text, file="f.yaml")
+    assert time.process_time() - start < 5
+    many = "a: [" + ", ".join(["1"] * (MOST_VALUES // 10)) + "]"
+    assert len(parse_document(many, file="f").data["a"]) == MOST_VALUES // 10  # type: ignore[arg-type]
+
+
+def test_files_of_absurd_size_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "big.yaml"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 33)
+    with pytest.raises(SpecError, match=r"big.yaml: has 8 GiB; files of this kind have 16 MiB at most"):
+        read_document(file)
+    with pytest.raises(SpecError, match="16 MiB at most"):
+        import_config(file)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"hidden_size": ' + "9" * 5000 + "}"])
+def test_json_that_python_cannot_hold_is_an_error_of_its_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=r"config.json:1  not readable: "):
+        import_config(file)
+    code, _, stderr = _npusim("compare", str(file), str(file))
+    assert code == 2
+    assert "not a JSON file" in stderr
+
+
+# ---------------------------------------------------------------- npz
+
+
+def _npz(path: Path, shape: tuple[int, ...], data: bytes, *, name: str = "q", packed: bool) -> Path:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f2", "fortran_order": False, "shape": shape}
+    )
+    kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr(f"{name}.npy", header.getvalue() + data)
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_array_that_claims_more_than_its_file_holds_is_refused_by_size(packed: bool, tmp_path: Path) -> None:
+    file = _npz(tmp_path / "a.npz", (1, 1, 1 << 27, 128), b"\0" * 64, packed=packed)
+    for read in (load_tensors, load_vectors):
+        with pytest.raises(TensorError, match=r"a.npz: q claims 32 GiB, but the file holds"):
+            read(file)
+    named = _npz(tmp_path / "b.npz", (1 << 62,), b"", name="inputs/a/q", packed=packed)
+    with pytest.raises(TensorError, match=r"b.npz: inputs/a/q claims 8589934592 GiB"):
+        check_kernels(named)
+
+
+def test_more_than_any_run_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npusim.formats.archives.MOST_BYTES", 1000)
+    np.savez(tmp_path / "a.npz", k=np.zeros(300, "float16"), q=np.zeros(300, "float16"))
+    with pytest.raises(TensorError, match=r"up to q have 1.2 KiB; files of 1000 B at most"):
+        load_tensors(tmp_path / "a.npz")
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_text_of_others_reaches_terminal_json_and_html_without_controls(elsewhere: Path) -> None:
+    (elsewhere / "w.yaml").write_text(WORKLOAD.format(name="w", description=RED))
+    code, stdout, _ = _npusim("workload", "show", "w.yaml")
+    assert code == 0
+    assert stdout.startswith("w   red \\x1b[31m =cmd()\n")
+    _, stdout, _ = _npusim("workload", "show", "w.yaml", "--json")
+    assert "\x1b" not in stdout
+    assert "\\u001b[31m" in stdout
+    blocks = (Heading("\x9b31m"), Facts((("a\u202eb", cells("x\ry")),)), Grid(("\x07",), "<", ()))
+    for text in (plain(blocks), pre_html(blocks)):
+        assert "\\x9b31m" in text
+        assert text.replace("\n", "").isprintable()
+    assert load_workload(elsewhere / "w.yaml").description == "red \x1b[31m =cmd()", "kept as it is"
+
+
+def test_visible_keeps_text_of_all_languages() -> None:
+    assert visible("Größe 注意力 ∞ a\u00a0b\n") == "Größe 注意力 ∞ a\u00a0b\n"
+    assert visible("\u2028\x00\x7f\ud800") == "\\u2028\\x00\\x7f\\ud800"
+    assert json_safe('"\x9b\u202e"') == '"\\u009b\\u202e"'
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("=1+1", "'=1+1"), ("@x", "'@x"), ("-x", "'-x"), ("\t=x", "\\t=x"), ("-1", "-1"), ("+2e3", "+2e3"),
+        ("plain", "plain"), (-1, -1), (None, None),
+    ],
+)  # fmt: skip
+def test_cells_that_look_like_formulas_are_text(cell: object, shown: object) -> None:
+    assert csv_cell(cell) == shown
+
+
+def test_points_of_a_search_are_written_as_such_cells(tmp_path: Path) -> None:
+    with csv_store(tmp_path / "a.csv", ["acc"]) as add:
+        add(Outcome(0, {"acc": "=HYPERLINK(1)"}, "infeasible", reason="@x\x1b: y"))
+    with (tmp_path / "a.csv").open(newline="") as file:
+        row = next(iter(csv.DictReader(file)))
+    assert (row["acc"], row["reason"]) == ("'=HYPERLINK(1)", "'@x\\x1b: y")
+
+
+def test_a_model_built_in_python_is_held_to_its_name_too() -> None:
+    load = load_workload("pangu_38b")
+    with pytest.raises(ValidationError, match="no dot in front"):
+        type(load).model_validate({**load.model_dump(by_alias=True), "name": ".."})

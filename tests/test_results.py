@@ -1,0 +1,111 @@
+"""Results as people meet them in Python: they fit a screen, save themselves, and say what they are."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.errors import NpusimError
+from npusim.report.record import record_of
+from npusim.report.result_json import load_result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.run_result import RunResult
+
+SCREEN = 60 * 200
+
+
+@pytest.fixture(scope="module")
+def result() -> RunResult:
+    return npusim.run("pasa", seq=256, presets=True)
+
+
+def test_a_result_fits_a_line_and_prints_as_its_table(result: RunResult) -> None:
+    assert repr(result) == (
+        f"<RunResult pasa-pangu_38b-256 on ascend_910b2, fp16_mean, {result.cycles:,} cycles, "
+        f"{result.latency_us:,.2f} us, relative RMSE {result.numerics.error.rmse:.2e}>"  # type: ignore[union-attr]
+    )
+    text = str(result)
+    assert text.startswith("pasa on ascend_910b2   precision fp16_mean\n")
+    assert len(text) < SCREEN
+    assert text.count("\n") < 60
+    for part in (result.timing, result.numerics):
+        assert len(repr(part)) < SCREEN / 4
+
+
+def test_help_describes_every_parameter() -> None:
+    text = pydoc.render_doc(npusim.run)
+    described = text.partition("Parameters")[2].partition("Returns")[0]
+    for name in inspect.signature(npusim.run).parameters:
+        assert name in described.replace(",", " ").split(), name
+    for heading in ("Returns", "Raises", "Examples"):
+        assert heading in text
+
+
+def test_a_result_saves_itself(result: RunResult, tmp_path: Path) -> None:
+    folder = result.save(tmp_path / "a")
+    assert {p.name for p in folder.iterdir()} == {"result.json", "pipes.csv", "trace.pftrace"}
+    assert load_result(folder) == record_of(result)
+    assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
+
+
+def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: RunResult) -> None:
+    found = {p.precision: p for p in result.presets}
+    assert set(found) == {"fp32_mean", "fixed_reference"}
+    for name, preset in found.items():
+        alone = npusim.run("pasa", seq=256, precision=name, trace_groups=())
+        assert preset.relative_rmse == alone.numerics.error.rmse  # type: ignore[union-attr]
+        assert preset.latency_us == alone.latency_us
+    text = str(result)
+    assert f"presets     fp32_mean: relative RMSE {found['fp32_mean'].relative_rmse:.2e}, " in text
+    assert not npusim.run("flash", seq=64, presets=True, trace_groups=()).presets
+
+
+def test_the_mean_chain_in_float16_is_seen_to_lose_on_resonant_inputs() -> None:
+    result = npusim.run("pasa", workload="pasa_hybrid", seq=512, heads=[0], presets=True, trace_groups=())
+    error = {p.precision: p.relative_rmse for p in result.presets}
+    assert result.numerics is not None
+    assert error["fp32_mean"] is not None
+    assert result.numerics.error.rmse > 5 * error["fp32_mean"]
+
+
+def test_the_command_line_shows_presets_unless_told_not_to() -> None:
+    arguments = ["run", "pasa", "--seq", "128", "--heads", "0", "--no-save"]
+    for more, shown in (([], True), (["--no-presets"], False), (["--no-numerics"], False)):
+        done = CliRunner().invoke(app, [*arguments, *more])
+        assert done.exit_code == 0
+        assert ("presets " in done.stdout) == shown
+
+
+def test_an_exploration_fits_a_line_and_becomes_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = npusim.explore("flash", {"block_q": [128, 2048], "depth": [1]}, seq=256)
+    best = found.best
+    assert best is not None
+    assert repr(found) == (
+        "<Exploration of flash on ascend_910b2: 1 of 2 points fit, best block_q=128 depth=1: "
+        f"{best.cycles:,} cycles, {best.latency_us:,.2f} us>"
+    )
+    frame = found.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["status"]) == ["ok", "infeasible"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(NpusimError, match="pip install pandas"):
+        found.to_pandas()
+
+
+def test_a_comparison_fits_a_line() -> None:
+    one = npusim.run("flash", seq=64, numerics=False, trace_groups=())
+    two = npusim.run("flash", seq=64, numerics=False, trace_groups=(), tiling={"depth": 1})
+    assert repr(npusim.compare(one, two)) == (
+        "<Comparison of flash-pangu_38b-64 and flash-pangu_38b-64: tiling.depth>"
+    )
