@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
@@ -48,9 +49,9 @@ def product(dst: str, left: str, right: str, *, accumulate: bool = False) -> Row
     return Row(Opcode.MATMUL, dst, (left, right), Attributes(accumulate=accumulate))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """A named run of rows: one product (a *product stage*) or none (a *rows stage*)."""
+    """A named run of rows: one product (a *product stage*) or none (a *rows stage*); equal to itself alone."""
 
     name: str
     rows: Table
@@ -62,17 +63,17 @@ class Stage:
                 f"stage {self.name}: a product is a stage of its own; cut it out of these {len(self.rows)} rows"
             )
 
-    @property
+    @cached_property
     def is_product(self) -> bool:
         """Whether it is a product stage."""
         return bool(self.rows) and self.rows[0].opcode is Opcode.MATMUL
 
-    @property
+    @cached_property
     def written(self) -> tuple[str, ...]:
         """Names it writes, each once, in order."""
         return tuple(dict.fromkeys(r.dst for r in self.rows))
 
-    @property
+    @cached_property
     def read(self) -> tuple[str, ...]:
         """Names and constants it reads, each once, in order."""
         return tuple(dict.fromkeys(s for r in self.rows for s in r.srcs))

@@ -78,6 +78,11 @@ class Frame:
         axes = self.phase.names[n].axes
         return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
 
+    def sharing(self, n: str) -> int:
+        """Return how many of the phase's heads share one head of a name's tensor."""
+        bound = self.phase.tensors[n]
+        return 1 if isinstance(bound, BySize) else self._heads // bound.heads
+
     def tensor(self, n: str, cell: Cell) -> GlobalTensor:
         """Return the tensor that an operand or result is bound to."""
         bound = self.phase.tensors[n]
@@ -94,7 +99,7 @@ class Frame:
         if is_shared:  # one matrix for all cells
             batch = head = top = left = 0
         else:
-            share = self._heads // tensor.heads
+            share = self.sharing(n)
             # Heads that share are no sums of a cell's coordinates; only inputs are shared.
             head = cell.head if share == 1 else varying(lambda h: h // share, cell.head)
             batch = cell.batch

@@ -55,16 +55,16 @@ def _visited(
     frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Sequence[Cell]
 ) -> Iterator[Touch]:
     """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
-    found: dict[tuple[str, int, int, int], tuple[GlobalTile, int, int]] = {}
+    share = frame.sharing(n)
+    longest: dict[tuple[int, int, int], tuple[int, int, int, Cell]] = {}
     for cell in cells:
-        region, each = _whole(frame, n, cell), times(n, cell)
-        key = (region.tensor.name, region.batch, region.head, region.row)
-        largest, most, size = found.get(key, (region, 0, 0))
-        if region.rows > largest.rows:
-            largest = region
-        found[key] = (largest, max(most, each), size + each * region.payload_bytes)
-    for region, most, size in found.values():
-        yield Touch(region, most, size)
+        first, each = cell.first, times(n, cell)
+        rows, key = cell.last - first, (cell.batch, cell.head // share, first)
+        most_rows, most, total, _ = longest.get(key, (0, 0, 0, cell))
+        longest[key] = max(most_rows, rows), max(most, each), total + each * rows, cell
+    for rows, most, total, cell in longest.values():
+        region = frame.cut(n, cell, Visit(0, cell.first, rows))
+        yield Touch(region, most, region.payload_bytes // rows * total)
 
 
 def neighbours(cells: Sequence[Cell]) -> Iterator[tuple[Cell, int]]:

@@ -21,6 +21,7 @@ from npusim.machines.ascend.product import Product, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.frame import Frame, body
 from npusim.machines.touches import touches
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class AscendPhase:
         self.cross: dict[str, Ring] = {}
         products = [s for s in frame.stages if s.is_product]
         self.products = {s: Product(frame, s, group, tiling, self.cross) for s in products}
+        self.reread = dict(p.reread for p in self.products.values())
         self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
         if products:
             self._place_products()
@@ -89,7 +91,8 @@ class AscendPhase:
 
     def _times(self, name: str, cell: Cell) -> int:
         """Return how often a cell reads all of an operand in one tile."""
-        return max(p.touch_times(name, cell) for p in self.products.values())
+        rows = self.reread.get(name)
+        return ceil_div(cell.rows, rows) if rows else 1
 
     # ---------------------------------------------------------------- order
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.phase import WHOLE
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item
@@ -219,11 +218,11 @@ class Product:
         rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
         return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
 
-    def touch_times(self, n: str, cell: Cell) -> int:
-        """Return how often the product reads all of an operand in one tile."""
-        if n == self.right and self.modes[n] == "piece" and not self.plan.panels_outside:
-            return len(list(chunks(self.frame.size(cell, self.m_axis, WHOLE), self.plan.m)))
-        return 1
+    @property
+    def reread(self) -> tuple[str, int]:
+        """The operand that every band of A reads anew, and the rows of a band; no operand: none is."""
+        is_reread = self.plan.right == "piece" and not self.plan.panels_outside
+        return self.right if is_reread else "", self.plan.m
 
 
 def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[TileOp]:

@@ -40,6 +40,7 @@ class RowsStage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     masks: tuple[str, ...]
+    names: tuple[str, ...]
     moved: Mapping[str, str]
     height: int
 
@@ -60,10 +61,10 @@ def rows_stage(frame: Frame, stage: Stage, group: AscendGroup, elements: int) ->
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
-    names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
+    names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
     height = max(1, min(share, elements // max(frame.width(n) for n in names)))
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
-    return RowsStage(stage, table, inputs, outputs, masks, moved, height)
+    return RowsStage(stage, table, inputs, outputs, masks, names, moved, height)
 
 
 class VectorShare:
@@ -235,7 +236,8 @@ class VectorShare:
         """Return ``{name: operand}`` for a slice that starts at row ``own`` of this core's share."""
         frame = self.frame
         bound: dict[str, Source] = dict(frame.phase.constants)
-        for n, place in frame.storage.items():
+        for n in s.names:
+            place = frame.storage[n]
             if place in views:
                 bound[n] = views[place]
             elif place in self.carried:
