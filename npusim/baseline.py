@@ -7,6 +7,7 @@ deterministic, so any difference counts; the pipes that moved are named.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -138,7 +139,9 @@ def _check(file: Path, case: BaselineFile, *, update: bool) -> CaseOutcome:
         new, timing = cycles_of(result), result.timing
     except NpusimError as error:
         old_cycles = None if old is None else old.cycles
-        return CaseOutcome(name, file, "failed", old_cycles, reason=str(error))
+        # An override of the file is what `-C` is on the command line.
+        reason = re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
+        return CaseOutcome(name, file, "failed", old_cycles, reason=reason)
     moved = {} if old is None else _moved(old.busy_cycles, new.busy_cycles)
     is_same = old is not None and not moved and old.cycles == new.cycles
     status: Status = "ok" if is_same else "new" if old is None else "changed"

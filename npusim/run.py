@@ -169,8 +169,7 @@ def run(
         return replace(run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
             sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides,
-            numerics=numerics,
-        ), asked=words)  # fmt: skip
+            numerics=numerics), asked=words)  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
     given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
@@ -319,7 +318,7 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
     if flags is None:
         return None
     return FlagBudget(
-        flags.event_ids_per_pair_count.value,
+        flags.usable_event_ids_count.value,
         flags.cross_core_ids_count.value,
         flags.cross_core_counter_max_count.value,
     )

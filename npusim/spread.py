@@ -29,8 +29,8 @@ class Spread:
     """Outputs under another arithmetic against those of the run, over the rows of one head.
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
-    Frobenius distance, ``differing`` the share of outputs whose bits differ; both NaN where an output
-    of either is not finite.
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both NaN where the
+    other's outputs are not all finite.
     """
 
     arithmetic: str
@@ -83,12 +83,14 @@ def spread_over_alternates(
     """Return how much the first computed block changes under each alternative arithmetic.
 
     ``rebuild(changes)`` gives the program with fields of the precision changed.  Nothing is assumed:
-    no alternatives.
+    no alternatives.  An output that is not finite is at no distance from another: none either.
     """
     if not bits.rows:
         return ()
     batch, head, row = next(iter(bits.rows))
     before = bits.rows[batch, head, row].astype(np.float64)
+    if not np.isfinite(before).all():
+        return ()
     found = []
     for name, changes in _alternatives(bits, device):
         again = evaluate(rebuild(changes), problem, inputs, rows=[row], heads=[head])
@@ -98,8 +100,8 @@ def spread_over_alternates(
 
 
 def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float, float]:
-    """Return the relative distance, and the share of differing values; NaN unless all are finite."""
-    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+    """Return the relative distance, and the share of differing values; NaN if not all are finite."""
+    if not np.isfinite(after).all():
         return math.nan, math.nan
     norm = float(np.sqrt((before**2).sum()))
     distance = float(np.sqrt(((after - before) ** 2).sum()))

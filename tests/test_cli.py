@@ -42,6 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, outside CI."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     return tmp_path
 
@@ -172,6 +173,24 @@ def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     assert cores == {"core1", "core2"}
 
 
+@pytest.mark.parametrize("columns", [60, 100])
+def test_columns_wrap_between_words_and_commands_stay_whole(columns: int) -> None:
+    """Of tables and help; only a word that is longer runs over, and what is to be copied."""
+    for arguments in (
+        ("run", "flash", *QUICK, "--no-save"), ("hw", "show", "ascend_910b2", "--only", "links"),
+        ("hw", "list"), ("workload", "show", "llama2_70b"), ("run", "--help"), ("validate", "--help"),
+    ):  # fmt: skip
+        result = _npusim(*arguments, env={"COLUMNS": str(columns)})
+        assert result.exit_code == 0
+        wide = [line for line in result.stdout.splitlines() if len(line) > columns]
+        # A grid of numbers can give no more, a key no less.
+        allowed = ("npusim ", "%", "_", "share")
+        assert [line for line in wide if not any(mark in line for mark in allowed)] == []
+        assert not any("#" in line for line in wide), "what an example does goes below it"
+    whole = _ok("hw", "show", "ascend_910b2", "--only", "links")
+    assert any(len(line) > 100 for line in whole.splitlines()), "a file gets whole lines"
+
+
 def test_no_save_writes_nothing(elsewhere: Path) -> None:
     _ok("run", "flash", *QUICK, "--no-save")
     assert not list(elsewhere.iterdir())
@@ -223,8 +242,8 @@ def test_products_and_copies_run_from_their_sizes() -> None:
         (("flash", "-t", "blok=1"), "blok: unknown tiling field"),
         (("flash", "-t", "block_q"), "-t block_q: write -t key=value"),
         (("flash", "-t", "block_q=512"), "bytes needed"),
-        (("flash", "--hw", "ascend_910b"), "no device named 'ascend_910b'. Did you mean"),
-        (("flash", "--hw", "none.yaml"), "no such device file"),
+        (("flash", "--hw", "ascend_910b"), "no device or node named 'ascend_910b'. Did you mean"),
+        (("flash", "--hw", "none.yaml"), "no such device or node file"),
         (("flash", "-w", "pangu"), "no workload named 'pangu'"),
         (("flash", "-C", "clock=1"), "Did you mean `clock_hz`?"),
         (("flash", "-C", "clock_hz"), "-C clock_hz: write -C key=value"),
@@ -360,7 +379,42 @@ def test_check_fails_with_1_until_accepted(
     assert json.loads(result.stdout)["passed"] is False
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("schedule: flash", "b.yaml:1  schema: missing; write schema: npusim.baseline/1"),
+        ("schema: npusim.baseline/1\nschedule: flash\nworkload: pangu_38b",
+         "hw: missing; a device by name, or a path relative to this file"),
+        ("schema: npusim.baseline/1\nschedule: flash\nhw: h200\nworkload: pangu_38b\n"
+         "expect: {device_digest: x, busy_cycles: {}}", "b.yaml:5  expect.cycles: missing"),
+    ],
+)  # fmt: skip
+def test_hints_of_check_speak_of_baselines(body: str, message: str, elsewhere: Path) -> None:
+    (elsewhere / "b.yaml").write_text(body)
+    error = _error("check", "b.yaml")
+    assert message in error
+    assert "basis" not in error
+
+
+def test_an_override_of_a_baseline_is_called_so(elsewhere: Path) -> None:
+    (elsewhere / "b.yaml").write_text(
+        "schema: npusim.baseline/1\nschedule: flash\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 256\n"
+        "overrides: {clock: 3}\n"
+    )
+    result = _npusim("check", "b.yaml")
+    assert result.exit_code == 1
+    assert "overrides: clock=3: no key 'clock'. Did you mean `clock_hz`?" in result.stdout
+
+
 # ---------------------------------------------------------------- hw, workload
+
+
+def test_an_unknown_name_lists_devices_and_nodes() -> None:
+    for verb in (("hw", "show"), ("hw", "validate"), ("run", "flash", "--no-save", "--hw")):
+        result = _npusim(*verb, "tpu")
+        assert result.exit_code == 2
+        assert [n for n in (*list_devices(), *list_nodes()) if n not in result.stdout + result.stderr] == []
+    assert "Did you mean `ascend_910b2_x8`?" in _error("hw", "show", "ascend_910b2_x")
 
 
 def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
@@ -457,7 +511,7 @@ def _on_terminal(*arguments: str, env: dict[str, str]) -> str:
 
 
 def test_colour_is_for_terminals_and_not_with_no_color() -> None:
-    env = {"TERM": "xterm-256color"}
+    env = {"TERM": "xterm-256color", "COLUMNS": "200"}
     os.environ.pop("NO_COLOR", None)
     coloured = _on_terminal("hw", "list", env=env)
     plain = _on_terminal("hw", "list", env={**env, "NO_COLOR": "1"})

@@ -37,6 +37,7 @@ def test_what_is_finite_on_the_same_sample_is_named_with_its_error(
     found = overflowing(**fields)
     assert not found.numerics.error.is_finite
     assert found.numerics.first_events[0].kind == "overflow"
+    assert found.spread == ()
     assert [(f.schedule, f.precision) for f in found.finite] == expected
     for choice in found.finite:
         changed = {**fields, "schedule": choice.schedule, "precision": choice.precision}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import Loop, Name, Phase, name
 from npusim.algorithms.table import Stage, choose, product, row
+from npusim.formats.exponential import LOG2_E
 from npusim.ir.op import Attributes, Opcode
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def flash_names(p: FlashPrecision, dtype: str, *, is_masked: bool) -> dict[str, 
 
 def exponent_factor(variant: str) -> float:
     """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
-    return math.log2(math.e) if variant.startswith("exp2.") else 1.0
+    return LOG2_E if variant.startswith("exp2.") else 1.0
 
 
 def chosen(stages: Iterable[Stage], exp_variant: str, sum_order: str) -> tuple[Stage, ...]:

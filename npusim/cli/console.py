@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from contextlib import contextmanager
@@ -40,18 +41,22 @@ _STYLES = MappingProxyType(
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Print a table: in colour on a terminal, as plain text elsewhere."""
+    """Print a table: in colour on a terminal, as plain text elsewhere.
+
+    It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
+    """
     from npusim.report.text import lines, plain
 
+    width = _width()
     if not _is_coloured():
-        typer.echo(plain(blocks), nl=False)
+        typer.echo(plain(blocks, width), nl=False)
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for line in lines(blocks):
-        # Long lines are the terminal's to wrap: a copied line stays one line.
+    for line in lines(blocks, width):
+        # What is still too long is the terminal's to wrap: a copied command stays one line.
         console.print(Text.assemble(*((t, _STYLES[s]) for t, s in line)), soft_wrap=True)
 
 
@@ -123,6 +128,13 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(task, completed=done, total=total)
 
         yield advance
+
+
+def _width() -> int | None:
+    """Return the columns to wrap to; None where nobody says how many there are."""
+    if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def _is_coloured() -> bool:

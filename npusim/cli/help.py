@@ -70,5 +70,13 @@ class Group(TyperGroup):
 
 
 def _write_lines(text: str | None, formatter: Any) -> None:
-    if text:
-        formatter.write(f"\n{text}\n")
+    """Write lines as they are to be typed; what one does goes below it where both are too wide."""
+    if not text:
+        return
+    formatter.write("\n")
+    for line in text.split("\n"):
+        typed, mark, what = line.partition("   # ")
+        if mark and len(line) > formatter.width:
+            formatter.write(f"{typed.rstrip()}\n      # {what}\n")
+        else:
+            formatter.write(f"{line}\n")

@@ -230,7 +230,8 @@ def run(
             causal=causal, dtype=dtype, ignore=o.ignored_names(ignore), tiling=tiles, precision=precision,
             arithmetic=arithmetic, method=method, tensors=tensors, prefix=prefix, layout=layout, seed=seed,
             rows=o.chosen(rows, "--rows"), heads=o.chosen(heads, "--heads"), numerics=not no_numerics,
-            diagnose=diagnose, trace_groups=groups, presets=beside, limit_s=None if force else LONGEST_S, progress=progress,
+            diagnose=diagnose, trace_groups=groups, presets=beside, progress=progress,
+            limit_s=None if force else LONGEST_S,
         )  # fmt: skip
         folder = None if no_save else _save(result, out, trace, save_output or tensors is not None)
     _print(result, folder, as_json=json, sensitive=sensitivity)

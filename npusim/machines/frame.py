@@ -112,6 +112,17 @@ class Frame:
         left, right = stage.rows[0].srcs
         return self.axes(right)[1] == self.axes(left)[1]
 
+    def check_operands(self, stage: Stage, unit: str) -> None:
+        """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
+        left, right = stage.rows[0].srcs
+        a, b, wanted = self.fmt(left), self.fmt(right), get_arithmetic(unit)
+        if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
+            name = f"{self.label(left)} {self.label(right)}" + ("^T" if self.is_transposed(stage) else "")
+            raise TilingError(
+                f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
+                f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
+            )
+
     def mask_cut(self, n: str, cell: Cell, tile: Visit, row: Span) -> GlobalTile:
         """Return the mask of some rows of a tile."""
         top = self.span(cell, self.row_axis, tile)[0]
@@ -122,16 +133,6 @@ class Frame:
         """Return the cell's runs, each with the number of its first tile."""
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
-
-
-def check_operands(name: str, unit: str, a: str, b: str) -> None:
-    """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
-    wanted = get_arithmetic(unit)
-    if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
-        raise TilingError(
-            f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
-            f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
-        )
 
 
 def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:

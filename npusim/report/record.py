@@ -250,7 +250,7 @@ def _device(device: DeviceSpec) -> DeviceRecord:
         clock_hz=float(device.clock_hz.value),
         group_count=device.group_count.value,
         link_bytes_per_s={
-            name: float((link.mixed_bytes_per_s or link.bytes_per_s).value)
+            name: float(link.bytes_per_s.value)
             for name, link in device.links.items()
         },
     )

@@ -57,7 +57,7 @@ def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...
     after += _notes(record)
     advice = advise(record, trial)
     if advice is not None:
-        tries = (Cell(f"try: {advice.command}", "good"),) if advice.command else ()
+        tries = (Cell(f"try: {advice.command}", "good", whole=True),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
     blocks.append(Facts(tuple(after)))
     return tuple(blocks)
@@ -270,7 +270,7 @@ def _error(bits: NumericRecord) -> str:
         )
     ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
     return (
-        f"RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
+        f"relative RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
     )
 
 
@@ -279,7 +279,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     if not bits.nan_count and not bits.inf_count:
         return []
     found = [
-        f"{f.schedule} with precision {f.precision} (RMSE {f.rmse:.2e})" for f in record.finite
+        f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite
     ]
     if found:
         return [Cell(f"finite on the same sample: {', '.join(found)}", "good")]
@@ -288,10 +288,10 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
 
 def _spread(found: SpreadRecord) -> str:
     if found.differing is None:
-        return f"with {found.arithmetic}: no figure, as outputs are not finite"
+        return f"with {found.arithmetic}: outputs are not finite"
     return (
         f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
-        f"RMSE {_figure(found.rmse)}"
+        f"relative RMSE {_figure(found.rmse)}"
     )
 
 

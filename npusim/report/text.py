@@ -6,6 +6,7 @@ Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colo
 from __future__ import annotations
 
 import html
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -24,14 +25,17 @@ Line = tuple[tuple[str, Style], ...]
 
 _INDENT = "  "
 _GAP = "  "
+#: Text is not squeezed into less: then lines run over.
+_NARROWEST = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text with the meaning that may colour it."""
+    """A piece of text with the meaning that may colour it; ``whole`` text (a command) is never wrapped."""
 
     text: str
     style: Style = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,11 @@ def whole(number: int) -> str:
     return f"{number:,}"
 
 
-def lines(blocks: Iterable[Block]) -> Iterator[Line]:
-    """Yield the lines of ``blocks``; a grid stands between empty lines."""
+def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
+    """Yield the lines of ``blocks``; a grid stands between empty lines.
+
+    With ``width`` they are wrapped between words, under where their text began; a word is never cut.
+    """
     after_grid = False
     for index, block in enumerate(blocks):
         is_grid = isinstance(block, Grid)
@@ -85,19 +92,19 @@ def lines(blocks: Iterable[Block]) -> Iterator[Line]:
             yield ()
         match block:
             case Heading():
-                found: Iterable[Line] = (_heading(block),)
+                found: Iterable[Line] = _heading(block, width)
             case Facts():
-                found = _facts(block)
+                found = _facts(block, width)
             case Grid():
-                found = _grid(block)
+                found = _grid(block, width)
         for line in found:
             yield tuple((visible(text).replace("\n", " "), style) for text, style in line)
         after_grid = is_grid
 
 
-def plain(blocks: Iterable[Block]) -> str:
+def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     """Return the text without styles; every line ends in a newline."""
-    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines(blocks))
+    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines(blocks, width))
 
 
 def pre_html(blocks: Iterable[Block]) -> str:
@@ -105,35 +112,78 @@ def pre_html(blocks: Iterable[Block]) -> str:
     return f'<pre style="line-height:1.25">{html.escape(plain(blocks))}</pre>'
 
 
-def _heading(heading: Heading) -> Line:
-    if not heading.right:
-        return ((heading.left, "title"),)
-    return ((heading.left, "title"), ("   ", ""), (heading.right, "dim"))
+def _heading(heading: Heading, width: int | None) -> Iterator[Line]:
+    gap = 3
+    first, *rest = _wrapped(heading.left, width)
+    right = _wrapped(heading.right, width) if heading.right else []
+    one_line = not rest and right and (width is None or len(first) + gap + len(heading.right) <= width)
+    if one_line:
+        yield ((first, "title"), (" " * gap, ""), (heading.right, "dim"))
+        return
+    for text in (first, *rest):
+        yield ((text, "title"),)
+    for text in right:
+        yield ((text, "dim"),)
 
 
-def _facts(facts: Facts) -> Iterator[Line]:
-    width = max((len(label) for label, _ in facts.rows), default=0)
+def _facts(facts: Facts, width: int | None) -> Iterator[Line]:
+    labels = max((len(label) for label, _ in facts.rows), default=0)
+    room = None if width is None else width - len(_INDENT) - labels - len(_GAP)
     for label, values in facts.rows:
-        for index, cell in enumerate(values):
-            name = label if index == 0 else ""
-            yield ((f"{_INDENT}{name:<{width}}{_GAP}", "label"), (cell.text, cell.style))
+        name = label
+        for cell in values:
+            for text in [cell.text] if cell.whole else _wrapped(cell.text, room):
+                yield ((f"{_INDENT}{name:<{labels}}{_GAP}", "label"), (text, cell.style))
+                name = ""
 
 
-def _grid(grid: Grid) -> Iterator[Line]:
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Return ``text`` in lines of at most ``width``, cut between words; all of it where that is None."""
+    if width is None or len(text) <= width:
+        return [text]
+    found = textwrap.wrap(
+        text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False
+    )
+    return found or [""]
+
+
+def _grid(grid: Grid, width: int | None) -> Iterator[Line]:
     columns = range(len(grid.header))
     widths = [max(len(text) for text in _column(grid, i)) for i in columns]
-    yield _row([Cell(name, "label") for name in grid.header], grid.align, widths)
-    for row in grid.rows:
-        yield _row(row, grid.align, widths)
+    if width is not None:
+        _narrow(grid, widths, width)
+    header = tuple(Cell(name, "label") for name in grid.header)
+    for row in (header, *grid.rows):
+        yield from _row(row, grid.align, widths)
+
+
+def _narrow(grid: Grid, widths: list[int], width: int) -> None:
+    """Take room from columns of text, the one with most to give first, until the grid fits or none has any."""
+    words = [[len(w) for text in _column(grid, i) for w in text.split()] for i in range(len(widths))]
+    least = [min(now, max(_NARROWEST, *lengths, 0)) for now, lengths in zip(widths, words, strict=True)]
+    texts = [i for i, side in enumerate(grid.align) if side == "<"]
+    over = len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    while over > 0 and texts:
+        widest = max(texts, key=lambda i: widths[i] - least[i])
+        if widths[widest] <= least[widest]:
+            return
+        widths[widest] -= 1
+        over -= 1
 
 
 def _column(grid: Grid, index: int) -> list[str]:
     return [grid.header[index], *(row[index].text for row in grid.rows)]
 
 
-def _row(row: Sequence[Cell], align: str, widths: Sequence[int]) -> Line:
-    segments: list[tuple[str, Style]] = []
-    for index, (cell, side, width) in enumerate(zip(row, align, widths, strict=True)):
-        segments.append((_GAP if index else _INDENT, ""))
-        segments.append((f"{cell.text:{side}{width}}", cell.style))
-    return tuple(segments)
+def _row(row: Sequence[Cell], align: str, widths: Sequence[int]) -> Iterator[Line]:
+    parts = [
+        _wrapped(cell.text, width if side == "<" else None)
+        for cell, side, width in zip(row, align, widths, strict=True)
+    ]
+    for number in range(max((len(part) for part in parts), default=1)):
+        segments: list[tuple[str, Style]] = []
+        for index, (cell, part, side, width) in enumerate(zip(row, parts, align, widths, strict=True)):
+            text = part[number] if number < len(part) else ""
+            segments.append((_GAP if index else _INDENT, ""))
+            segments.append((f"{text:{side}{width}}", cell.style))
+        yield tuple(segments)

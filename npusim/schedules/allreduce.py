@@ -133,6 +133,6 @@ SCHEDULES = (
     Schedule(
         name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
         tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build),
+        build=cast("Builder", build), hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

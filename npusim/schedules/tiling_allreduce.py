@@ -98,6 +98,6 @@ SCHEDULES = (
         name="tiling_allreduce", family=NODE_FAMILY,
         summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
         tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build),
+        build=cast("Builder", build), hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

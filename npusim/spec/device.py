@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeAliasType
 
 from npusim.errors import SpecError
 from npusim.spec.engine import (
@@ -31,12 +32,15 @@ DEVICE_SCHEMA = "npusim.device/1"
 GM = "GM"
 
 
+#: Numbers and choices with their sources, under the keys that a model would have them by.
+Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
+
+
 class BankSpec(SpecModel):
     """Banks of an on-chip buffer: banks in groups, each bank a column of rows."""
 
-    bank_count: PositiveWhole
     group_count: PositiveWhole
-    bank_bytes: PositiveWhole
+    rows_count: PositiveWhole = Field(description="of one bank")
     row_bytes: PositiveWhole
 
 
@@ -47,37 +51,22 @@ class BufferSpec(SpecModel):
     alignment_bytes: PositiveWhole = Field(description="addresses are multiples of it")
     banks: BankSpec | None = None
 
-    @model_validator(mode="after")
-    def _banks_fill_the_buffer(self) -> Self:
-        if self.banks is not None:
-            total = self.banks.bank_count.value * self.banks.bank_bytes.value
-            if total != self.capacity_bytes.value:
-                text = f"{self.capacity_bytes.value} bytes, but its banks hold {total}"
-                raise fault_at("capacity_bytes", text)
-        return self
-
 
 class GlobalMemorySpec(SpecModel):
     """Device memory."""
 
     capacity_bytes: PositiveWhole
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
-    request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of")
-    request_max_bytes: PositiveWhole = Field(description="between these sizes")
-    cold_read_latency_cycles: WholeQuantity = Field(description="of the very first access")
+    request_min_bytes: PositiveWhole = Field(
+        description="transfers are split into requests of this at least"
+    )
 
 
 class L2Spec(SpecModel):
     """The cache that all cores share."""
 
     capacity_bytes: PositiveWhole
-    line_bytes: PositiveWhole
-    read_latency_cycles: WholeQuantity
-    write_latency_cycles: WholeQuantity
     miss_extra_latency_cycles: WholeQuantity
-    same_address_granule_bytes: PositiveWhole = Field(
-        description="two cores' accesses within one granule wait for each other"
-    )
 
 
 class MemorySpec(SpecModel):
@@ -90,22 +79,18 @@ class MemorySpec(SpecModel):
 class LinkSpec(SpecModel):
     """A bandwidth that all cores share."""
 
-    bytes_per_s: Positive = Field(description="reached, summed over all cores")
-    nominal_bytes_per_s: Positive | None = Field(default=None, description="on the data sheet")
-    mixed_bytes_per_s: Positive | None = Field(
-        default=None, description="reached by reads and writes together"
+    bytes_per_s: Positive = Field(
+        description="reached, summed over all cores, by reads and writes together"
     )
-    efficiency_factor: Positive | None = Field(default=None, description="reached over stated")
 
 
 class FlagsSpec(SpecModel):
     """Flags within a core and between the cores of a group."""
 
     intra_core_latency_cycles: WholeQuantity
-    event_ids_per_pair_count: PositiveWhole = Field(
-        description="binary flags per ordered pair of pipes"
+    usable_event_ids_count: PositiveWhole = Field(
+        description="binary flags per ordered pair of pipes that a kernel may use"
     )
-    usable_event_ids_count: PositiveWhole = Field(description="of these, how many a kernel may use")
     cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
     cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
@@ -113,13 +98,6 @@ class FlagsSpec(SpecModel):
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
         description="who stands still in a wait: the pipe it is queued on, or the scalar unit"
     )
-
-    @model_validator(mode="after")
-    def _usable_ids_exist(self) -> Self:
-        usable, there = self.usable_event_ids_count.value, self.event_ids_per_pair_count.value
-        if usable > there:
-            raise fault_at("usable_event_ids_count", f"{usable} of only {there} ids per pair")
-        return self
 
 
 class LaunchSpec(SpecModel):
@@ -160,6 +138,9 @@ class DeviceSpec(SpecModel):
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
     links: dict[str, LinkSpec]
+    stated: Facts = Field(
+        default_factory=dict, alias="facts", description="known, but read by no model yet"
+    )
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
 
@@ -196,6 +177,8 @@ class DeviceSpec(SpecModel):
         for core in wanted:
             if core not in self.cores:
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
+        if self.family == "ascend" and self.core("aic").per_group_count.value != 1:
+            raise fault_at("cores.aic.per_group_count", "a core group has one AIC; must be 1")
         for part in ("flags", "launch"):
             if self.family == "ascend" and getattr(self, part) is None:
                 raise fault_at(part, "missing; ascend devices are timed")
@@ -287,7 +270,8 @@ def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
         yield prefix, node
         return
     if isinstance(node, SpecModel):
-        children: Iterator[tuple[str, object]] = iter(node)
+        fields = type(node).model_fields
+        children: Iterator[tuple[str, object]] = ((fields[name].alias or name, v) for name, v in node)
     elif isinstance(node, Mapping):
         children = iter(node.items())
     elif isinstance(node, tuple):

@@ -3,13 +3,13 @@
 An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from npusim.errors import SpecError
 from npusim.spec.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
-from npusim.spec.model import SpecModel, Text
+from npusim.spec.model import SpecModel, Text, fault_at
 from npusim.spec.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 
 
@@ -79,7 +79,6 @@ class FixpipeEngine(_MoverSpec):
 
     model: Literal["fixpipe"]
     elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
-    input_format: Text = Field(description="format of the accumulator")
     casts: tuple[str, ...] = Field(description="formats it can write, its input's own included")
 
 
@@ -166,12 +165,8 @@ class VectorOpSpec(SpecModel):
     )
 
 
-class RowReduceFit(SpecModel):
-    """A vendor's fit for whole-row reductions: ``slope * rows * columns + bias`` cycles."""
-
-    columns_count: PositiveWhole
-    slope_cycles_per_element: Positive
-    bias_cycles: WholeQuantity
+#: Size of the widest format there is: blocks hold whole elements.
+WIDEST_BYTES = 8
 
 
 class VectorEngine(_QueueSpec):
@@ -180,15 +175,19 @@ class VectorEngine(_QueueSpec):
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
-    head_exposed: Choice[Literal["idle", "always"]] = Field(
-        description="when an instruction pays its head: only if the queue was empty, or always"
-    )
-    exponential: Choice[str] = Field(description="which exponential it computes, by name")
     row_sum: Choice[Literal["vector_lanes", "tree_halves"]] = Field(
         description="in which order it adds up a row, by name"
     )
     ops: dict[str, VectorOpSpec]
-    row_reduce: dict[str, tuple[RowReduceFit, ...]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _repeats_are_whole_blocks(self) -> Self:
+        repeat, block = self.repeat_bytes.value, self.block_bytes.value
+        if block % WIDEST_BYTES:
+            raise fault_at("block_bytes", f"{block} is no multiple of {WIDEST_BYTES}, a float64")
+        if repeat % block:
+            raise fault_at("repeat_bytes", f"{repeat} is no multiple of block_bytes, {block}")
+        return self
 
     def op(self, name: str) -> VectorOpSpec:
         """Return the cost of a vector instruction; raise `SpecError` naming those known."""

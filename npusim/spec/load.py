@@ -90,7 +90,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
-        lines = [document.line(key, text) for key, text in explain(error, document.data)]
+        lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from npusim.spec.quantity import BASES, has_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
 _HINTS = MappingProxyType(
@@ -61,15 +61,32 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     return f"; allowed: {', '.join(allowed)}"
 
 
-def explain(error: ValidationError, data: object = None) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the text of each fault; ``data`` is what was validated."""
+def explain(
+    error: ValidationError, data: object = None, model: type[BaseModel] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the text of each fault; ``data`` is what was validated, as ``model``.
+
+    Of a hardware file (the default) a missing number is said to need basis and source, of any other
+    ``model`` what its key is for.
+    """
+    wanted = None if model is None or "links" in model.model_fields else _descriptions(model)
     for details in error.errors(include_url=False):
         # A default that is computed from a faulty field: the field itself is reported.
         if details["type"] == "default_factory_not_called":
             continue
         path = _path_in_data(details, data)
-        for key, text in _explain_one(details):
+        for key, text in _explain_one(details, wanted):
             yield ".".join(str(part) for part in (*path, *([key] if key else []))), text
+
+
+def _descriptions(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return what each key of a file is for; of its schema, what to write."""
+    found = {}
+    for name, field in model.model_fields.items():
+        allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        key = field.alias or name
+        found[key] = f"write {key}: {allowed[0]}" if allowed else field.description or ""
+    return found
 
 
 def _path_in_data(details: ErrorDetails, data: object) -> tuple[str | int, ...]:
@@ -94,7 +111,9 @@ def _child(node: object, part: str | int) -> object:
     return None
 
 
-def _explain_one(details: ErrorDetails) -> Iterator[tuple[str, str]]:
+def _explain_one(
+    details: ErrorDetails, wanted: Mapping[str, str] | None
+) -> Iterator[tuple[str, str]]:
     """Yield the key below the fault's place (often none) and the text."""
     kind, value = details["type"], details["input"]
     context = details.get("ctx", {})
@@ -109,12 +128,21 @@ def _explain_one(details: ErrorDetails) -> Iterator[tuple[str, str]]:
         given = f"{context['tag']!r} is not" if kind == "union_tag_invalid" else "missing;"
         yield tag, f"{given} one of: {allowed}" if allowed else "missing"
     else:
-        yield "", _text(kind, value, context, details)
+        yield "", _text(kind, value, context, details, wanted)
 
 
-def _text(kind: str, value: object, context: dict[str, object], details: ErrorDetails) -> str:
+def _text(
+    kind: str,
+    value: object,
+    context: dict[str, object],
+    details: ErrorDetails,
+    wanted: Mapping[str, str] | None,
+) -> str:
     if kind == "missing":
-        return _missing(str(details["loc"][-1]))
+        key = str(details["loc"][-1])
+        if wanted is None:
+            return _missing(key)
+        return f"missing; {wanted[key]}" if wanted.get(key) and len(details["loc"]) == 1 else "missing"
     if kind == "bare_value":
         return (
             f"{value!r} has no basis and no source; write "

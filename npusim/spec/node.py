@@ -40,6 +40,7 @@ __all__ = [
 
 NODE_FAMILY = "node"
 NODE_SCHEMA = "npusim.node/1"
+_HEAD_BYTES = 65536
 LinkModel = Literal["full_mesh", "switch", "edges"]
 
 
@@ -52,7 +53,6 @@ class NodeLink(SpecModel):
 
     model: LinkModel
     bytes_per_s: Positive = Field(description="of one link and direction")
-    nominal_bytes_per_s: Positive | None = Field(default=None, description="on the data sheet")
     latency_s: Quantity = Field(description="from the first byte's departure to its arrival")
     edges: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
 
@@ -201,10 +201,7 @@ class NodeDevice(DeviceSpec):
     def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
         """Return ``device`` as one of ``node``."""
         links = {
-            name: LinkSpec(
-                bytes_per_s=link.bytes_per_s, nominal_bytes_per_s=link.nominal_bytes_per_s
-            )
-            for name, link in node.links.items()
+            name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()
         }
         own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
         own |= {"name": node.name, "description": node.description}
@@ -264,7 +261,9 @@ def is_node(name_or_path: object) -> bool:
         return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return f"schema: {NODE_SCHEMA}" in path.read_text(encoding="utf-8")
+        # Its first lines say it; what is no text at all is refused where it is read.
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return f"schema: {NODE_SCHEMA}" in file.read(_HEAD_BYTES)
     return is_node_name(path.stem)
 
 
@@ -333,4 +332,5 @@ def load_machine(
         return load_node_device(hw, overrides)
     if isinstance(hw, DeviceSpec):
         return apply_overrides(hw, overrides) if overrides else hw
+    resolve("hwconfigs", hw, what="device or node")  # an unknown name lists both
     return (load_node_device if is_node(hw) else load_device)(hw, overrides)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,9 +15,48 @@ from npusim.spec.messages import explain, suggest
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from npusim.spec.device import DeviceSpec
 
-__all__ = ["apply_overrides"]
+__all__ = ["apply_overrides", "reader_of"]
+
+_ASCEND = "schedules of ascend devices"
+#: Keys that change nothing on a device of a family, and what would read them.
+_UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "ascend": MappingProxyType({}),
+        "nvidia": MappingProxyType(
+            {
+                "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
+                "memory.gm.request_min_bytes": f"routes with an unaligned_factor: {_ASCEND}",
+                "memory.gm.alignment_bytes": f"{_ASCEND}, which keep rings in global memory",
+                "memory.gm.capacity_bytes": f"{_ASCEND}, which keep rings in global memory",
+                "cores.sm.engines.WARPS.queue_depth_count": f"{_ASCEND}: warps wait in order anyway",
+                "cores.sm.engines.TENSOR.queue_depth_count": f"{_ASCEND}: warps issue products",
+                "cores.sm.engines.TENSOR.startup_cycles": f"{_ASCEND}: a product of warps has steps",
+                "cores.sm.engines.TENSOR.arithmetic.*": "devices without steps of a product",
+                "cores.sm.engines.LDG.queue_depth_count": f"{_ASCEND}: a block's stages bound its loads",
+                "cores.sm.engines.LSU.phases.32.*": "accesses of 32 bits, which no schedule makes",
+            }
+        ),
+    }
+)
+#: What a device that is described for its values only is read for.
+_OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
+_LABELS = ("schema", "description", "architecture")
+
+
+def reader_of(device: DeviceSpec, key: str) -> str | None:
+    """Return what would read a key that changes no prediction on ``device``; None if it changes one."""
+    if key.startswith("facts."):
+        return "no model yet; `facts` keeps it with its source"
+    if key in _LABELS:
+        return "people"
+    if not device.is_timed:
+        if any(fnmatchcase(key, pattern) for pattern in _OF_VALUES):
+            return None
+        return "timing, and this device's file has no flags and no launch: it is not timed"
+    unread = _UNREAD.get(device.family, {})
+    return next((reader for pattern, reader in unread.items() if fnmatchcase(key, pattern)), None)
 
 Machine = TypeVar("Machine", bound=BaseModel)
 
@@ -28,17 +70,33 @@ def apply_overrides(device: Machine, overrides: Mapping[str, str]) -> Machine:
     Raises
     ------
     SpecError
-        ``-C key=value: `` and what is wrong: no such key (with the nearest), or a value of the
-        wrong kind.
+        ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
+        kind, or a key that changes nothing on this device (with what would read it).
     """
     data = device.model_dump(by_alias=True)
     for key, text in overrides.items():
+        _refuse_unread(device, data, key, text)
         _set(data, key, text)
     try:
         return type(device).model_validate(data)
     except ValidationError as error:
         lines = [_line(key, text, overrides) for key, text in explain(error, data)]
         raise SpecError("\n".join(lines)) from None
+
+
+def _refuse_unread(device: BaseModel, data: dict[str, object], key: str, text: str) -> None:
+    """Raise `SpecError` for a key of a device that no prediction hangs on."""
+    from npusim.spec.device import DeviceSpec
+
+    if not isinstance(device, DeviceSpec):
+        return
+    node: object = data.get("facts")
+    for step in key.split("."):
+        node = node.get(step) if isinstance(node, dict) else None
+    is_fact = isinstance(node, dict) and "value" in node
+    reader = reader_of(device, f"facts.{key}" if is_fact else key)
+    if reader is not None:
+        raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
 
 
 def _set(data: dict[str, object], key: str, text: str) -> None:

@@ -189,13 +189,8 @@ class CostModel:
 
 
 def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
-    """Return what a shared link carries in a cycle, for all cores together.
-
-    Reads and writes mix on it: where the file states the rate of the mix, that is the rate.
-    """
-    spec = device.link(link)
-    rate = spec.mixed_bytes_per_s or spec.bytes_per_s
-    return float(rate.value) / float(device.clock_hz.value)
+    """Return what a shared link carries in a cycle, for all cores together."""
+    return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
 
 
 def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:

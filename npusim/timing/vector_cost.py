@@ -98,8 +98,7 @@ def _group(address: int, banks: BankSpec) -> int:
 
 def _bank(address: int, banks: BankSpec) -> tuple[int, int]:
     """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
-    rows = banks.bank_bytes.value // banks.row_bytes.value
-    span = banks.row_bytes.value * banks.group_count.value * rows
+    span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
     return _group(address, banks), address // span
 
 

@@ -281,7 +281,7 @@ def _shared_keys(found: list[Row]) -> Section:
             timing = study.record(one)
             seconds = timing.kernel_us * 1e-6
             share = {
-                link: timing.link_bytes[link] / seconds / float((spec.mixed_bytes_per_s or spec.bytes_per_s).value)
+                link: timing.link_bytes[link] / seconds / float(spec.bytes_per_s.value)
                 for link, spec in load_device(one.device).links.items()
             }  # fmt: skip
             hbm = timing.link_bytes["hbm"]

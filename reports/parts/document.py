@@ -10,7 +10,7 @@ from typing import Any
 
 from npusim.report.output import write_whole
 
-__all__ = ["Section", "fill", "gather", "number", "rounded", "save", "save_page", "table"]
+__all__ = ["Section", "fill", "gather", "number", "rounded", "save", "save_page", "scattered", "table"]
 
 #: Fields of the page's template, and figures for its JSON.
 Section = tuple[dict[str, object], dict[str, object]]
@@ -37,6 +37,13 @@ def number(value: float, digits: int = 3) -> str:
     if not -3 <= exponent < 6:
         return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.{max(0, digits - 1 - exponent)}f}"
+
+
+def scattered(value: float, deviation: float) -> str:
+    """Return a figure with its scatter in percent of it: ``0.00388 ± 5.1 %``."""
+    percent = 100 * deviation / abs(value) if value else 0.0
+    # Two digits of the scatter, as far as they are before its first decimal.
+    return f"{number(value)} ± {percent:.{0 if percent >= 10 else 1}f} %"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.shifting_matrix import optimal_beta
-from npusim.numerics.inputs import recipe_source
-from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
 from reports.parts.chart import chart
-from reports.parts.document import Section, gather, number, save_page, table
-from reports.parts.values import values
+from reports.parts.document import Section, gather, save_page, table
 from reports.pasa_numerics import study
+from reports.pasa_numerics.sections import limits, models, orders, ranges, real
+from reports.pasa_numerics.study import (
+    DRAWS,
+    MAIN,
+    SAMPLE_HEADS,
+    SAMPLE_QUERIES,
+    label,
+    sampled,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from npusim.numerics.result import NumericResult
 
 __all__ = ["POINTS", "TABLE_3", "TABLE_4", "write"]
 
@@ -48,40 +54,32 @@ POINTS = (
     ("H", 20.0, 20.0), ("H", 20.0, 100.0),
 )  # fmt: skip
 CHART_POINTS = 5
+#: Mean at which PASA in float16 is at the floor of its own formats.
+FLOOR_MEAN = 5.0
 #: Seeds of the statistics of table 4.
 SEEDS = 8
 #: Bounds by which errors in float64 are told; the last is what is asked of the algorithm.
 FLOAT64_BOUNDS = (1e-14, 1e-11)
-#: Sample of the RMSE table: errors are common to blocks of keys, so many heads and few queries.
-SAMPLE_HEADS, SAMPLE_QUERIES = 10, 64
-#: Beyond the 724 at which the packaged tensors reach 65504 (shared/qkv/README.md).
-GAIN = 800.0
-MAIN = ("FA32", "FA16-32", "FA16", "PASA, mean FP16", "PASA, mean FP32", "PASA, fixed reference")
 
 
 def write(folder: Path) -> list[Path]:
     """Write ``pasa_numerics.md``, its data and its chart to ``folder``."""
-    parts = (_exactness, _table_3, _drift, _table_4, _errors, _limits, _ranges, _real)
-    content = gather("pasa_numerics", (part() for part in parts))
+    parts = (_exactness, _table_3, _drift, _table_4, _errors, orders, limits, ranges, models, real)
+    content = gather("pasa_numerics", (part() for part in parts), draws=DRAWS)
     return save_page(folder, "pasa_numerics", content, {"pasa_rmse.svg": _chart(content[1]["rmse"])})
 
 
 def _chart(errors: Any) -> str:
     lines = {
         name: [
-            (case[1], found)
+            (case[1], found.value)
             for case in POINTS[:CHART_POINTS]
-            if isinstance(found := errors[_label(case)][name], float)
+            if isinstance(found := errors[label(case)][name], study.Drawn)
         ]
         for name in MAIN
     }
     title = "RMSE against the mean, U(x0, 0.5); a line ends where outputs are NaN"
     return chart(title, "x0", "RMSE", lines, log_y=True)
-
-
-def _label(case: tuple[str, float, float]) -> str:
-    kind, x0, amplitude = case
-    return f"{kind} {x0:g}, {amplitude:g}"
 
 
 def _exactness() -> Section:
@@ -99,8 +97,12 @@ def _exactness() -> Section:
         for d in (64, 128)
     }
     worst = max(max(errors) for errors in found.values())
-    shown = table(["inputs", *names], [[k, *(f"< {b:g}" for b in v)] for k, v in found.items()])
-    return {"float64": shown, "float64_worst": f"{worst:g}"}, {"float64_below": found}
+    rows = [[k, *(f"< {b:g}" for b in v)] for k, v in found.items()]
+    fields: dict[str, object] = {
+        "float64": table(["inputs", *names], rows), "float64_worst": f"{worst:g}",
+        **{f"vanishes_{bits}": f"{study.vanishing_exponent(f'float{bits}'):.1f}" for bits in (16, 64)},
+    }  # fmt: skip
+    return fields, {"float64_below": found}
 
 
 def _bound(error: float) -> float:
@@ -112,17 +114,31 @@ def _table_3() -> Section:
     """Table 3: what float16 makes of beta."""
     rows: list[list[str]] = []
     data: dict[float, study.BetaRow] = {}
+    wide: dict[float, study.BetaRow | None] = {}
+    differing = []
     for beta, (paper, error, optimal) in TABLE_3.items():
-        r = data[beta] = study.beta_row(beta)
+        r = study.beta_row(beta)
+        assert r is not None
+        data[beta], b16 = r, study.beta_row(beta, fmt="bfloat16")
+        wide[beta] = b16
+        if f"{r.error_percent:.2f}" != f"{error:.2f}":
+            differing.append(f"{beta:g}")
         rows.append(
             [
-                f"{beta:g}", f"{r.ideal:.4g}", f"{paper:g} / {r.realised:.4f}",
-                f"{error:.2f} / {r.error_percent:.2f}", f"{optimal:g} / {r.optimal:.6f}", f"{r.exact:.4f}",
+                f"{beta:g}", f"{r.ideal:.4g}", f"{paper:g} / {r.realised:.4f}", f"{error:.2f} / {r.error_percent:.2f}",
+                f"{r.rounded_percent:.2f}", f"{optimal:g} / {r.optimal:.6f}", f"{r.exact:.4f}",
+                "none" if b16 is None else f"{b16.realised:.4f}", "none" if b16 is None else f"{b16.optimal:.6f}",
             ]
         )  # fmt: skip
-    header = ["beta", "Inva = beta/(1-beta)", "Inva_1", "error %", "optimal beta", "exact Inva"]
-    first = f"{optimal_beta(0.9, study.BLOCK):.6f}"
-    return {"table_3": table(header, rows), "first_optimum": first}, {"table_3": data}
+    header = [
+        "beta", "Inva = beta/(1-beta)", "Inva_1", "error %", "of Inva_1 rounded first", "optimal beta", "exact Inva",
+        "Inva_1, BF16", "optimal beta, BF16",
+    ]  # fmt: skip
+    fields: dict[str, object] = {
+        "table_3": table(header, rows), "first_optimum": f"{optimal_beta(0.9, study.BLOCK):.6f}",
+        "error_count": len(differing), "error_betas": ", ".join(differing),
+    }  # fmt: skip
+    return fields, {"table_3": data, "table_3_bfloat16": wide}
 
 
 #: Settings of the drift test: what is varied, as fields of PASA's tiling.
@@ -145,11 +161,13 @@ DRIFT: Mapping[str, dict[str, object]] = MappingProxyType(
 def _drift() -> Section:
     """Keys whose block means drift: where the choice of beta and correction shows."""
     found = {
-        name: [study.drift_error(head_dim, fields) for head_dim in (128, 64)]
+        name: [
+            study.drawn(study.drift_errors(head_dim, fields, seeds=DRAWS)) for head_dim in (128, 64)
+        ]
         for name, fields in DRIFT.items()
     }
     header = ["beta, correction, place of 1/sqrt(d)", "d = 128", "d = 64"]
-    return {"drift": table(header, [[k, *v] for k, v in found.items()])}, {"drift": found}
+    return {"drift": table(header, [[k, *map(shown, v)] for k, v in found.items()])}, {"drift": found}
 
 
 def _table_4() -> Section:
@@ -172,8 +190,8 @@ def _table_4() -> Section:
         largest = max(largest, *(float(top.max()) for top in tops))
         sd = float(np.std(seeds, ddof=1)) if count > 1 else 0.0
         figures = (percent, seeds[0], float(np.mean(seeds)), sd)
-        rows.append([_label(case), f"{paper:g}", *(f"{x:.3f}" for x in figures)])
-        data[_label(case)] = {"paper": paper, "schedule": percent, "by_rule": seeds}
+        rows.append([label(case), f"{paper:g}", *(f"{x:.3f}" for x in figures)])
+        data[label(case)] = {"paper": paper, "schedule": percent, "by_rule": seeds}
     data["largest score"] = largest
     is_finite = data["others finite"] = _others_are_finite(tokens, head_dim)
     not_ = "" if is_finite else "NOT "
@@ -200,121 +218,45 @@ def _others_are_finite(tokens: int, head_dim: int) -> bool:
     )
 
 
+#: RMSE by allocation, over draws.
+Errors = dict[str, study.Drawn | str]
+
+
 def _errors() -> Section:
     """RMSE over x0 and Am."""
-    _, tokens, head_dim = study.PAPER_SHAPE
-    found: dict[str, dict[str, float | str]] = {}
+    found: dict[str, Errors] = {}
     for case in POINTS:
-        problem = Problem(
-            heads=SAMPLE_HEADS, seq_q=SAMPLE_QUERIES, seq_kv=tokens, head_dim=head_dim,
-            data=study.recipe(*case),
-        )  # fmt: skip
-        source = recipe_source(problem)
-        found[_label(case)] = {
-            name: study.finite_rmse(study.allocate(allocation, problem, source))
-            for name, allocation in study.ALLOCATIONS.items()
+        by_draw = [sampled(case, draw, study.ALLOCATIONS) for draw in range(DRAWS)]
+        found[label(case)] = {
+            name: study.drawn(errors[name] for errors in by_draw) for name in study.ALLOCATIONS
         }
-    rows = [[case, *by_name.values()] for case, by_name in found.items()]
-    shown = table(["case (x0, Am)", *study.ALLOCATIONS], rows)
-    sample = f"{SAMPLE_HEADS} heads of {SAMPLE_QUERIES} queries over {tokens}"
+    rows = [[case, *map(shown, by_name.values())] for case, by_name in found.items()]
+    sample = f"{SAMPLE_HEADS} heads of {SAMPLE_QUERIES} queries over {study.PAPER_SHAPE[1]}"
     chains = [
         by_name["PASA, fixed reference"] / by_name["PASA, mean FP32"] for by_name in _numbers(found)
     ]
+    drawn = [e for row in found.values() for e in row.values() if isinstance(e, study.Drawn)]
+    scatter = [100 * e.deviation / e.value for e in drawn]
+    floor = [found[label(case)]["PASA, mean FP32"] for case in POINTS if case[1] == FLOOR_MEAN]
     fields: dict[str, object] = {
-        "rmse": shown, "sample": sample, "gain_10": _gain(found, 10.0), "gain_20": _gain(found, 20.0),
-        "fixed_worst": f"{max(chains):.1f}",
+        "rmse": table(["case (x0, Am)", *study.ALLOCATIONS], rows), "sample": sample,
+        "gain_10": _gain(found, 10.0), "gain_20": _gain(found, 20.0),
+        "fixed_worst": f"{max(chains):.1f}", "scatter_most": f"{max(scatter):.0f}", "floor": shown(floor[0]),
     }  # fmt: skip
     return fields, {"rmse": found}
 
 
-def _numbers(found: Mapping[str, Mapping[str, float | str]]) -> list[dict[str, float]]:
+def _numbers(found: Mapping[str, Errors]) -> list[dict[str, float]]:
     """Return the errors of each case that are numbers."""
-    return [{n: e for n, e in row.items() if isinstance(e, float)} for row in found.values()]
+    return [
+        {n: e.value for n, e in row.items() if isinstance(e, study.Drawn)} for row in found.values()
+    ]
 
 
-def _gain(found: Mapping[str, Mapping[str, float | str]], mean: float) -> str:
+def _gain(found: Mapping[str, Errors], mean: float) -> str:
     """Return by which factors PASA with its mean in float32 beats FA16-32 at a mean x0."""
-    at = {_label(case): found[_label(case)] for case in POINTS if case[1] == mean}
+    at = {label(case): found[label(case)] for case in POINTS if case[1] == mean}
     factors = [row["FA16-32"] / row["PASA, mean FP32"] for row in _numbers(at) if "FA16-32" in row]
     return f"{min(factors):.1f} to {max(factors):.1f}"
 
 
-def _limits() -> Section:
-    """What PASA does not prevent, and what it does."""
-
-    def error(name: str, arrays: study.Arrays) -> float | str:
-        return study.finite_rmse(study.allocate(study.ALLOCATIONS[name], *study.given(arrays)))
-
-    opposed = {name: error(name, study.opposed(30.0, 640)) for name in MAIN}
-    some = ("FA16-32", "FA16", "PASA, mean FP32")
-    flat = {
-        keys: {name: error(name, study.flat_scores(keys)) for name in some}
-        for keys in (1280, 2048, 4096, 8192)
-    }
-    fields: dict[str, object] = {
-        "opposed": table(list(opposed), [list(opposed.values())]),
-        "flat": table(["keys", *some], [[k, *v.values()] for k, v in flat.items()]),
-    }
-    return fields, {"opposed": opposed, "flat": flat}
-
-
-def _ranges() -> Section:
-    """Ranges before and after the shift, and resonance."""
-    rows, data = [], {}
-    for name in ("pasa_uniform", "pasa_hybrid", "pasa_resonance"):
-        problem = load_workload(name).problem().model_copy(update={"heads": 1, "kv_heads": 1})
-        last = [problem.seq_q - 1]
-        tiling: dict[str, object] = {"block_q": study.BLOCK, "block_kv": study.BLOCK}
-        shifted = values("pasa", problem, "fp32_mean", tiling=tiling, rows=last, diagnose=True)
-        plain = values("flash", problem, "fa16_32", tiling=tiling, rows=last, diagnose=True)
-        d, before = shifted.diagnosis, plain.diagnosis
-        assert d is not None
-        assert before is not None
-        rows.append(
-            [
-                f"`{name}`", _span(d.key_min, d.key_max), _span(d.shifted_key_min, d.shifted_key_max),
-                _span(d.raw_score_min, d.raw_score_max), _span(d.score_min, d.score_max),
-                f"{d.resonance_frequency:g}", f"{d.resonance_phase_degrees:.0f}", f"{d.resonance_cosine:.3f}",
-                f"{before.nan_row_percent:.1f} / {d.nan_row_percent:.1f}", shifted.error.rmse,
-            ]
-        )  # fmt: skip
-        data[name] = d.figures()
-    header = [
-        "workload", "K", "K'", "Q K^T", "S'", "wave", "phase, degrees", "cosine",
-        "NaN rows %, FA16-32 / PASA", "RMSE of PASA",
-    ]  # fmt: skip
-    return {"ranges": table(header, rows)}, {"ranges": data}
-
-
-def _span(low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return "-"
-    return f"[{number(low)}, {number(high)}]"
-
-
-def _real() -> Section:
-    """SmolLM2's tensors, as they are and amplified."""
-    found = {
-        title: {
-            name: _of_run(study.allocate(allocation, *study.real(gain)))
-            for name, allocation in study.ALLOCATIONS.items()
-        }
-        for title, gain in (("real", None), (f"amplified {GAIN:g} times", GAIN))
-    }
-    betas = {
-        f"{beta:g}": study.finite_rmse(
-            study.allocate(study.Allocation("pasa", "fp32_mean", beta), *study.real())
-        )
-        for beta in (study.BETA, study.SMALL_BETA, 0.75, 0.5, 0.0)
-    }
-    rows = [[name, *(by_name[name] for by_name in found.values())] for name in study.ALLOCATIONS]
-    fields: dict[str, object] = {
-        "real": table(["", *found], rows), "real_beta": table(list(betas), [list(betas.values())]),
-        "gain": f"{GAIN:g}",
-    }  # fmt: skip
-    return fields, {"real": found, "real_beta": betas}
-
-
-def _of_run(run: NumericResult) -> str:
-    nan = 100 * run.error.nan_row_fraction
-    return number(run.error.rmse) + (f" (NaN rows {nan:.2f} %)" if nan else "")

@@ -7,22 +7,25 @@ against float64 attention on the same inputs.
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim import formats
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.spec.data import AmplifiedData, HybridData, UniformData
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
 from npusim.tensors import load_tensors
+from reports.parts.document import number, scattered
 from reports.parts.values import GPU, values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
@@ -32,9 +35,11 @@ __all__ = [
     "PAPER_SHAPE",
     "Allocation",
     "BetaRow",
+    "Drawn",
     "allocate",
     "beta_row",
-    "drift_error",
+    "drawn",
+    "drift_errors",
     "drifting",
     "finite_rmse",
     "flat_scores",
@@ -43,8 +48,10 @@ __all__ = [
     "largest_scores",
     "nan_percent",
     "opposed",
+    "qwen_like",
     "real",
     "recipe",
+    "vanishing_exponent",
 ]
 
 Doubles = NDArray[np.float64]
@@ -54,8 +61,35 @@ PAPER_SHAPE = (16, 1280, 128)
 BLOCK = 128
 #: The betas of the paper: 0.984497 is the one it validates with, 0.9375 the first of its solutions.
 BETA, SMALL_BETA = 0.984497, 0.9375
+#: A case of the paper's figures: distribution, x0, amplitude.
+Case = tuple[str, float, float]
+#: Independent draws of all inputs, of which tables show mean and scatter.
+DRAWS = 4
+#: Sample of the RMSE table, a draw: errors are common to blocks of keys, so many heads and few queries.
+SAMPLE_HEADS, SAMPLE_QUERIES = 5, 64
+MAIN = ("FA32", "FA16-32", "FA16", "PASA, mean FP16", "PASA, mean FP32", "PASA, fixed reference")
 #: From here on float16 rounds to infinity: halfway from 65504 to 65536 (papers.md section 2.3).
 HALF_OVERFLOW = 65520.0
+
+
+class Drawn(NamedTuple):
+    """A figure over independent draws: mean, standard deviation of one draw, smallest and largest."""
+
+    value: float
+    deviation: float
+    low: float
+    high: float
+
+
+def drawn(figures: Iterable[float | str]) -> Drawn | str:
+    """Return mean and deviation over draws; ``NaN`` or ``Inf`` if any draw is that."""
+    found = list(figures)
+    told = [f for f in found if isinstance(f, str)]
+    if told:
+        return told[0]
+    numbers = np.array(found, np.float64)
+    ends = float(numbers.min()), float(numbers.max())
+    return Drawn(float(numbers.mean()), float(numbers.std(ddof=1)), *ends)
 
 
 class Allocation(NamedTuple):
@@ -113,6 +147,34 @@ def finite_rmse(run: NumericResult) -> float | str:
         return "NaN"
     return "Inf" if run.error.inf_count else run.error.rmse
 
+def label(case: Case) -> str:
+    """Return how tables call a case."""
+    kind, x0, amplitude = case
+    return f"{kind} {x0:g}, {amplitude:g}"
+
+
+def shown(found: Drawn | str) -> str:
+    """Return a cell: mean and scatter of a draw in percent, or what is not finite.
+
+    Where draws scatter by more than half of their mean, that says little: smallest and largest instead.
+    """
+    if isinstance(found, str):
+        return found
+    if found.deviation > found.value / 2:
+        return f"{number(found.low)} to {number(found.high)}"
+    return scattered(found.value, found.deviation)
+
+
+def sampled(case: Case, draw: int, allocations: Mapping[str, Allocation]) -> dict[str, float | str]:
+    """Return the RMSE of allocations on one draw of a case: some heads of few queries, all keys."""
+    _, tokens, head_dim = PAPER_SHAPE
+    problem = Problem(
+        heads=SAMPLE_HEADS, seq_q=SAMPLE_QUERIES, seq_kv=tokens, head_dim=head_dim,
+        data=recipe(*case, seed=draw),
+    )  # fmt: skip
+    source = recipe_source(problem)
+    return {n: finite_rmse(allocate(a, problem, source)) for n, a in allocations.items()}
+
 
 # ------------------------------------------------------------------ table 3
 
@@ -124,20 +186,36 @@ class BetaRow(NamedTuple):
     ideal: float  #: Inva = beta / (1 - beta)
     realised: float  #: Inva_1 of equation 20 from the float16 entries of M
     error_percent: float  #: of the realised one against the ideal
+    rounded_percent: float  #: the same of the realised one as printed, rounded to four digits
     optimal: float
     exact: float  #: bn / (a - bn) of the same entries: what leaves softmax unchanged
 
 
-def beta_row(beta: float, keys: int = BLOCK) -> BetaRow:
-    """Return table 3's figures for one initial beta; 1/sqrt(d) is not in M there."""
-    matrix = ShiftingMatrix(keys, beta, 1.0)
-    b = -matrix.off_diagonal
-    ideal = beta / (1 - beta)
-    realised = 1 / (matrix.diagonal + b - b * keys) - 1
+def beta_row(beta: float, keys: int = BLOCK, fmt: str = "float16") -> BetaRow | None:
+    """Return table 3's figures for one initial beta and format of M; 1/sqrt(d) is not in M there.
+
+    None where the rounded entries take the whole mean or more, so that there is no correction.
+    """
+    matrix = ShiftingMatrix(keys, beta, 1.0, fmt)
+    if matrix.mean_kept <= 0:
+        return None
+    ideal, realised = beta / (1 - beta), 1 / matrix.mean_kept - 1
+    error, rounded = (100 * abs(x - ideal) / ideal for x in (realised, float(f"{realised:.4g}")))
     return BetaRow(
-        beta, ideal, realised, 100 * abs(realised - ideal) / ideal, optimal_beta(beta, keys),
-        matrix.correction(is_ideal=False),
+        beta, ideal, realised, error, rounded, optimal_beta(beta, keys, fmt), matrix.correction(is_ideal=False),
     )  # fmt: skip
+
+
+def vanishing_exponent(fmt: str) -> float:
+    """Return the largest value of ``fmt`` whose exponential is zero there, by trying them all.
+
+    float16 only: of float64 there is ln 2^-1075, below which e^x is nearer to 0 than to 2^-1074.
+    """
+    if fmt == "float64":
+        return -1075 * math.log(2.0)
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    values = values[np.isfinite(values)]
+    return float(values[formats.exp(values, fmt) == 0].max())
 
 
 # ------------------------------------------------------------------ float64
@@ -178,6 +256,37 @@ def nan_percent(largest: Doubles) -> float:
 # ------------------------------------------------------------------ other inputs
 
 
+#: Of the stand-in for Qwen2-7B: tokens and head size are the paper's (section 3.3.2).
+QWEN_SHAPE = (5676, 128)
+
+
+def qwen_like(*, seed: int = 0) -> Arrays:
+    """Return one head with ranges of K, Q K^T, K' and S' like those the paper prints for Qwen2-7B.
+
+    The constants were chosen for the four ranges; nothing else is claimed.  All keys share one vector
+    ``common``: two channels that end K's range, the others small and alternating.  Queries are out of
+    phase with it, by a strength that differs from token to token (some have none), plus normal entries,
+    which give the scores of the other sign.  The first key alone lies off the others in every
+    small channel: what is left of it after the shift is the low end of S'.
+    """
+    tokens, head_dim = QWEN_SHAPE
+    rng = np.random.default_rng([seed, 5])
+    sign = np.where(np.arange(head_dim) % 2 == 0, 1.0, -1.0)
+    strength, common_score, key_noise, query_noise, idle = 48.5, 151000.0, 0.85, 16.0, 0.3
+    common = np.empty(head_dim)
+    common[:2] = -409.0, 231.0
+    common[2:] = -sign[2:] * (common_score / strength + common[:2] @ sign[:2]) / (head_dim - 2)
+    first = np.where(sign > 0, -10.4, 7.5)
+    first[:2] = 0.0
+    share = np.maximum(0.0, rng.uniform(-idle, 1.0, (tokens, 1)))
+    q = query_noise * rng.standard_normal((tokens, head_dim))
+    # Without a part along the first key's offset, so that no query is far in phase with it.
+    q += share * strength * sign - np.outer(q @ first, first) / (first @ first)
+    k = common + key_noise * rng.standard_normal((tokens, head_dim))
+    k[0] += first
+    return _half(*(x[None, None] for x in (q, k, rng.standard_normal((tokens, head_dim)))))
+
+
 def opposed(x0: float, tokens: int, *, seed: int = 0) -> Arrays:
     """Return Q near -x0, K and V near +x0: every score a large negative number."""
     rng = np.random.default_rng([seed, 1])
@@ -211,14 +320,14 @@ def drifting(head_dim: int, *, seed: int = 0) -> Arrays:
     return _half(q, k, v)
 
 
-def drift_error(head_dim: int, fields: dict[str, object], *, seeds: int = 3) -> float:
-    """Return PASA's mean RMSE on drifting keys, means in float32, with some tiling fields set."""
+def drift_errors(head_dim: int, fields: dict[str, object], *, seeds: int = 3) -> list[float]:
+    """Return PASA's RMSE on draws of drifting keys, means in float32, with some tiling fields set."""
     found = []
     for seed in range(seeds):
         problem, source = given(drifting(head_dim, seed=seed))
         tiling = {"block_kv": BLOCK, **fields}
         found.append(values("pasa", problem, "fp32_mean", tiling=tiling, source=source).error.rmse)
-    return float(np.mean(found))
+    return found
 
 
 def _half(q: Doubles, k: Doubles, v: Doubles) -> Arrays:

@@ -112,7 +112,7 @@ class _Casts:
 
     def __call__(self, moment: Moment) -> None:
         step = moment.step
-        if moment.resolved.op.label == "K.load" and isinstance(step.srcs[0], GlobalTile):
+        if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
             self._first_key = step.srcs[0].row
         if (step.name, step.opcode) != ("P", Opcode.EXP):
             return

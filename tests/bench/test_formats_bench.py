@@ -37,6 +37,16 @@ TARGETS = {
     "ascend.cube.k16.bf16.f32": 1 / 25,
 }
 
+#: Units whose slow inputs are measured: every kernel, each kind of lane.
+SLOW = (
+    "volta.mma.k4.f16.f32",
+    "hopper.mma.k16.f16.f32",
+    "hopper.mma.k32.e4m3.f32",
+    "hopper.mma.k16.bf16.f32",
+    "ascend.cube.k16.f16.f32",
+    "ascend.cube.k16.bf16.f32",
+)
+
 
 def best(call: Callable[[], object], repeats: int = REPEATS) -> float:
     """Seconds of the fastest call, after one to warm up."""
@@ -69,6 +79,47 @@ def measure_matmul() -> dict[str, float]:
     one = best(lambda: matmul(a, a, arithmetic=unit, threads=1), 5)
     two = best(lambda: matmul(a, a, arithmetic=unit, threads=2), 5)
     return {**figures, "two threads": one / two}
+
+
+def measure_slow_paths() -> dict[str, float]:
+    """G MAC/s of products whose inputs once took a scalar path, beside those of plain numbers."""
+    import numpy as np
+
+    from npusim.formats import cast, get_arithmetic, matmul
+
+    figures = {}
+    for name in SLOW:
+        unit = get_arithmetic(name)
+        rng = np.random.default_rng(1)
+        plain = [rng.standard_normal((SIZE, SIZE)) for _ in range(2)]
+        # Outliers that cancel in every block of 16: of each sign, at its ends.
+        cancelling = [x.copy() for x in plain]
+        top = 2.0 ** (14 if unit.a.exponent_bits == 5 else 60)
+        cancelling[0][:, 0::16], cancelling[0][:, 15::16] = top, -top
+        cancelling[1][0::16] = cancelling[1][15::16] = top
+        inputs = {"plain": plain, "cancelling": cancelling}
+        for share in (0.001, 0.1):
+            marked = [x.copy() for x in plain]
+            for x in marked:
+                for value in (np.nan, np.inf, -np.inf):
+                    x[rng.random(x.shape) < share / 3] = value
+            inputs[f"{share:.1%} NaN and Inf"] = marked
+        for kind, (x, y) in inputs.items():
+            a, b = cast(x, unit.a), cast(y, unit.b)
+            seconds = best(lambda a=a, b=b, unit=unit: matmul(a, b, arithmetic=unit))  # type: ignore[misc]
+            figures[f"{name}: {kind}"] = SIZE**3 / 1e9 / seconds
+    return figures
+
+
+def measure_hard_exponentials() -> dict[str, float]:
+    """Nanoseconds an element of a million equal scores, next to a rounding boundary or not."""
+    import numpy as np
+
+    from npusim.formats import exp
+
+    points = {"e^0.3": 0.3, "e^2^-24": 2.0**-24, "e^-2^-25": -(2.0**-25)}
+    x = {name: np.full(1_000_000, value, np.float32) for name, value in points.items()}
+    return {n: best(lambda v=v: exp(v, "float32")) * 1e3 for n, v in x.items()}  # type: ignore[misc]
 
 
 def measure_elements() -> dict[str, float]:
@@ -125,7 +176,8 @@ def figures() -> dict[str, float]:
     code = (
         "import json, runpy; m = runpy.run_path('tests/bench/test_formats_bench.py');"
         "print(json.dumps({**m['measure_matmul'](), **m['measure_elements'](),"
-        " **m['measure_attention']()}))"
+        " **m['measure_attention'](), **m['measure_slow_paths'](),"
+        " **m['measure_hard_exponentials']()}))"
     )
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
@@ -174,3 +226,19 @@ def test_float16_exp_is_within_one_and_a_half_of_numpy(figures: Any) -> None:
 def test_attention_arithmetic_takes_less_than_fifteen_seconds(figures: Any) -> None:
     report(f"attention (1, 16, 1280, 128) on ascend.cube: {figures['attention']:.2f} s")
     assert figures["attention"] <= 15
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_input_makes_a_matrix_unit_collapse(name: str, figures: Any) -> None:
+    """Issue 12: at least 0.3 G MAC/s everywhere."""
+    plain = figures[f"{name}: plain"]
+    for key in (k for k in figures if k.startswith(f"{name}: ")):
+        report(f"{key}: {figures[key]:.2f} G MAC/s, {figures[key] / plain:.2f} of plain")
+        assert figures[key] >= 0.3
+        assert figures[key] >= plain / 20
+
+
+def test_hard_cases_of_exp_take_less_than_a_hundred_nanoseconds(figures: Any) -> None:
+    for name in ("e^0.3", "e^2^-24", "e^-2^-25"):
+        report(f"{name}: {figures[name]:.1f} ns an element")
+        assert figures[name] <= 100

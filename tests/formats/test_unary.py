@@ -76,17 +76,74 @@ def test_float32_is_correctly_rounded(name: str) -> None:
     check_patterns(name, patterns.astype(np.int64), get_format("float32"))
 
 
-def test_undecided_float32_inputs_take_the_exact_way() -> None:
-    """Inputs whose exp lies within the error bound of a rounding boundary (found by search)."""
+#: Of all float32 patterns those whose result the first error bound leaves open.
+HARD = {
+    "exp": (
+        0x33800000, 0x36FDFFC1, 0x377EFF81, 0x383A3EF1, 0x38E69CC1, 0x39C6BE5B, 0x39E5BB1D,
+        0x3D1A274E, 0x3FE67199, 0x4001B249, 0x40315B33, 0x41CBF87B, 0x4288942B, 0xB3000000,
+        0xBAE0E25C, 0xBBB70EE8, 0xBBF0EDF1, 0xBC2A461A, 0xC13D6631, 0xC16912CD,
+    ),
+    "exp2": (
+        0x33B8AA3B, 0x36879CF7, 0x3A07857C, 0x3B429D37, 0x3C02A9AD, 0x3DC9ABE2, 0xB338AA3B,
+        0xB338AA3C, 0xB466D4CB, 0xB4FDEA14, 0xB5160A52, 0xB52D1F9A, 0xB63B8CF0, 0xB8ACAD70,
+        0xB8BBD3A2, 0xB8D3D026, 0xBAE36F38, 0xBAEC2B40, 0xBCAF4D02, 0xBCF3A937, 0xBE1F29DE,
+        0xC3160000,
+    ),
+}  # fmt: skip
+
+
+def undecided(name: str, patterns: Any) -> tuple[Any, Any]:
+    """Those of ``patterns`` that the first error bound, and then the closer one, leaves open."""
     from npusim.formats import elementwise_kernels
 
-    # Tiny arguments: exp(x) = 1 + x + ... is next to the tie 1 + 2**-24 at x = 2**-24.
-    near = np.float32(2.0**-24).view(np.uint32) + np.arange(-2, 3, dtype=np.int64)
-    x = near.astype(np.uint32).view(np.float32)
-    undecided, out = np.empty(5, np.bool_), np.empty(5, np.float32)
-    elementwise_kernels.exp_float32(x, out, undecided, False)
-    assert undecided[2]
-    check_patterns("exp", near, get_format("float32"))
+    x = np.asarray(patterns, np.uint32).view(np.float32)
+    for kernel in (elementwise_kernels.exp_float32, elementwise_kernels.exp_float32_closer):
+        open_still, out = np.empty(x.size, np.bool_), np.empty(x.size, np.float32)
+        kernel(x, out, open_still, name == "exp2")
+        x = x[open_still]
+        if kernel is elementwise_kernels.exp_float32:
+            first = x
+    return first.view(np.uint32), x.view(np.uint32)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_float32_inputs_are_correctly_rounded(name: str) -> None:
+    first, second = undecided(name, HARD[name])
+    assert first.tolist() == list(HARD[name])
+    # What takes the exact way: 2**x of one input (-0.0297...), e**x of none.
+    assert second.tolist() == ([0xBCF3A937] if name == "exp2" else [])
+    near = np.concatenate([np.array(HARD[name], np.int64) + step for step in (-1, 0, 1)])
+    check_patterns(name, near, get_format("float32"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", HARD)
+def test_no_other_float32_inputs_are_hard(name: str) -> None:
+    found = []
+    for high in range(1 << 12):
+        patterns = np.uint32(high << 20) | np.arange(1 << 20, dtype=np.uint32)
+        found += undecided(name, patterns)[0].tolist()
+    assert found == list(HARD[name])
+
+
+def test_equal_inputs_are_worked_out_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one input of exp2 that takes the exact way asks the oracle once, however many there are."""
+    from npusim.formats import unary
+
+    asked = []
+
+    def counted(name: str, x: float, fmt: Any) -> int:
+        asked.append(x)
+        return original(name, x, fmt)
+
+    original = unary._exact_bits
+    monkeypatch.setattr(unary, "_exact_bits", counted)
+    x = np.full((10, 100), 0xBCF3A937, np.uint32).view(np.float32)
+    x[3, 4] = 1
+    got = formats.exp2(x, "float32")
+    assert asked == [float(x[0, 0])]
+    assert got[3, 4] == 2
+    assert np.unique(got).tolist() == [got[0, 0], 2]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -114,7 +114,13 @@ def test_options_of_values_are_refused_where_kernels_have_times_only(option: str
 
 def test_schedule_of_nodes_on_one_device_says_what_to_do() -> None:
     with pytest.raises(SpecError, match="a node is several devices: --hw ascend_910b2_x8"):
-        npusim.run("tiling_allreduce")
+        npusim.run("tiling_allreduce", hw="ascend_910b2")
+
+
+@pytest.mark.parametrize("schedule", ["tiling_allreduce", "gemm_allreduce", "allreduce"])
+def test_schedule_of_nodes_is_for_a_node_unless_told_otherwise(schedule: str) -> None:
+    result = npusim.run(schedule, seq=1024, trace_groups=())
+    assert result.device.name == "ascend_910b2_x8"
 
 
 # ---------------------------------------------------------------- any ranks, any shape

@@ -36,3 +36,31 @@ def test_html_is_escaped() -> None:
 
 def test_grid_without_rows_is_its_header() -> None:
     assert plain([Grid(("a", "b"), "<<", ())]) == "  a  b\n"
+
+
+def test_wrapped_text_hangs_under_where_it_began() -> None:
+    facts = Facts((("one", (Cell("aaaa bbbb cccc dddd"), Cell("try: x y z w v u t s", whole=True))),))
+    assert plain((facts,), 24) == (
+        "  one  aaaa bbbb cccc\n"
+        "       dddd\n"
+        "       try: x y z w v u t s\n"
+    )
+    assert plain((facts,)) == "  one  aaaa bbbb cccc dddd\n       try: x y z w v u t s\n"
+
+
+def test_columns_of_text_give_room_and_numbers_do_not() -> None:
+    rows = (cells("a", "1,000,000", "wait for the matrix unit"), cells("b", "2", "x"))
+    grid = Grid(("name", "count", "what it does"), "<><", rows)
+    assert plain((grid,), 36).splitlines() == [
+        "  name      count  what it does",
+        "  a     1,000,000  wait for the",
+        "                   matrix unit",
+        "  b             2  x",
+    ]
+    assert plain((grid,), 10) == plain((grid,), 31), "no narrower than words allow"
+
+
+def test_a_long_heading_takes_lines_of_its_own() -> None:
+    heading = Heading("flash on x", "a long description of it")
+    assert plain((heading,), 60) == "flash on x   a long description of it\n"
+    assert plain((heading,), 20) == "flash on x\na long description\nof it\n"

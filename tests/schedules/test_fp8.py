@@ -138,7 +138,7 @@ def test_the_910b2_says_that_it_is_a_study_and_takes_no_fp8_inputs() -> None:
 
 def test_a_gpu_takes_fp8_or_isolating_float32_inputs_only() -> None:
     with pytest.raises(TilingError, match="reads E4M3 inputs, not float16"):
-        fp8(problem=Problem(**SIZES))
+        run("fp8_attention", hw="h200", problem=Problem(**SIZES))
 
 
 @pytest.mark.parametrize("precision", ["fa3", "flashinfer", "fa3,accumulate=fresh"])

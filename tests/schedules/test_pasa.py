@@ -32,7 +32,7 @@ def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunRe
     problem = None if tensors is not None else Problem(**{**SIZES, **changes})
     return run(
         "pasa", hw=hw, problem=problem, tensors=tensors, tiling={**TILINGS[hw], **(fields or {})},
-        rows="all", causal=False, trace_groups=(),
+        rows="all", trace_groups=(),
     )  # fmt: skip
 
 
@@ -158,7 +158,9 @@ def test_a_shifting_matrix_that_the_matrix_unit_cannot_read_is_refused() -> None
 def test_the_optimum_is_that_of_the_inputs_format() -> None:
     """Equation 21: bfloat16 inputs round M's entries to bfloat16, another optimum than float16's."""
     assert optimal_beta(0.99, 64) != optimal_beta(0.99, 64, "bfloat16")
-    found = pasa("ascend_910b2", {"optimise": True, "beta": 0.99}, dtype="bfloat16")
+    problem = Problem(**{**SIZES, "dtype": "bfloat16"})
+    tiling = {**TILINGS["ascend_910b2"], "optimise": True, "beta": 0.99}
+    found = run("pasa", problem=problem, tiling=tiling, numerics=False)
     (note,) = (n for n in found.notes if n.startswith("beta"))
     assert note == (
         f"beta: optimise moved it from 0.99 to {optimal_beta(0.99, 64, 'bfloat16')}, the optimum where "

@@ -109,7 +109,7 @@ def test_paths_load_the_same_as_names() -> None:
             "cores.aic.engines.MTE1.routes.l1_l0a.destination: L0D",
             [
                 "4  cores.aic.engines.MTE1.routes.l1_l0a.destination: 'L0D' does not exist here; "
-                "there are: BT, FB, GM, L0A, L0B, L0C, L1"
+                "there are: GM, L0A, L0B, L0C, L1"
             ],
         ),
         (
@@ -120,12 +120,8 @@ def test_paths_load_the_same_as_names() -> None:
             ],
         ),
         (
-            "cores.aiv.buffers.UB.capacity_bytes: {value: 4096, basis: vendor, source: x}",
-            ["4  cores.aiv.buffers.UB.capacity_bytes: 4096 bytes, but its banks hold 196608"],
-        ),
-        (
-            "flags.usable_event_ids_count: {value: 9, basis: vendor, source: x}",
-            ["4  flags.usable_event_ids_count: 9 of only 8 ids per pair"],
+            "cores.aic.per_group_count: {value: 2, basis: vendor, source: x}",
+            ["4  cores.aic.per_group_count: a core group has one AIC; must be 1"],
         ),
         ("memory: 5", ["4  memory: expected a mapping, got 5"]),
     ],

@@ -19,11 +19,11 @@ def test_an_override_is_assumed_and_comes_from_the_command_line() -> None:
 
 def test_overrides_leave_everything_else_and_the_device_itself_alone() -> None:
     device = load_device("ascend_910b2")
-    changed = apply_overrides(device, {"clock_hz": "1.5e9", "cores.aic.per_group_count": "2"})
+    changed = apply_overrides(device, {"clock_hz": "1.5e9", "cores.aiv.per_group_count": "1"})
     before, after = dict(device.quantities()), dict(changed.quantities())
     assert {key for key in before if before[key] != after[key]} == {
         "clock_hz",
-        "cores.aic.per_group_count",
+        "cores.aiv.per_group_count",
     }
     assert device.clock_hz.value == 1.8e9
 
@@ -32,13 +32,13 @@ def test_choices_names_and_unset_numbers_can_be_overridden() -> None:
     overrides = {
         "flags.cross_core_wait_blocks": "scalar",
         "name": "mine",
-        "links.l2.efficiency_factor": "0.9",
+        "cores.aiv.engines.SCALAR.issue_cycles": "3",
         "cores.aiv.engines.VECTOR.ops.copy.slope_cycles_per_repeat": "2.0",
     }
     device = load_device("ascend_910b2", overrides)
     assert device.flags.cross_core_wait_blocks.value == "scalar"
     assert device.name == "mine"
-    assert device.link("l2").efficiency_factor is not None
+    assert device.engine("aiv", "SCALAR").issue_cycles.value == 3
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,20 @@ def test_bad_overrides_are_refused_as_they_were_typed(
 ) -> None:
     device = load_device("ascend_910b2")
     assert fault(apply_overrides, device, {key: text}).startswith(f"-C {key}={text}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("hw", "key", "reader"),
+    [
+        ("ascend_910b2", "memory.l2.line_bytes", "no model yet; `facts` keeps it with its source"),
+        ("ascend_910b2", "facts.memory.l2.line_bytes", "no model yet; `facts` keeps it"),
+        ("ascend_910b2", "architecture", "people"),
+        ("v100", "flags.cross_core_latency_cycles", "schedules of ascend devices, whose cores meet"),
+        ("h200", "links.l2.bytes_per_s", "timing, and this device's file has no flags and no launch"),
+    ],
+)
+def test_keys_that_change_nothing_are_refused_with_their_reader(
+    hw: str, key: str, reader: str, fault: Callable[..., str]
+) -> None:
+    expected = f"-C {key}=3: changes nothing on {hw}; read by {reader}"
+    assert fault(load_device, hw, {key: "3"}).startswith(expected)

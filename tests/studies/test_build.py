@@ -91,6 +91,11 @@ def test_differences_name_the_figure(tmp_path: Path) -> None:
         differences(old, new, "q")
 
 
+def test_every_study_is_listed(repository: Path) -> None:
+    listed = re.findall(r"\]\((\w+)/\1\.md\)", (repository / "reports/README.md").read_text())
+    assert sorted(listed) == list(STUDIES)
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_is_committed_with_its_charts(name: str, repository: Path) -> None:
     folder = repository / "reports" / name

@@ -24,7 +24,6 @@ def device_with(**overrides: str) -> DeviceSpec:
 ENDLESS_LINKS = {
     "links__hbm__bytes_per_s": "1e22",
     "links__l2__bytes_per_s": "1e22",
-    "links__l2__mixed_bytes_per_s": "1e22",
 }
 
 

@@ -51,7 +51,7 @@ def without_route(core: str, engine: str, name: str) -> DeviceSpec:
             "aic",
             "FIXP",
             "l0c_gm",
-            r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: L0C->L1",
+            r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: ",
         ),
         ("aiv", "MTE3", "ub_gm", r"cores\.aiv\.engines\.MTE3: no route UB->GM; routes here: "),
     ],
@@ -68,7 +68,7 @@ def test_a_device_without_a_needed_route_is_refused(
     "key",
     [
         "links.hbm.bytes_per_s",
-        "links.l2.mixed_bytes_per_s",
+        "links.l2.bytes_per_s",
         "cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle",
         "clock_hz",
     ],

@@ -228,7 +228,7 @@ def test_cores_that_load_together_share_the_link() -> None:
     slow = str(32 * 1.8e9)
     for groups, expected in (("2", 512), ("1", 256)):
         result = simulate(
-            "des", program, group_count=groups, links__l2__bytes_per_s=slow, links__l2__mixed_bytes_per_s=slow,
+            "des", program, group_count=groups, links__l2__bytes_per_s=slow,
             links__hbm__bytes_per_s="1e22",
         )  # fmt: skip
         label, start, end = spans(result)["load"][0]

@@ -30,7 +30,7 @@ AIC, AIV = "cores__aic__engines__", "cores__aiv__engines__"
 #: Numbers of which more is better, with their values in the 910B2's file.
 RATES = {
     "links__hbm__bytes_per_s": 1.45e12,
-    "links__l2__mixed_bytes_per_s": 7.0e12,
+    "links__l2__bytes_per_s": 7.0e12,
     f"{AIC}MTE2__routes__gm_l1__bytes_per_cycle": 110,
     f"{AIC}MTE1__routes__l1_l0a__bytes_per_cycle": 256,
     f"{AIC}MTE1__routes__l1_l0b__bytes_per_cycle": 128,

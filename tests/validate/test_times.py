@@ -94,7 +94,7 @@ def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"schedule": "flahs"}, "case one: unknown schedule 'flahs'"),
-        ({"device": "ascend_910z"}, "case one: no device named 'ascend_910z'"),
+        ({"device": "ascend_910z"}, "case one: no device or node named 'ascend_910z'"),
     ],
 )
 def test_a_case_that_cannot_be_predicted_is_an_error(

@@ -32,7 +32,7 @@ def page(repository: Path) -> dict[str, Any]:
 def test_expectations_are_those_of_drawn_scores() -> None:
     """Proposition 3, coverage and the fraction zeroed by drawing the model's scores, no schedule."""
     rng = np.random.default_rng(11)
-    gap, scale, rows = 7.0, 1.0, 2000
+    gap, scale, rows = 7.0, 1.0, 600
     sinks = gap + rng.standard_normal((rows, SINKS))
     normal = rng.standard_normal((rows, KEYS - SINKS))
     top = sinks.max(axis=1, keepdims=True)

@@ -15,7 +15,6 @@ from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, MTE1, MTE2, CubeRings, compute, move, pass_on
 from npusim.machines.ascend.plan import default_plan
-from npusim.machines.frame import check_operands
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Product:
         m_axis, self.k_axis = frame.axes(self.left)
         self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
         chosen = phase.arithmetic or group.arithmetic(frame.fmt(self.left))
-        check_operands(stage.name, chosen, frame.fmt(self.left), frame.fmt(self.right))
+        frame.check_operands(stage, chosen)
         self.how = Attributes(transpose_b=frame.is_transposed(stage), arithmetic=chosen)
         if frame.places[self.dst] == "state":
             group.refuse_route(

@@ -21,7 +21,7 @@ from npusim.algorithms.table import bind
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
 from npusim.ir.tile import Tile
-from npusim.machines.frame import body, check_operands
+from npusim.machines.frame import body
 from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SmPlace:
         (row,) = stage.rows
         fmt = self.frame.fmt
         chosen = self.frame.phase.arithmetic or self.core.arithmetic(fmt(row.srcs[0]), fmt(row.dst))
-        check_operands(stage.name, chosen, *(fmt(n) for n in row.srcs))
+        self.frame.check_operands(stage, chosen)
         return replace(row.attributes, transpose_b=self.frame.is_transposed(stage), arithmetic=chosen)
 
     # ---------------------------------------------------------------- memory

@@ -1,0 +1,207 @@
+"""Every key of a device file that is not kept under ``facts`` changes a prediction, or what is accepted."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.errors import NpusimError
+from npusim.ir.check import check
+from npusim.ir.op import Opcode, Step
+from npusim.ir.tile import Tile
+from npusim.report.roofline import peak_flops_per_s
+from npusim.run import flag_budget, simulate_program
+from npusim.schedules import find_schedule
+from npusim.spec.device import DeviceSpec
+from npusim.spec.engine import VectorEngine
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.load import load_device
+from npusim.spec.overrides import reader_of
+from npusim.spec.problem import Problem
+from npusim.spec.quantity import Quantity
+from npusim.spec.tiling import build_tiling
+from npusim.timing.vector_cost import vector_cycles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.ir.program import TileProgram
+
+
+def small(**fields: Any) -> Problem:
+    return Problem(**{"heads": 2, "seq_q": 256, "head_dim": 64, **fields})
+
+
+#: Programs by name: schedule, problem, tiling, precision.
+PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
+    "flash": ("flash", small(heads=24, causal=True, seq_q=512, head_dim=128), {"block_kv": 128}, None),
+    "half": ("flash", small(), {"block_kv": 128, "block_q": 64}, "fa16"),
+    "brain": ("flash", small(dtype="bfloat16"), {"block_kv": 128}, None),
+    "single": (
+        "flash", small(dtype="float32"), {"block_kv": 64, "block_q": 32}, "fa2_fp32,arithmetic=ieee.f32",
+    ),
+    "odd": ("flash", small(head_dim=80, seq_q=100, layout="bsnd"), {"block_kv": 64}, None),
+    "ragged": (
+        "flash", small(seq_q=700, causal=True, head_dim=48),
+        {"block_kv": 48, "vector_rows": 5, "block_q": 48}, "fa16",
+    ),
+    "thin": (
+        "flash", small(heads=3, seq_q=512, head_dim=48),
+        {"block_q": 32, "block_kv": 48, "vector_rows": 16, "depth": 1}, None,
+    ),
+    "wide": (
+        "flash", small(heads=3, seq_q=100, head_dim=256, causal=True),
+        {"block_q": 32, "block_kv": 16, "vector_rows": 16, "depth": 3}, None,
+    ),
+    "pasa": ("pasa", small(causal=True), {"block_kv": 128}, None),
+    "unfused": ("standard", small(), {}, None),
+    "gemm": ("gemm", GemmProblem(m=256, n=256, k=256), {}, None),
+    "copy": ("copy", CopyProblem(bytes=1 << 20), {}, None),
+    "volta": ("volta_flash", small(heads=100, causal=True), {}, None),
+    "volta32": ("volta_flash", small(), {}, "acc_fp32"),
+    "narrow": (
+        "volta_flash", small(heads=300, seq_q=300),
+        {"access_bytes": 8, "padding": 4, "arrangement": "1x4", "block_q": 64}, "acc_fp32",
+    ),
+    "plain": ("volta_flash", small(seq_q=130, head_dim=80), {"smem": "plain", "stages": 2}, "acc_fp32"),
+    "swizzled": ("volta_flash", small(seq_q=512), {"smem": "swizzled", "stages": 3}, None),
+    "long": ("volta_flash", small(heads=8, seq_q=16384, head_dim=128), {}, None),
+}  # fmt: skip
+#: Which programs tell about a key, the first match counts; ``rebuild``: whether they are built anew.
+WHERE = {
+    "ascend": (
+        ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
+        ("*.gm_l1.unaligned_factor", ("odd",)), ("*.unaligned_factor", ("ragged",)),
+        ("*.FIXP.issue_interval_cycles", ("ragged",)), ("*.MTE3.queue_depth_count", ("ragged",)),
+        ("cores.aic.*.MTE2.queue_depth_count", ("thin",)), ("cores.aiv.*.MTE2.queue_depth_count", ("wide",)),
+        ("*.CUBE.queue_depth_count", ("gemm",)), ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),
+    ),
+    "nvidia": (
+        ("*.64.lanes_count", ("narrow",)), ("memory.l2.capacity_bytes", ("long",)),
+        ("*LDG.issue_interval_cycles", ("plain",)), ("*", ("volta", "volta32", "plain", "swizzled", "narrow")),
+    ),
+}  # fmt: skip
+
+
+@cache
+def program_of(name: str, hw: str) -> TileProgram:
+    return build(name, load_device(hw))
+
+
+def build(name: str, device: DeviceSpec) -> TileProgram:
+    schedule, problem, tiling, precision = PROGRAMS[name]
+    chosen = find_schedule(schedule, device.family)
+    fields = build_tiling(chosen.tiling, tiling)
+    program = chosen.program(problem, fields, device, chosen.precision(precision))
+    check(program, flag_budget(device), thorough=False)
+    return program
+
+
+def predicted(program: TileProgram, device: DeviceSpec) -> object:
+    result = simulate_program(program, device, "auto")
+    busy = tuple(use.busy_cycles for group in result.queues for use in group)
+    return result.latency_s, result.link_bytes, busy, peak_flops_per_s(device, "float16")
+
+
+@cache
+def unchanged(name: str, hw: str) -> object:
+    return predicted(program_of(name, hw), load_device(hw))
+
+
+def with_value(device: DeviceSpec, key: str, value: object) -> DeviceSpec:
+    data: Any = deepcopy(device.model_dump(by_alias=True))
+    node = data
+    for step in key.split("."):
+        node = node[int(step)] if isinstance(node, list | tuple) else node[step]
+    node["value"] = value
+    return DeviceSpec.model_validate(data)
+
+
+def values(key: str, value: Any) -> Iterator[object]:
+    """Yield other values of a key, those that tell most first."""
+    if isinstance(value, str):
+        yield {"pipe": "scalar"}.get(value, "hopper.wgmma.k16.f16.f32")
+        return
+    if key.endswith(("alignment_bytes", "memory_unit_bytes")):
+        yield value << 20
+        yield value + 1
+    if key.endswith(("_depth_count", "_ids_count", "_max_count")):
+        yield 1
+    elif key.endswith(("_bytes", "_count")) and value > 1:
+        yield max(1, value // 64)
+        yield max(1, value // 2)
+    yield value * 4 if value else 7
+    yield value * 64 + 1
+
+
+def changes(device: DeviceSpec, name: str, changed: DeviceSpec) -> bool:
+    """Return whether a program takes another time, or another course, on a changed device."""
+    try:
+        if predicted(program_of(name, device.name), changed) != unchanged(name, device.name):
+            return True
+        return predicted(build(name, changed), changed) != unchanged(name, device.name)
+    except NpusimError:
+        return True  # not accepted any more
+
+
+def is_read(device: DeviceSpec, key: str, value: object) -> bool:
+    hints = WHERE[device.family]
+    programs = next(names for pattern, names in hints if fnmatchcase(key, pattern))
+    for other in values(key, value):
+        try:
+            changed = with_value(device, key, other)
+        except ValueError:
+            continue
+        if any(changes(device, name, changed) for name in programs):
+            return True
+    return False
+
+
+#: What only the places of a step's operands decide, and what decides bits; tested below, with the
+#: layouts (pairs of lanes) and with the arithmetics.
+OF_ONE_STEP = ("*.slope_read_write_conflict_cycles_per_repeat", "*.banks.*", "*.pair_masks.*")
+OF_BITS = ("*.arithmetic", "*.arithmetic.*")
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "v100"])
+def test_every_other_key_changes_a_prediction(hw: str) -> None:
+    device = load_device(hw)
+    unread = [
+        key
+        for key, fact in device.facts()
+        if reader_of(device, key) is None
+        and not any(fnmatchcase(key, pattern) for pattern in (*OF_ONE_STEP, *OF_BITS))
+        and not is_read(device, key, fact.value)  # type: ignore[attr-defined]
+    ]
+    assert not unread
+
+
+@pytest.mark.parametrize("key", ["group_count", "rows_count", "row_bytes"])
+def test_banks_decide_what_a_step_takes(key: str) -> None:
+    device = load_device("ascend_910b2")
+    buffer = device.core("aiv").buffer("UB")
+    unit = device.engine("aiv", "VECTOR")
+    assert isinstance(unit, VectorEngine)
+    assert buffer.banks is not None
+
+    def cycles(banks: Any, place: int) -> int:
+        # Two sources in different groups, so that only the target can meet one of them.
+        near, far, target = (Tile("UB", at, 8, 64, 64, "float32") for at in (place, place + 32, 0))
+        return vector_cycles(Step(Opcode.ADD, target, (near, far)), unit, banks, "")[0]
+
+    fewer = {"value": max(1, getattr(buffer.banks, key).value // 2), "basis": "assumed", "source": "a test"}
+    changed = type(buffer.banks).model_validate({**buffer.banks.model_dump(), key: fewer})
+    places = range(16, 1 << 17, 16)
+    assert [cycles(buffer.banks, p) for p in places] != [cycles(changed, p) for p in places]
+
+
+def test_facts_have_sources_and_units() -> None:
+    for hw in ("ascend_910b2", "h200", "v100"):
+        kept = {k: f for k, f in load_device(hw).facts() if k.startswith("facts.")}
+        assert kept
+        assert all(fact.source for fact in kept.values())
+        assert any(isinstance(fact, Quantity) for fact in kept.values())
