@@ -125,7 +125,7 @@ def _baseline_files(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder of baselines")
+        raise SpecError(f"{folder}: no such baseline, nor a folder of them")
     found = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
     if not found:
         raise SpecError(f"{folder}: holds no baseline (*.yaml); see npusim check --help for one")

@@ -42,6 +42,8 @@ def asked(defaults: Mapping[str, object], options: Mapping[str, Any]) -> Asked |
             fields = value.model_dump(exclude_unset=True) if isinstance(value, Tiling) else value
             option = "-t" if name == "tiling" else "-C"
             found += [(option, f"{key}={item}") for key, item in fields.items()]
+        elif name == "ignore":
+            found.append(("--ignore", ",".join(value)))
         elif isinstance(value, GemmProblem | CopyProblem):
             sizes = ",".join(f"{key}={item}" for key, item in value.model_dump().items())
             found.append(("--problem", sizes))

@@ -6,6 +6,11 @@ A message names the thing, the value, the limit and the place.  ``cli`` turns an
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 class NpusimError(Exception):
     """Base of all errors that a user's input or a program's description can cause."""
@@ -61,3 +66,13 @@ class OutputError(NpusimError):
 
 class CheckFailedError(NpusimError):
     """A baseline, a measurement or a golden vector differs by more than allowed (exit 1)."""
+
+
+def reason_of(error: OSError, file: Path) -> str:
+    """Return why a file could not be written, in words that name what is in the way."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        found = next((p for p in file.parents if p.exists() and not p.is_dir()), file)
+        return f"{found} is not a folder"
+    if isinstance(error, IsADirectoryError):
+        return "there is a folder of that name"
+    return error.strerror or str(error)

@@ -54,13 +54,9 @@ def run(
     hw: str | Path | DeviceSpec | None = None,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
     problem: AnyProblem | None = None,
-    seq: int | None = None,
-    seq_q: int | None = None,
-    seq_kv: int | None = None,
-    batch: int | None = None,
-    tensor_parallel: int | None = None,
-    causal: bool | None = None,
-    dtype: Dtype | None = None,
+    seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
+    batch: int | None = None, tensor_parallel: int | None = None,
+    causal: bool | None = None, dtype: Dtype | None = None,
     ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
@@ -69,9 +65,7 @@ def run(
     prefix: str = "",
     layout: Layout = "bnsd",
     numerics: bool = True,
-    rows: Choice = "sample",
-    heads: Choice = "sample",
-    seed: int | None = None,
+    rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
@@ -79,7 +73,7 @@ def run(
     presets: bool = False,
     limit_s: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Predict bits and cycles of one schedule on one device.
 
     Parameters
@@ -155,7 +149,7 @@ def run(
     options = {
         "workload": workload, "problem": problem, "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch,
         "tensor_parallel": tensor_parallel, "causal": causal, "dtype": dtype, "hw": hw, "overrides": overrides,
-        "tiling": tiling, "precision": precision, "method": method}  # fmt: skip
+        "tiling": tiling, "precision": precision, "method": method, "ignore": ignore or None}  # fmt: skip
     words = None if tensors or arithmetic or layout != "bnsd" else asked(DEFAULTS, options)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw

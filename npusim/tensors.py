@@ -128,6 +128,9 @@ def _read(path: Path) -> Tensors:
         return dict(load_file(path))
     except TensorError:
         raise
+    except ValueError as error:
+        what = "holds pickled objects, which are refused" if "pickle" in str(error) else f"damaged: {error}"
+        raise TensorError(f"{path}: {what}") from None
     except Exception as error:  # noqa: BLE001 - the readers' own errors differ by version
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
 

@@ -72,7 +72,7 @@ def format_bytes(count: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration with a readable unit: ``1.92 ms``, ``33.1 us``, ``2.50 s``, ``25 min``, ``3.4 h``."""
-    for unit, size, digits in (("days", 86400.0, 1), ("h", 3600.0, 1), ("min", 60.0, 0)):
+    for unit, size, digits in (("years", 365.25 * 86400, 1), ("days", 86400.0, 1), ("h", 3600.0, 1), ("min", 60.0, 0)):
         if seconds >= 5 * size or (unit == "h" and seconds >= 2 * size):
             return f"{seconds / size:,.{digits}f} {unit}"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -32,7 +32,7 @@ def test_bytes_with_an_i_are_powers_of_two(text: str, number: int) -> None:
     ],
 )  # fmt: skip
 def test_anything_else_is_no_count(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_count(text)
 
 

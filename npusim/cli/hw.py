@@ -112,7 +112,8 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
         basis_cell = Cell(fact.basis, "warn" if fact.basis in ("assumed", "fitted") else "")
         rows.append((Cell(key), Cell(text), basis_cell, Cell(fact.source, "dim")))
     if not rows:
-        raise SpecError(f"{device.name} has no number under --only {only!r} with that basis")
+        where = f" under --only {only!r}" if only else ""
+        raise SpecError(f"{device.name} has no number{where}{f' of basis {basis}' if basis else ''}")
     show(
         [
             Heading(device.name, f"{device.description}; file {device.digest()}"),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from npusim.errors import OutputError
+from npusim.errors import OutputError, reason_of
 from npusim.foreign import csv_cell
 
 if TYPE_CHECKING:
@@ -69,4 +69,4 @@ def csv_store(path: Path, fields: Sequence[str]) -> Iterator[Callable[[Outcome],
 
             yield add
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from npusim.errors import OutputError
+from npusim.errors import OutputError, reason_of
 from npusim.report.pipes import pipes_csv
 from npusim.report.record import record_of
 from npusim.report.result_json import RESULT_FILE, result_document, to_json
@@ -103,7 +103,7 @@ def write_whole(file: Path, content: bytes) -> None:
         fresh.chmod(0o666 & ~_umask())
         fresh.replace(file)
     except OSError as error:
-        raise OutputError(f"{file}: cannot be written: {error.strerror}") from None
+        raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
     finally:
         if fresh is not None:
             fresh.unlink(missing_ok=True)

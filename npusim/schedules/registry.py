@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import BufferOverflowError, SpecError
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
+#: How a problem of each kind is asked for.
+_ASKED_WITH: Mapping[str, str] = MappingProxyType(
+    {
+        "Problem": "sizes of attention: -w, --seq, ..., no --problem",
+        "GemmProblem": "a matrix product: --problem m=4096,n=4096,k=4096",
+        "CopyProblem": "a number of bytes: --problem bytes=1MiB",
+    }
+)
 #: A builder takes its own schedule's problem, tiling and precision classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
@@ -86,8 +95,8 @@ class Schedule:
 
     def _refuse(self, problem: AnyProblem) -> None:
         if not isinstance(problem, self.problem):
-            wanted, given = self.problem.__name__, type(problem).__name__
-            raise SpecError(f"schedule {self.name} computes a {wanted}, not a {given}")
+            wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
+            raise SpecError(f"schedule {self.name} needs {wanted}")
         if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
             raise SpecError(
                 f"schedule {self.name} does not undo scales of float8 inputs; all must be 1"

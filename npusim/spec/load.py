@@ -5,7 +5,7 @@ Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,6 +32,8 @@ __all__ = [
     "workload_schema",
 ]
 
+#: What files of npusim are: the part of their schema before its version.
+KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
 
@@ -86,12 +88,23 @@ def workload_schema() -> dict[str, object]:
 
 
 def validated(model: type[ModelType], document: Document) -> ModelType:
-    """Return ``document`` as ``model``; raise `SpecError` with a line for each fault."""
+    """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
+
+    A file of another kind of npusim's is told by its schema alone: its keys are no faults.
+    """
+    wanted, given = _schema_of(model), document.data.get("schema")
+    if wanted and isinstance(given, str) and given.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
+        raise document.error("schema", f"{given!r} is another kind of file; {wanted!r} is needed here")
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
+
+
+def _schema_of(model: type[BaseModel]) -> str:
+    field = model.model_fields.get("schema_id")
+    return str(get_args(field.annotation)[0]) if field is not None else ""
 
 
 def _read(kind: str, what: str, name_or_path: str | Path) -> Document:

@@ -21,6 +21,7 @@ _HINTS = MappingProxyType(
 )
 _EXPECTED = MappingProxyType(
     {
+        "finite_number": "a finite number",
         "int_type": "a whole number",
         "int_from_float": "a whole number",
         "int_parsing": "a whole number",
@@ -157,6 +158,8 @@ def _text(
         return f"{value!r} {words} {context[name]}"
     if kind == "multiple_of":
         return _multiple(value, context["multiple_of"])
+    if kind == "too_short":
+        return f"needs at least {context['min_length']} of them, not {context['actual_length']}"
     if kind == "string_too_short":
         return "must not be empty"
     if kind == "file_name":

@@ -51,7 +51,7 @@ def without_route(core: str, engine: str, name: str) -> DeviceSpec:
             "aic",
             "FIXP",
             "l0c_gm",
-            r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: ",
+            r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: L0C->L1",
         ),
         ("aiv", "MTE3", "ub_gm", r"cores\.aiv\.engines\.MTE3: no route UB->GM; routes here: "),
     ],
