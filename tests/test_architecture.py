@@ -32,6 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
 WITHIN = frozenset(
     {
+        # A machine runs the form of an algorithm; no algorithm knows a machine.
+        ("machines", "algorithms"),
         *(
             ("run", part)
             for part in ("run_node", "run_result", "tensors", "spread", "finite", "command", "effort")

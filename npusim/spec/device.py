@@ -148,10 +148,9 @@ class DeviceSpec(SpecModel):
     def _numbers_are_of_this_world(self) -> Self:
         fault = fault_in(self.facts())
         for name, link in self.links.items():
-            for rate in ("bytes_per_s", "mixed_bytes_per_s"):
-                found = getattr(link, rate)
-                if fault is None and found is not None:
-                    fault = slow_link(f"links.{name}.{rate}", found.value, self.clock_hz.value)
+            if fault is None:
+                rate = link.bytes_per_s.value
+                fault = slow_link(f"links.{name}.bytes_per_s", rate, self.clock_hz.value)
         if fault is not None:
             raise fault
         return self
