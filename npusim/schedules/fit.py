@@ -1,4 +1,4 @@
-"""What fits: defaults made smaller where a buffer overflows, what an error may offer, operands of a unit."""
+"""What fits: defaults made smaller where a buffer overflows, and what an error may offer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import TilingError
-from npusim.formats import get_arithmetic, get_format
-from npusim.schedules.vector_share import slice_rows
+from npusim.machines.ascend import SLICE_ELEMENTS
 from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
@@ -18,23 +17,13 @@ if TYPE_CHECKING:
 
     Build = Callable[[Any], TileProgram]
 
-__all__ = ["check_operands", "fitted_defaults", "largest_that_fit"]
+__all__ = ["fitted_defaults", "largest_that_fit"]
 
 #: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
 #: one after the other, smaller blocks load K and V more often.
 SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
 #: Halvings of one field that are tried.
 _HALVINGS = 4
-
-
-def check_operands(name: str, unit: str, a: str, b: str) -> None:
-    """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
-    wanted = get_arithmetic(unit)
-    if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
-        raise TilingError(
-            f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
-            f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
-        )
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
@@ -85,7 +74,7 @@ def _effective(tiling: Tiling, field: str) -> int:
     """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
     value = getattr(tiling, field)
     if value is None and field == "vector_rows":
-        return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
+        return max(1, SLICE_ELEMENTS // int(getattr(tiling, "block_kv", 0) or 1))
     return value if isinstance(value, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""What of `volta_flash` fits: lanes, registers, shared memory; and the fields that were left open."""
+"""What of a chained attention fits a multiprocessor: lanes, registers, shared memory; and the fields left open."""
 
 from __future__ import annotations
 
@@ -19,82 +19,70 @@ from npusim.layout import (
     padded,
     swizzled,
 )
-from npusim.schedules.attention_tensors import AttentionTensors, attention_tensors
-from npusim.schedules.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
-from npusim.schedules.steps.volta import VoltaPrecision, volta_steps
-from npusim.schedules.volta_warps import SM, WARPS, VoltaTile
+from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
+from npusim.machines.sm.plan import SM, WARPS, SmTiling
 from npusim.spec.gpu_engine import WarpIssue
 
 if TYPE_CHECKING:
-    from npusim.schedules.steps.attention import AttentionSteps
-    from npusim.schedules.volta_flash import VoltaTiling
+    from npusim.algorithms.flash import FlashPrecision
+    from npusim.machines.sm.fields import SmFields
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
+
 
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.
 _KEYS = (64, 32, 16)
 
 
 def fitted(
-    problem: Problem, tiling: VoltaTiling, device: DeviceSpec, precision: VoltaPrecision
-) -> tuple[VoltaTiling, Occupancy]:
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision
+) -> tuple[SmFields, Occupancy]:
     """Return the fields with those left open chosen, and how many blocks of them a core holds.
 
     Raises `TilingError` where none fits.
     """
+    issue = device.engine(SM, WARPS)
+    if not isinstance(issue, WarpIssue):
+        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
     if problem.dtype != "float16":
         raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; --dtype float16 rounds to it")
     keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
     places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     fault: TilingError | None = None
     for block_kv, place in product(keys, places):
         chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
         try:
-            return chosen, _resident(problem, chosen, device, precision)
+            fields = lanes_of(chosen, precision, problem)
+            needs = _needs(problem, precision, chosen, fields)
+            return chosen, occupancy(needs, issue, memory)
         except TilingError as error:
             fault = fault or error
     assert fault is not None
     raise fault
 
 
-def _resident(
-    problem: Problem, tiling: VoltaTiling, device: DeviceSpec, precision: VoltaPrecision
-) -> Occupancy:
-    steps = volta_steps(precision, problem.scale, problem.dtype)
-    tensors = attention_tensors(problem, problem.dtype)
-    tile = volta_tile(tiling, precision, problem)
-    return _occupancy(device, tensors, steps, tiling, tile)
-
-
-def keys_of(tiling: VoltaTiling) -> int:
-    """Return the keys of a step of fields that are chosen."""
-    assert tiling.block_kv is not None
-    return tiling.block_kv
-
-
-def volta_tile(tiling: VoltaTiling, precision: VoltaPrecision, problem: Problem) -> VoltaTile:
-    """Return what the mapping needs, with one resident block; raise `TilingError` where lanes do not fit."""
+def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> SmTiling:
+    """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
     dims = (problem.head_dim, problem.value_head_dim)
-    swizzle = tiling.smem == "swizzled"
     padding = tiling.padding if tiling.smem == "padded" else 0
     group = 4  # warps of a group: one on each sub-core (volta.md section 4.2)
+    scores, product_acc = _kind(precision.scores), _kind(precision.product)
     plan = WarpPlan(
-        group, tiling.arrangement, _kind(precision.acc_qk), access_bytes=tiling.access_bytes,
-        swizzle=swizzle,
-    )  # fmt: skip
+        group, tiling.arrangement, scores, access_bytes=tiling.access_bytes, swizzle=tiling.smem == "swizzled"
+    )
     try:
-        found = chained(tiling.arrangement, _kind(precision.acc_qk), tiling.exchange)
-        for acc, columns in zip((precision.acc_qk, precision.acc_pv), (keys_of(tiling), dims[1]), strict=True):
-            held = instruction("m8n8k4", acc=_kind(acc)).c
+        found = chained(tiling.arrangement, scores, tiling.exchange)
+        for acc, columns in ((scores, tiling.keys), (product_acc, dims[1])):
+            held = instruction("m8n8k4", acc=acc).c
             arrangement(tiling.arrangement).repeats(held, tiling.block_q, columns, warps=(tiling.warps, 1))
         for width in dims:
             _check_shared(width, padding, tiling)
     except LayoutError as error:
-        raise TilingError(f"tile {tiling.block_q}x{keys_of(tiling)}: {error}") from None
-    return VoltaTile(
-        tiling.block_q, keys_of(tiling), tiling.warps // group, 1, padding, tiling.stages, plan,
-        replace(plan, accumulator=_kind(precision.acc_pv)), exchanges=bool(found.moved),
-        shares_q=tiling.q == "shared",
+        raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
+    return SmTiling(
+        groups=tiling.warps // group, lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
+        padding=padding, depth=tiling.stages, exchanges=bool(found.moved), holds_in_registers=tiling.q == "registers",
     )  # fmt: skip
 
 
@@ -108,7 +96,7 @@ def chained(quad_pairs: str, accumulator: Accumulator, exchange: str) -> Chain:
     )  # fmt: skip
 
 
-def _check_shared(width: int, padding: int, tiling: VoltaTiling) -> None:
+def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
     """Raise `LayoutError` for rows of K or V that lanes cannot read with one access each."""
     size = get_format("float16").size_bytes
     row_bytes, narrowest = (width + padding) * size, instruction("m8n8k4").b.values * size
@@ -121,7 +109,7 @@ def _check_shared(width: int, padding: int, tiling: VoltaTiling) -> None:
         )
     if tiling.smem == "swizzled":
         try:
-            swizzled(keys_of(tiling), width)
+            swizzled(tiling.keys, width)
         except LayoutError as error:
             raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
     memory = padded(width, width, padding=padding)
@@ -129,35 +117,33 @@ def _check_shared(width: int, padding: int, tiling: VoltaTiling) -> None:
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
 
 
-def _occupancy(
-    device: DeviceSpec, tensors: AttentionTensors, steps: AttentionSteps, tiling: VoltaTiling, tile: VoltaTile
-) -> Occupancy:
-    issue = device.engine(SM, WARPS)
-    if not isinstance(issue, WarpIssue):
-        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps; volta_flash needs it")
-    sizes = {name: get_format(fmt).size_bytes for name, fmt in steps.formats.items()}
-    q, kv, d, dv = tiling.block_q, keys_of(tiling), tensors.q.cols, tensors.v.cols
-    half = get_format(tensors.q.fmt).size_bytes
+def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
+    """Return the registers and the shared memory of a block, by what takes them."""
+    size = {n: get_format(fmt).size_bytes for n, fmt in precision.formats().items() if fmt != "input"}
+    q, kv, d, dv = tiling.block_q, tiling.keys, problem.head_dim, problem.value_head_dim
+    half = get_format(problem.dtype).size_bytes
     # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
+    is_chained = precision.accumulate == "chained"
     bytes_of = {
-        "Q": q * d * half * copies, "S and P": q * kv * max(sizes["S_in"], half * copies), "O": q * dv * sizes["O"],
+        "Q": q * d * half * copies, "S and P": q * kv * max(size["scores"], half * copies),
+        "O": q * dv * size["product" if is_chained else "running"],
+        **({} if is_chained else {"P V": q * dv * size["product"]}),
         "K in flight": kv * d * half, "V in flight": kv * dv * half,
     }  # fmt: skip
-    tenants = {name: thread_registers(size, tiling.warps) for name, size in bytes_of.items()}
-    # Row vectors that live together: the state m and l, the new maximum, the rescaling factor.
-    tenants["rows"] = (len(steps.state) + 2) * _rows_of_lane(tiling, tile.plan)
+    tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
+    # Row vectors that live together, 4: the state m and l, the new maximum, the rescaling factor.
+    tenants["rows"] = 4 * _rows_of_lane(tiling, fields.lanes["key"])
     shared = {
-        "K": tile.depth * kv * (d + tile.padding) * half, "V": tile.depth * kv * (dv + tile.padding) * half,
+        "K": fields.depth * kv * (d + fields.padding) * half, "V": fields.depth * kv * (dv + fields.padding) * half,
     }  # fmt: skip
-    if tile.shares_q:
+    if not fields.holds_in_registers:
         del tenants["Q"]
-        shared["Q"] = q * (d + tile.padding) * half
-    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    return occupancy(BlockNeeds(tiling.warps, tenants, shared), issue, memory)
+        shared["Q"] = q * (d + fields.padding) * half
+    return BlockNeeds(tiling.warps, tenants, shared)
 
 
-def _rows_of_lane(tiling: VoltaTiling, plan: WarpPlan) -> int:
+def _rows_of_lane(tiling: SmFields, plan: WarpPlan) -> int:
     """Return how many rows of a warp's scores a lane holds values of."""
     held = instruction("m8n8k4", acc=plan.accumulator).c
     down = tiling.block_q // (held.rows * arrangement(plan.arrangement).m * tiling.warps)

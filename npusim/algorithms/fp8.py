@@ -9,13 +9,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from npusim.algorithms.flash import (
+    FINISH,
+    MAXIMUM,
+    PROBABILITIES,
+    SCORES,
+    SUMS,
+    UPDATES,
+    FlashPrecision,
+    attention_phase,
+    chosen,
+    exponent_factor,
+    flash_names,
+)
+from npusim.algorithms.phase import Loop, Phase, name
+from npusim.algorithms.table import Row, Stage, row
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode
-from npusim.schedules.steps.attention import Accumulate, AttentionSteps
-from npusim.schedules.steps.flash import PROBABILITIES, SCORES, SUMS, UPDATE, exponent_factor
-from npusim.schedules.steps.table import Row, choose, row
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Cell, Mask
+    from npusim.algorithms.precision import Accumulate
+    from npusim.algorithms.tensors import AttentionTensors
+    from npusim.spec.problem import Problem
 
 O = Opcode  # noqa: E741 - tables read best with one letter
 E4M3 = "float8_e4m3fn"
@@ -61,72 +80,70 @@ class Fp8Precision:
 
 #: The cast saturates where it would overflow, as NVIDIA's and the vendor libraries' do.
 CAST_P = Row(O.CAST, "P_fp8", ("P_scaled",), Attributes(overflow="saturate"))
-STATIC = (
-    *SCORES,
-    *PROBABILITIES,
+#: Between the exponential and the cast: the sum of what the cast has not touched, then the scale.
+CAST = (
     row(O.ROW_SUM, "l_tile", "P"),
     row(O.MUL, "P_scaled", "P", "p_scale", only="p_scale"),
     CAST_P,
     row(O.CAST, "P_out", "P_fp8"),
-    *SUMS,
 )
-FOLDED = (
-    *SCORES,
-    row(O.SUB, "m_new", "m_new", "log_scale"),
-    *PROBABILITIES,
-    row(O.ROW_SUM, "l_tile", "P"),
-    CAST_P,
-    row(O.CAST, "P_out", "P_fp8"),
-    *SUMS,
+SOFTMAX = Stage(
+    "softmax",
+    (
+        *MAXIMUM,
+        row(O.SUB, "m_new", "m_new", "log_scale", only="log_scale"),
+        *PROBABILITIES,
+        *CAST,
+        *SUMS,
+    ),
 )
-FINISH = (
-    row(O.DIV, "O_normal", "O", "l"),
-    row(O.MUL, "O_normal", "O_normal", "unscale", only="unscale"),
-    row(O.CAST, "out", "O_normal"),
+SCALED_FINISH = Stage(
+    "finish",
+    (
+        *FINISH.rows[:-1],
+        row(O.MUL, "O_normal", "O_normal", "unscale", only="unscale"),
+        FINISH.rows[-1],
+    ),
 )
 
 
-def fp8_steps(
-    precision: Fp8Precision, scale: float, *, is_masked: bool, value_scale: float = 1.0
-) -> AttentionSteps:
-    """Return the tables of FP8 attention with the choices of ``precision``.
-
-    ``scale`` is the factor of Q K^T of stored values, ``value_scale`` what stored values of V are
-    multiplied by; it joins the division by S (papers.md section 4).
-    """
-    p = precision
-    choices = {O.EXP: Attributes(variant=p.exp_variant), O.ROW_SUM: Attributes(order=p.sum_order)}
+def _constants(p: Fp8Precision, problem: Problem) -> dict[str, float]:
+    """Return the constants; what stored values of V are multiplied by joins the division by S (papers.md section 4)."""
     factor = exponent_factor(p.exp_variant)
-    constants = {"scale": scale * factor, "masked": -math.inf}
-    unscale = value_scale
+    constants = {"scale": problem.score_scale * factor, "masked": -math.inf}
+    unscale = problem.v_scale
     if p.fold:
         constants["log_scale"] = math.log(p.scale) * factor
     elif p.scale != 1:
         constants["p_scale"] = p.scale
-        unscale = value_scale / p.scale
+        unscale = problem.v_scale / p.scale
     if unscale != 1:
         constants["unscale"] = unscale
-    wide = (
-        "S_in", "S", "E", "P", "P_scaled", "T_in", "T", "O", "O_normal", "m", "m_tile", "m_new", "m_shift",
-        "exponent", "alpha", "rescale", "l", "l_tile", "l_add",
+    return constants
+
+
+def fp8_attention(
+    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: Fp8Precision,
+    tensors: AttentionTensors, mask: Mask | None,
+) -> Phase:  # fmt: skip
+    """Return FlashAttention-2 with P cast to E4M3, blocks of ``sizes`` = (rows, keys)."""
+    fmt = "float32"
+    wide = FlashPrecision(
+        p.name, scores=fmt, softmax=fmt, exponential=fmt, operand=p.operand, running=fmt, product=fmt,
+        output=p.output, accumulate=p.accumulate,
     )  # fmt: skip
-    return AttentionSteps(
-        softmax=choose(FOLDED if p.fold else STATIC, choices),
-        update=UPDATE,
-        finish=FINISH,
-        formats={
-            **dict.fromkeys(wide, "float32"),
-            "P_fp8": E4M3,
-            "P_out": p.operand,
-            "out": p.output,
-        },
-        state={"m": lowest_start(is_masked and p.is_reverse), "l": 0.0},
-        carried=("rescale",),
-        overlays={"P": "E", "P_scaled": "P", "O_normal": "O"},
-        score_tiles=("S_in", "S", "E", "P", "P_scaled", "P_fp8", "P_out"),
-        constants=constants,
-        accumulate=p.accumulate,
-        arithmetic=p.arithmetic,
+    flash = flash_names(wide, problem.dtype, is_masked=mask is not None)
+    names = {
+        **flash,
+        "m": replace(flash["m"], start=lowest_start(problem.causal and p.is_reverse)),
+        "P_scaled": name("weight", "row key", "float32", over="P"),
+        "P_fp8": name("weight", "row key", E4M3),
+    }
+    constants = _constants(p, problem)
+    body = chosen((SCORES, SOFTMAX, *UPDATES[p.accumulate]), p.exp_variant, p.sum_order)
+    phase = attention_phase(problem, sizes, cells, names, tensors, constants, mask)
+    return replace(
+        phase, loops=(Loop(body, "key"),), finish=(SCALED_FINISH,), arithmetic=p.arithmetic
     )
 
 

@@ -1,39 +1,37 @@
-"""The Ascend core group as schedules see it: one AIC, its AIVs, their queues and their memories.
+"""One Ascend core group: one AIC, its AIVs, their queues and their memories.
 
-:class:`AscendGroup` places rings and emits the moves and products that every schedule on this
-family is made of.  On the 910B the AIC and the AIVs meet only in global memory: scores go
-L0C -> FIXP -> slot in GM -> UB, and P the way back.
+On the 910B the AIC and the AIVs meet only in global memory: what a product leaves for rows goes
+L0C -> FIXP -> slot in GM -> UB, and what rows leave for a product the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from math import isqrt
+from typing import TYPE_CHECKING, NoReturn
 
+from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Queue
-from npusim.ir.tile import Operand, RingTile
-from npusim.units import ceil_div, chunks
+from npusim.spec.engine import DmaEngine, FixpipeEngine, VectorEngine
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.ir.tile import Operand, RingTile
     from npusim.spec.device import DeviceSpec
 
 AIC = "aic"
 AIV = "aiv"
 MTE1, MTE2, CUBE, FIXP = "aic.MTE1", "aic.MTE2", "aic.CUBE", "aic.FIXP"
 GM = "gm"
-#: Edge of the tiles that L0A, L0B and half of L0C hold in ping-pong: 128 x 128 float16 is 32 KiB
-#: of the 64 KiB L0A/L0B, 128 x 128 float32 is 64 KiB of the 128 KiB L0C (ascend.md section 1.2).
-L0_EDGE = 128
 PING_PONG = 2
 #: Elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
 #: ascend.md section 2.1.
 SLICE_ELEMENTS = 8192
-#: What one block reduction turns into one value (ascend.md section 1.5: per 32 B block).
-UB_BLOCK_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class VectorCore:
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """``rows`` rows of a tile from ``row``; ``first`` and ``last`` of their vector core."""
+    """``rows`` rows of a tile from ``row``; ``first`` and ``last`` of their vector core's."""
 
     row: int
     rows: int
@@ -79,7 +77,7 @@ class RowSlice:
 
 
 class AscendGroup:
-    """Builds a program for one core group: allocates rings, emits moves and matrix products."""
+    """One core group as programs see it: its queues, its memories and the rings in them."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
@@ -115,8 +113,7 @@ class AscendGroup:
     # ---------------------------------------------------------------- rings
 
     def cube_rings(
-        self, prefix: str = "", rows: int = L0_EDGE, cols: int = L0_EDGE, depth: int = L0_EDGE, *,
-        operand: str = "float16", accumulator: str = "float32",
+        self, prefix: str, rows: int, cols: int, depth: int, *, operand: str, accumulator: str
     ) -> CubeRings:  # fmt: skip
         """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
 
@@ -176,25 +173,46 @@ class AscendGroup:
             producers=producers, consumers=consumers, flag="counter", period=period,
         )  # fmt: skip
 
-    # ---------------------------------------------------------------- rows
+    @property
+    def edge(self) -> int:
+        """Edge of a square float16 tile of which L0A holds as many as a ping-pong takes.
 
-    def row_slices(self, rows: int, slice_rows: int) -> list[list[RowSlice]]:
-        """Return, per vector core, the slices of its share of ``rows`` (possibly none)."""
-        share = ceil_div(rows, len(self.vector_cores))
-        shares = []
-        for core in self.vector_cores:
-            start, end = min(core.index * share, rows), min((core.index + 1) * share, rows)
-            shares.append(
-                [
-                    RowSlice(r, min(slice_rows, end - r), r == start, r + slice_rows >= end)
-                    for r in range(start, end, slice_rows)
-                ]
-            )
-        return shares
+        As the vendor's kernels cut products (ascend.md section 1.2): 128 where L0A has 64 KiB.
+        """
+        room = self.allocator.spaces[f"{AIC}.L0A"].capacity_bytes // PING_PONG
+        fractal = self.device.matrix_engine(AIC).fractals["float16"].m_elements.value
+        return isqrt(room // get_format("float16").size_bytes) // fractal * fractal
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that a vector core's reduction turns into one value before its next pass."""
+        engine = self.device.engine(AIV, "VECTOR")
+        assert isinstance(engine, VectorEngine)
+        return engine.block_bytes.value
+
+    def share(self, core: VectorCore, rows: int) -> tuple[int, int]:
+        """Return first row and rows of a vector core's share of ``rows``, possibly none."""
+        each = ceil_div(rows, len(self.vector_cores))
+        start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
+        return start, end - start
 
     def largest_share(self, rows: int) -> int:
         """Return the most rows one vector core gets of a tile of ``rows``."""
         return ceil_div(rows, len(self.vector_cores))
+
+    def refuse_route(self, what: str, source: str, destination: str) -> NoReturn:
+        """Raise `TilingError`: ``what`` needs a route that the device file has not."""
+        there = sorted(
+            f"{r.source} to {r.destination}"
+            for core in (AIC, AIV)
+            for engine in self.device.core(core).engines.values()
+            if isinstance(engine, DmaEngine | FixpipeEngine)
+            for r in engine.routes.values()
+        )
+        raise TilingError(
+            f"{what}, and no route of {self.device.name} leads from {source} to {destination}; there are "
+            + ", ".join(there)
+        )
 
     @property
     def row_sum(self) -> str:
@@ -232,39 +250,3 @@ def compute(label: str, queue: str, steps: Sequence[Step]) -> TileOp:
 def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:
     """Return an operation that only takes or hands on slots: flags without work."""
     return TileOp(label, queue, queue, (), tiles)
-
-
-Part = Callable[[int, int], RingTile]
-
-
-def whole(tile: RingTile) -> Part:
-    """Return an operand that is used in one piece."""
-    return lambda _k, _size: tile
-
-
-def product(
-    label: str, rings: CubeRings, rows: int, cols: int, depth: int, *,
-    left: Part, right: Part, attributes: Attributes, start: bool = True, end: bool = True,
-    piece: int = L0_EDGE,
-) -> Iterator[TileOp]:  # fmt: skip
-    """Yield the moves and products of one accumulator tile: ``rows`` x ``cols`` over ``depth``.
-
-    ``left(k, size)`` and ``right(k, size)`` return the operands in L1 for ``size`` of the depth
-    from ``k``, with their handshake.  ``start`` opens the accumulator's slot and ``end`` hands it
-    to the fixpipe; several calls between them accumulate in k order, ``piece`` at a time.  Operands are reloaded to L0
-    for each product, as the vendor's kernels do (ascend.md section 2.2).
-    """
-    pieces = list(chunks(depth, piece))
-    for index, (k, size) in enumerate(pieces):
-        first, last = start and index == 0, end and index == len(pieces) - 1
-        a, b = left(k, size), right(k, size)
-        yield move(f"{label}.load_left", MTE1, rings.left.fill(a.rows, a.cols, a.fmt), a)
-        yield move(f"{label}.load_right", MTE1, rings.right.fill(b.rows, b.cols, b.fmt), b)
-        target = rings.accumulator.fill(
-            rows, cols, attributes.accumulator_format, first=first, last=last
-        )
-        operands = (
-            rings.left.front(a.rows, a.cols, a.fmt), rings.right.front(b.rows, b.cols, b.fmt),
-        )  # fmt: skip
-        how = attributes if first else replace(attributes, accumulate=True)
-        yield compute(f"{label}.mmad", CUBE, (Step(Opcode.MATMUL, target, operands, how),))
