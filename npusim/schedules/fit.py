@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.machines.ascend import slice_rows
 from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _effective(tiling: Tiling, field: str) -> int:
     """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
     value = getattr(tiling, field)
     if value is None and field == "vector_rows":
-        return max(1, SLICE_ELEMENTS // int(getattr(tiling, "block_kv", 0) or 1))
+        return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
     return value if isinstance(value, int) else 0
 
 
