@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
+    ("kernel", "run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )

@@ -179,9 +179,17 @@ class AscendGroup:
 
         As the vendor's kernels cut products (ascend.md section 1.2): 128 where L0A has 64 KiB.
         """
-        room = self.allocator.spaces[f"{AIC}.L0A"].capacity_bytes // PING_PONG
-        fractal = self.device.matrix_engine(AIC).fractals["float16"].m_elements.value
-        return isqrt(room // get_format("float16").size_bytes) // fractal * fractal
+        room = self.capacity_bytes("L0A") // PING_PONG
+        return isqrt(room // get_format("float16").size_bytes) // self.fractal * self.fractal
+
+    @property
+    def fractal(self) -> int:
+        """Edge of the CUBE's step in float16, which tiles are multiples of."""
+        return self.device.matrix_engine(AIC).fractals["float16"].m_elements.value
+
+    def capacity_bytes(self, buffer: str) -> int:
+        """Return the size of a buffer of the AIC."""
+        return self.allocator.spaces[f"{AIC}.{buffer}"].capacity_bytes
 
     @property
     def block_bytes(self) -> int:

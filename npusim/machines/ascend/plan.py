@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
@@ -10,8 +11,9 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Phase
     from npusim.algorithms.table import Stage
+    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.frame import Frame
 
 #: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the cell to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
@@ -64,17 +66,24 @@ def gemm_tiling(stage: str, m: int, n: int, k: int) -> AscendTiling:
     return AscendTiling({stage: ProductPlan(m, n, k, "piece", "piece", loops_over_k=True)})
 
 
-def slice_elements(chosen: int | None, share: int, block_kv: int, elements: int = SLICE_ELEMENTS) -> int:
-    """Return the elements of a softmax slice: of ``chosen`` rows, or as many as make ``elements``."""
-    return min(chosen or max(1, elements // block_kv), share) * block_kv
+def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
+    """Return the rows of a slice of tiles ``width`` wide: as chosen, or as many as make ``elements``."""
+    return chosen or max(1, elements // width)
 
 
-def default_plan(phase: Phase, stage: Stage, edge: int) -> ProductPlan:
+def slice_elements(chosen: int | None, share: int, width: int, elements: int = SLICE_ELEMENTS) -> int:
+    """Return the elements of a slice of :func:`slice_rows`, at most a vector core's ``share`` of rows."""
+    return min(slice_rows(chosen, width, elements), share) * width
+
+
+def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return how a product runs where the tiling does not say.
 
     N along the loop's axis (Q K^T): A is held for the whole cell, B comes panel by panel.  Contraction
-    along the loop's axis (P V): both piece by piece.  No loop (M K): both whole.
+    along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
+    else they stream through it in pieces of what L0 holds in ping-pong (a GEMM).
     """
+    phase, edge = frame.phase, group.edge
     (row,) = stage.rows
     (m_axis, k_axis), n_axis = phase.names[row.srcs[0]].axes, phase.names[row.dst].axes[1]
     m, n, k = (min(edge, phase.sizes[a]) for a in (m_axis, n_axis, k_axis))
@@ -82,4 +91,11 @@ def default_plan(phase: Phase, stage: Stage, edge: int) -> ProductPlan:
         return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
     if k_axis == phase.loop_axis:
         return ProductPlan(m, n, k, "piece", "piece")
-    return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
+    left, right = (frame.size_bytes(x, prod(phase.sizes[a] for a in frame.axes(x))) for x in row.srcs)
+    if left + PING_PONG * right <= group.capacity_bytes("L1"):
+        return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
+    m, n = phase.sizes[m_axis], phase.sizes[n_axis]
+    rows = min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in (
+        ("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n),
+    ))  # fmt: skip
+    return ProductPlan(m, n, max(1, rows // group.fractal) * group.fractal, "piece", "piece", loops_over_k=True)

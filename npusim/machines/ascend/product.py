@@ -51,7 +51,7 @@ class Product:
         self.frame, self.name, self.group, self.cross = frame, stage.name, group, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
-        self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(phase, stage, group.edge)
+        self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         m_axis, self.k_axis = frame.axes(self.left)
         self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
         chosen = phase.arithmetic or group.arithmetic(frame.fmt(self.left))

@@ -47,6 +47,11 @@ class SmCore:
         """Whether tiles reach shared memory through registers, for want of an asynchronous copy."""
         return isinstance(self.issue, WarpIssue) and self.issue.copies.value == "staged"
 
+    @property
+    def row_sum(self) -> str:
+        """Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it."""
+        return "sequential" if self.device.row_sum is None else self.device.row_sum.value
+
     def arithmetic(self, operand: str, kept: str) -> str:
         """Return the registry name of products of ``operand``, in the accumulators ``kept`` asks for."""
         engine = self.device.matrix_engine(SM)

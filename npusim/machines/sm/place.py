@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind
+from npusim.algorithms.table import bind, choose
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
 from npusim.ir.tile import Tile
@@ -55,6 +55,8 @@ class SmPlace:
         products = [s for s in frame.stages if s.is_product]
         self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
         self.how = {s: self._attributes(s) for s in products}
+        own = {Opcode.ROW_SUM: Attributes(order=core.row_sum)}
+        self.tables = {s: choose(s.rows, own) for s in frame.stages if not s.is_product}
         self._place_operands(f"{frame.prefix}B{number}")
         # One function a loop for all cells: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
@@ -277,7 +279,7 @@ class SmPlace:
         if not share[1]:
             return
         run: list[Step] = []
-        for step in bind(s.rows, self._bindings(s, cell, tile, group, share)):
+        for step in bind(self.tables[s], self._bindings(s, cell, tile, group, share)):
             if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
                 yield self._op(s.name, s, group, FMA, tuple(run))
                 yield self._op(step.name, s, group, MUFU, (step,))
