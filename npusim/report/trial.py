@@ -8,7 +8,7 @@ from npusim.command import command
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.schedules import find_schedule
-from npusim.schedules.vector_share import slice_rows
+from npusim.schedules.fit import effective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,10 +33,9 @@ class Trial:
     def value(self, field: str) -> int | None:
         """Return the number that a field has, or that its default stands for; None if it is none."""
         tiling = self._result.tiling
-        found = getattr(tiling, field, None)
-        if found is None and field in type(tiling).model_fields and field == "vector_rows":
-            return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        if field not in type(tiling).model_fields or isinstance(getattr(tiling, field), bool):
+            return None
+        return effective(tiling, field) or None
 
     def useful(self, field: str, values: Iterable[int]) -> list[int]:
         """Return those of ``values`` that fit and whose program differs from the run's own."""
