@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.run import simulate_program
-from npusim.spec.node import load_machine
+from npusim.spec.node import NodeDevice, load_machine
+from npusim.spec.overrides import reader_of
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def _doubtful(result: RunResult) -> Iterator[tuple[str, Quantity]]:
     used = result.timing.term_cycles if result.timing else {}
     # A route's latency and an engine's queue depth delay results without keeping the engine busy.
     places = {key.rpartition(".")[0] for key in used} | {_engine(key) for key in used}
+    in_node = isinstance(result.device, NodeDevice)
+    each = result.device.each if isinstance(result.device, NodeDevice) else result.device
     for key, fact in result.device.quantities():
+        if not key.startswith("node.") and reader_of(each, key, in_node=in_node) is not None:
+            continue
         matters = key.rpartition(".")[0] in places or key.startswith(GLOBAL_PREFIXES)
         if matters and fact.basis in ("assumed", "fitted") and fact.value:
             yield key, fact

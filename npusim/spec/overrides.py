@@ -42,17 +42,23 @@ _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 #: What a device that is described for its values only is read for.
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
+#: And as one of a node, whose file has the times of its kernels.
+_OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
 _LABELS = ("schema", "description", "architecture")
 
 
-def reader_of(device: DeviceSpec, key: str) -> str | None:
-    """Return what would read a key that changes no prediction on ``device``; None if it changes one."""
+def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | None:
+    """Return what would read a key that changes no prediction on ``device``; None if it changes one.
+
+    ``in_node``: the device is one of a node.
+    """
     if key.startswith("facts."):
         return "no model yet; `facts` keeps it with its source"
     if key in _LABELS:
         return "people"
     if not device.is_timed:
-        if any(fnmatchcase(key, pattern) for pattern in _OF_VALUES):
+        patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
+        if any(fnmatchcase(key, pattern) for pattern in patterns):
             return None
         return "timing, and this device's file has no flags and no launch: it is not timed"
     unread = _UNREAD.get(device.family, {})
@@ -61,7 +67,9 @@ def reader_of(device: DeviceSpec, key: str) -> str | None:
 Machine = TypeVar("Machine", bound=BaseModel)
 
 
-def apply_overrides(device: Machine, overrides: Mapping[str, str]) -> Machine:
+def apply_overrides(
+    device: Machine, overrides: Mapping[str, str], *, in_node: bool = False
+) -> Machine:
     """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
@@ -73,10 +81,17 @@ def apply_overrides(device: Machine, overrides: Mapping[str, str]) -> Machine:
         ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
         kind, or a key that changes nothing on this device (with what would read it).
     """
+    from npusim.spec.device import DeviceSpec
+
     data = device.model_dump(by_alias=True)
     for key, text in overrides.items():
-        _refuse_unread(device, data, key, text)
-        _set(data, key, text)
+        is_fact = _is_fact(data, key)
+        if not is_fact:
+            _set(data, key, text)
+        if isinstance(device, DeviceSpec):
+            reader = reader_of(device, f"facts.{key}" if is_fact else key, in_node=in_node)
+            if reader is not None:
+                raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
     try:
         return type(device).model_validate(data)
     except ValidationError as error:
@@ -84,19 +99,12 @@ def apply_overrides(device: Machine, overrides: Mapping[str, str]) -> Machine:
         raise SpecError("\n".join(lines)) from None
 
 
-def _refuse_unread(device: BaseModel, data: dict[str, object], key: str, text: str) -> None:
-    """Raise `SpecError` for a key of a device that no prediction hangs on."""
-    from npusim.spec.device import DeviceSpec
-
-    if not isinstance(device, DeviceSpec):
-        return
+def _is_fact(data: dict[str, object], key: str) -> bool:
+    """Return whether a key names what a file keeps under ``facts``, where no model reads it."""
     node: object = data.get("facts")
     for step in key.split("."):
         node = node.get(step) if isinstance(node, dict) else None
-    is_fact = isinstance(node, dict) and "value" in node
-    reader = reader_of(device, f"facts.{key}" if is_fact else key)
-    if reader is not None:
-        raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
+    return isinstance(node, dict) and "value" in node
 
 
 def _set(data: dict[str, object], key: str, text: str) -> None:
