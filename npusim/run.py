@@ -175,7 +175,7 @@ def run(
     refuse_beyond(limit_s, estimate(what, plan.tiling, method, (rows, heads) if numerics else None))
     bits = _Bits(given, rows, heads, diagnose, progress) if numerics else None
     return RunResult(
-        name=_name(schedule, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
+        name=_name(chosen.name, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, ignored=ignored, asked=words,
         **_computed(plan, bits, method, trace_groups, progress, presets=presets),
     )  # fmt: skip

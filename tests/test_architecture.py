@@ -23,14 +23,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ir",),
     ("numerics", "timing"),
     ("node",),
+    ("algorithms", "machines"),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
+    ("kernel", "run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
 #: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
 WITHIN = frozenset(
     {
+        # A machine runs the form of an algorithm; no algorithm knows a machine.
+        ("machines", "algorithms"),
         *(
             ("run", part)
             for part in ("run_node", "run_result", "tensors", "spread", "finite", "command", "effort")
@@ -51,6 +54,12 @@ WITHIN = frozenset(
 ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("schedules", "numerics"): frozenset(),
     ("schedules", "timing"): frozenset(),
+    ("algorithms", "numerics"): frozenset(),
+    ("algorithms", "timing"): frozenset(),
+    ("algorithms", "node"): frozenset(),
+    ("machines", "numerics"): frozenset(),
+    ("machines", "timing"): frozenset(),
+    ("machines", "node"): frozenset(),
     ("node", "numerics"): frozenset(),
     ("node", "timing"): frozenset({"npusim.timing.link", "npusim.timing.result"}),
 }
@@ -344,11 +353,11 @@ def _visit(
         _visit(child, statements, words, comments, found)
 
 
-def test_numbers_in_timing_and_schedules_cite_where_they_come_from() -> None:
+def test_numbers_in_timing_machines_and_schedules_cite_where_they_come_from() -> None:
     wrong = {
         f"{name_of(path)}: {number}"
         for path in SOURCES
-        if part_of(path) in ("timing", "schedules")
+        if part_of(path) in ("timing", "algorithms", "machines", "schedules")
         for _, number in unsourced_numbers(path.read_text(encoding="utf-8"))
     }
     assert_only_known("number", wrong)

@@ -412,6 +412,26 @@ def test_an_override_of_a_baseline_is_called_so(elsewhere: Path) -> None:
     assert "overrides: clock=3: no key 'clock'. Did you mean `clock_hz`?" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (OSError(28, "No space left on device"), "npusim: error: No space left on device\n"),
+        (FileNotFoundError(2, "No such file", "gone"), "npusim: error: No such file (gone)\n"),
+        (MemoryError(), "npusim: error: not enough memory; fewer --rows"),
+    ],
+)
+def test_what_the_machine_refuses_is_an_error_too(
+    fault: BaseException, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(sys.modules[npusim_run.__module__], "run", refuse)
+    result = _npusim("run", "flash", "--no-save")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
+
+
 # ---------------------------------------------------------------- hw, workload
 
 

@@ -31,6 +31,16 @@ class _Root(Group):
         except NpusimError as error:
             say(f"npusim: error: {error}")
             code = 2
+        except MemoryError:
+            say("npusim: error: not enough memory; fewer --rows or --heads, --no-numerics, or fewer --jobs")
+            code = 2
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # Files that a user names have errors of their own; this is the machine: a full disk, no folder.
+            place = f" ({error.filename})" if error.filename else ""
+            say(f"npusim: error: {error.strerror or error}{place}")
+            code = 2
         except KeyboardInterrupt:
             say("npusim: interrupted")
             code = INTERRUPTED

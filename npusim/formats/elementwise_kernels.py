@@ -93,8 +93,8 @@ def exp_float32_closer(x: Any, out: Any, undecided: Any, binary: bool) -> None:
         change = _expm1(r)
         # Of the polynomial and of r: the latter also has what ln 2 in two parts leaves out.
         error = abs(change) * RELATIVE_ERROR + (0.0 if binary else abs(whole) * LN2_ERROR)
-        low = round_sum(scale, (change - error) * scale)
-        out[i] = round_sum(scale, (change + error) * scale)
+        low = round_sum(scale, (change - error) * scale, 0.0)
+        out[i] = round_sum(scale, (change + error) * scale, 0.0)
         undecided[i] = low != out[i]
 
 

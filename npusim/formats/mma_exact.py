@@ -3,8 +3,8 @@
 Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one
 power of two and the terms span at most 51 bits (then no addition rounds), or if its error bound
 cannot move it across a float32 rounding boundary.  Rows with others are summed again together with
-what every addition lost; outputs that even this leaves open (outliers that cancel at two scales,
-each 2**53 apart) take the scalar path.
+what every addition lost, and what those sums lost; outputs that even this leaves open (outliers
+that cancel at three scales, each 2**53 apart) take the scalar path.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
 
 @inline
 def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
-    """Sum the doubtful outputs of a row with what each addition lost; return how many stay so.
+    """Sum the doubtful outputs of a row in three parts; return how many stay doubtful.
 
     ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums,
     which of them are doubtful); ``old`` are the values of c before.
@@ -75,15 +75,17 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
     (a, a_unit), (columns, b_units), (c, doubtful) = row, b, out
     count = 0
     for j in range(c.size):
-        total, lost, size = np.float64(old[j]), 0.0, 0.0
+        total, lost, rest, size = np.float64(old[j]), 0.0, 0.0, 0.0
         for k in range(block):
             total, error = two_sum(total, a[k] * columns[k, j])
-            lost += error
+            lost, error = two_sum(lost, error)
+            rest += error
             size += abs(error)
         unit = a_unit * b_units[j]
         narrow = size <= unit * 2.0**51 and is_multiple(np.float64(old[j]), unit)
         error = 0.0 if narrow else size * ERROR_BOUND
-        low, high = round_sum(total, lost - error), round_sum(total, lost + error)
+        low = round_sum(total, lost, rest - error)
+        high = round_sum(total, lost, rest + error)
         settled = low == high and (low != np.float32(0.0) or error == 0.0)
         c[j] = high if doubtful[j] else c[j]
         doubtful[j] = doubtful[j] and not settled

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Path = Literal["fast", "scalar"]
 
 #: Below this many multiply-adds a matrix, preparing operands costs more than it saves.
-SMALL_MACS = 4096
+SMALL_MACS = 2048
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21
 #: Outputs worked on at a time: they and 16 rows of operands stay in the L2 and L1 cache.

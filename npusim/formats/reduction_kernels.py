@@ -38,9 +38,16 @@ def two_sum(x: Any, y: Any) -> Any:
 
 
 @inline
-def round_sum(x: Any, y: Any) -> Any:
-    """Return x + y rounded once to float32, through a float64 rounded to odd; an exact 0 is +0."""
-    high, rest = two_sum(x, y)
+def round_sum(x: Any, y: Any, z: Any) -> Any:
+    """Return x + y + z rounded once to float32; an exact 0 is +0.
+
+    The float64 nearest to the sum is moved to the odd neighbour on the side of what it lacks, which
+    the last rounding then sees.
+    """
+    x, y = two_sum(x, y)
+    y, z = two_sum(y, z)
+    x, y = two_sum(x, y)
+    high, rest = two_sum(x, y + z)  # where y is not 0, its sign is that of both
     bits = np.int64(float64_bits(high))
     step = np.int64(1) if (rest > 0.0) == (high > 0.0) else np.int64(-1)
     step = step if rest != 0.0 and (bits & 1) == 0 else np.int64(0)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from npusim.command import command
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
+from npusim.machines.ascend import slice_rows
 from npusim.schedules import find_schedule
-from npusim.schedules.vector_share import slice_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

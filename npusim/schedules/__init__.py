@@ -20,6 +20,7 @@ from npusim.schedules import (
     gemm,
     gemm_allreduce,
     pasa,
+    plugins,
     standard,
     tiling_allreduce,
     two_level,
@@ -43,9 +44,21 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
 )
 
 
+def schedules_called(name: str) -> dict[str, Schedule]:
+    """Return what is called ``name``, by core family: ours, an installed package's, or a file's own.
+
+    Raises :class:`SpecError` where a file or package offers no schedule, or takes one of our names.
+    """
+    ours = {family: s for (n, family), s in SCHEDULES.items() if n == name}
+    outside = name if plugins.is_outside(name) else plugins.installed().get(name, "")
+    if ours and outside:
+        raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
+    return ours or ({s.family: s for s in plugins.load(outside)} if outside else {})
+
+
 def default_hw(name: str, usual: str) -> str:
     """Return the packaged device that a schedule is for: ``usual``, if not one of its own."""
-    return next((s.hw for (n, _), s in SCHEDULES.items() if n == name and s.hw), usual)
+    return next((s.hw for s in schedules_called(name).values() if s.hw), usual)
 
 
 def find_schedule(name: str, family: str) -> Schedule:
@@ -53,16 +66,15 @@ def find_schedule(name: str, family: str) -> Schedule:
 
     Raises :class:`SpecError` naming the near names, or the families that have it.
     """
-    schedule = SCHEDULES.get((name, family))
-    if schedule is not None:
-        return schedule
-    families = [f for n, f in SCHEDULES if n == name]
+    families = schedules_called(name)
+    if family in families:
+        return families[family]
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(
             f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}"
         )
-    known = sorted({n for n, _ in SCHEDULES})
+    known = sorted({*(n for n, _ in SCHEDULES), *plugins.installed()})
     near = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise SpecError(f"unknown schedule {name!r}; there are {', '.join(known)}.{hint}")

@@ -1,4 +1,4 @@
-"""What fits: defaults made smaller where a buffer overflows, what an error may offer, operands of a unit."""
+"""What fits: defaults made smaller where a buffer overflows, and what an error may offer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import TilingError
-from npusim.formats import get_arithmetic, get_format
-from npusim.schedules.vector_share import slice_rows
+from npusim.machines.ascend import slice_rows
 from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
@@ -18,23 +17,13 @@ if TYPE_CHECKING:
 
     Build = Callable[[Any], TileProgram]
 
-__all__ = ["check_operands", "fitted_defaults", "largest_that_fit"]
+__all__ = ["effective", "fitted_defaults", "largest_that_fit"]
 
 #: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
 #: one after the other, smaller blocks load K and V more often.
 SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
 #: Halvings of one field that are tried.
 _HALVINGS = 4
-
-
-def check_operands(name: str, unit: str, a: str, b: str) -> None:
-    """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
-    wanted = get_arithmetic(unit)
-    if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
-        raise TilingError(
-            f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
-            f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
-        )
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
@@ -61,7 +50,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
     for field in tiling_fields(type(tiling)):
         if field.name not in SHRINKING and not field.name.startswith("block"):
             continue
-        now, step = _effective(tiling, field.name), field.multiple_of or 1
+        now, step = effective(tiling, field.name), field.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
         fitting = next(
             (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
@@ -81,7 +70,7 @@ def _fits(build: Build, tiling: Tiling) -> bool:
     return True
 
 
-def _effective(tiling: Tiling, field: str) -> int:
+def effective(tiling: Tiling, field: str) -> int:
     """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
     value = getattr(tiling, field)
     if value is None and field == "vector_rows":
@@ -91,7 +80,7 @@ def _effective(tiling: Tiling, field: str) -> int:
 
 def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
     """Yield the value a field has and its halves, as far as its limits go."""
-    value, limits = _effective(tiling, field), type(tiling).model_fields[field].metadata
+    value, limits = effective(tiling, field), type(tiling).model_fields[field].metadata
     step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
     yield getattr(tiling, field)
     for _ in range(_HALVINGS):

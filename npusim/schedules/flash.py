@@ -10,25 +10,24 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.schedules.attention_blocks import Deal
-from npusim.schedules.attention_program import ascend_program, gpu_program
+from npusim.algorithms.cells import Deal, attention_cells, dealt
+from npusim.algorithms.flash import FlashPrecision, flash
+from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.tensors import attention_tensors
+from npusim.errors import TilingError
+from npusim.machines.ascend import AscendMachine
+from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.fit import fitted, lanes_of
+from npusim.schedules.attention import ascend_tiling, causal_mask
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.attention import for_inputs
-from npusim.schedules.steps.flash import FlashPrecision, flash_steps
-from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Phase
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
-
-
-class GpuFlashTiling(Tiling):
-    """Tiling fields of FlashAttention-2 on a GPU."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a step")
 
 
 class FlashTiling(Tiling):
@@ -78,23 +77,56 @@ GPU_PRECISIONS = MappingProxyType(
 
 
 def build_on_ascend(
-    problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision
+    problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash"
 ) -> TileProgram:
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
-    steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
-    rows = slice_rows(tiling.vector_rows, tiling.block_kv)
-    mapping = AscendAttentionTiling(
-        tiling.block_q, tiling.block_kv, rows, tiling.depth, deal=tiling.deal
-    )
-    return ascend_program("flash", device, problem, steps, mapping)
+    p, sizes = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv)
+    cells = dealt(attention_cells(problem, *sizes), device.group_count.value, tiling.deal)
+    tensors = attention_tensors(problem, p.output)
+    phase = flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    machine = AscendMachine(device)
+    fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth)
+    return machine.build(name, [(phase, fields)], problem.flops())
+
+
+EXPONENTIAL = "MUFU.EX2's bits are not public: powers of two are taken as correctly rounded"
+#: Keys of a step where the device's file says nothing of registers.
+GPU_KEYS = 64
 
 
 def build_on_gpu(
-    problem: Problem, tiling: GpuFlashTiling, device: DeviceSpec, precision: FlashPrecision
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision
 ) -> TileProgram:
-    """Return FlashAttention-2 of ``problem`` as a tile program for one GPU, values only."""
-    steps = flash_steps(for_inputs(precision, problem.dtype), problem.scale)
-    return gpu_program("flash", device, problem, steps, tiling.block_q, tiling.block_kv)
+    """Return FlashAttention-2 of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
+    p = for_inputs(precision, problem.dtype)
+    if device.is_timed:
+        return build_with_warps(problem, tiling, device, p, "flash")
+    tiling.check_no_lanes(device.name)
+    sizes = tiling.block_q, tiling.block_kv or GPU_KEYS
+    return SmMachine(device).build("flash", [(_on_gpu(problem, sizes, p), SmTiling())], problem.flops())
+
+
+def build_with_warps(
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str
+) -> TileProgram:
+    """Return the program with its tiles in the lanes of warps; fields left open are the largest that fit."""
+    tiling, found = fitted(problem, tiling, device, precision)
+    if tiling.residents and tiling.residents > found.blocks:
+        raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
+    sizes = tiling.block_q, tiling.keys
+    phase = _on_gpu(problem, sizes, precision)
+    if tiling.launch == "longest_first":
+        phase = replace(phase, cells=tuple(sorted(phase.cells, key=lambda c: c.first - c.last)))
+    lanes = lanes_of(tiling, precision, problem)
+    fields = replace(lanes, residents=tiling.residents or found.blocks)
+    where = "registers" if lanes.holds_in_registers else "shared memory"
+    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL)
+    return SmMachine(device).build(name, [(phase, fields)], problem.flops(), notes)
+
+
+def _on_gpu(problem: Problem, sizes: tuple[int, int], p: FlashPrecision) -> Phase:
+    tensors, cells = attention_tensors(problem, p.output), attention_cells(problem, *sizes)
+    return flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
 
 
 SUMMARY = "FlashAttention-2, online softmax"
@@ -103,7 +135,7 @@ ASCEND = Schedule(
     default_precision="fa2_fp32", build=build_on_ascend,
 )  # fmt: skip
 GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuFlashTiling, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
+    ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
     build=build_on_gpu,
 )  # fmt: skip
 SCHEDULES = (ASCEND, GPU)

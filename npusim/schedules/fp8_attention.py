@@ -10,16 +10,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
+from npusim.algorithms.tensors import attention_tensors
 from npusim.errors import TilingError
-from npusim.schedules.attention_program import ascend_program, gpu_program
+from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine
+from npusim.machines.sm import SmMachine, SmTiling
+from npusim.schedules.attention import ascend_tiling, causal_mask
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_steps, widened
-from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Phase
     from npusim.ir.program import TileProgram
-    from npusim.schedules.steps.attention import AttentionSteps
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -88,9 +91,11 @@ def _operands(precision: Fp8Precision, dtype: str) -> Fp8Precision:
     return chosen
 
 
-def _steps(precision: Fp8Precision, problem: Problem) -> AttentionSteps:
-    p = problem
-    return fp8_steps(precision, p.score_scale, is_masked=p.causal, value_scale=p.v_scale)
+def _phase(problem: Problem, sizes: tuple[int, int], precision: Fp8Precision) -> Phase:
+    chosen = _operands(precision, problem.dtype)
+    cells = attention_cells(problem, *sizes, is_reverse=chosen.is_reverse)
+    tensors = attention_tensors(problem, chosen.output)
+    return fp8_attention(problem, sizes, cells, chosen, tensors, causal_mask(problem, sizes))
 
 
 def build_on_gpu(
@@ -106,14 +111,10 @@ def build_on_gpu(
             f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "
             "or as float32 to isolate the cast of P"
         )
-    chosen = _operands(precision, problem.dtype)
     if problem.dtype != E4M3:
         warnings += ("inputs in float32 isolate the cast of P: no FP8 product is computed",)
-    program = gpu_program(
-        "fp8_attention", device, problem, _steps(chosen, problem), tiling.block_q, tiling.block_kv,
-        is_reverse=precision.is_reverse,
-    )  # fmt: skip
-    return replace(program, notes=(*program.notes, *warnings))
+    phase = _phase(problem, (tiling.block_q, tiling.block_kv), precision)
+    return SmMachine(device).build("fp8_attention", [(phase, SmTiling())], problem.flops(), warnings)
 
 
 def build_on_ascend(
@@ -125,18 +126,15 @@ def build_on_ascend(
         raise TilingError(
             f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}"
         )
-    chosen = _operands(precision, problem.dtype)
+    machine, sizes = AscendMachine(device), (tiling.block_q, tiling.block_kv)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
-    rows = slice_rows(tiling.vector_rows, 2 * tiling.block_kv)
-    mapping = AscendAttentionTiling(tiling.block_q, tiling.block_kv, rows, tiling.depth)
-    program = ascend_program(
-        "fp8_attention", device, problem, _steps(chosen, problem), mapping, is_reverse=precision.is_reverse
-    )  # fmt: skip
+    fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, SLICE_ELEMENTS // 2)
     study = (
         f"{device.name} has no FP8 matrix unit: P is cast to E4M3 and multiplied as {problem.dtype}, "
         "anew for each tile; a study of numerics, its time that of no real kernel"
     )
-    return replace(program, notes=(*program.notes, study, *warnings))
+    phases = [(_phase(problem, sizes, precision), fields)]
+    return machine.build("fp8_attention", phases, problem.flops(), (study, *warnings))
 
 
 SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.ir.program import TileProgram
+from npusim.algorithms.flash import FlashPrecision
+from npusim.algorithms.gemm import gemm
 from npusim.ir.tile import GlobalTensor
-from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
-from npusim.schedules.on_ascend import AscendGroup
+from npusim.machines.ascend import AscendMachine, gemm_tiling
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.flash import FlashPrecision
 from npusim.spec.kernels import GemmProblem
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
 
 
@@ -36,18 +36,13 @@ def build(
     problem: GemmProblem, tiling: GemmFields, device: DeviceSpec, precision: FlashPrecision
 ) -> TileProgram:
     """Return C = A B as a tile program for one Ascend device."""
-    p, group = problem, AscendGroup(device)
+    p, t = problem, tiling
     a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
     b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
     c = GlobalTensor("c", 1, 1, p.m, p.n, p.dtype, "output")
-    sizes = GemmTiling(tiling.block_m, tiling.block_n, tiling.block_k)
-    gemm = AscendGemm("gemm", group, GemmOperands(a, b, c), sizes, precision.arithmetic)
-    group.allocator.check()
-    return TileProgram(
-        name="gemm", queues=group.queues(), rings=tuple(group.allocator.rings),
-        spaces=dict(group.allocator.spaces), used_bytes=dict(group.allocator.peak_bytes),
-        tensors={t.name: t for t in (a, b, c)}, phases=(gemm.phase(),), flops=p.flops(),
-    )  # fmt: skip
+    phase = gemm("gemm", a, b, c, (t.block_m, t.block_n), arithmetic=precision.arithmetic)
+    fields = gemm_tiling("gemm", t.block_m, t.block_n, t.block_k)
+    return AscendMachine(device).build("gemm", [(phase, fields)], p.flops())
 
 
 SCHEDULES = (

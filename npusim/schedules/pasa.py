@@ -7,16 +7,16 @@ loop over the shifted keys, with steps that undo the shift exactly.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.schedules.attention_blocks import Deal
-from npusim.schedules.attention_program import ascend_program, gpu_program
-from npusim.schedules.pasa_phases import PasaPhases
+from npusim.algorithms.cells import Deal
+from npusim.algorithms.pasa import PasaPrecision
+from npusim.machines.ascend import AscendMachine, AscendTiling
+from npusim.machines.sm import SmMachine, SmTiling
+from npusim.schedules.attention import ascend_tiling
+from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.pasa import PasaPrecision
-from npusim.schedules.vector_share import AscendAttentionTiling, slice_rows
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
@@ -106,24 +106,19 @@ def build_on_ascend(
     problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one Ascend device."""
-    pasa = PasaPhases(problem, tiling, precision)
-    rows = slice_rows(tiling.vector_rows, tiling.block_kv)
-    mapping = AscendAttentionTiling(
-        tiling.block_q, tiling.block_kv, rows, tiling.depth, deal=tiling.deal
-    )
-    build = partial(ascend_program, "pasa", device, problem, pasa.steps, mapping)
-    return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
+    (*before, attention), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+    machine = AscendMachine(device)
+    fields = ascend_tiling(machine, (tiling.block_q, tiling.block_kv), tiling.vector_rows, tiling.depth)
+    phases = [*((phase, AscendTiling()) for phase in before), (attention, fields)]
+    return machine.build("pasa", phases, problem.flops(), notes)
 
 
 def build_on_gpu(
     problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one GPU, values only."""
-    pasa = PasaPhases(problem, tiling, precision)
-    build = partial(
-        gpu_program, "pasa", device, problem, pasa.steps, tiling.block_q, tiling.block_kv
-    )
-    return pasa.complete(build(is_trimmed=False, tensors=pasa.tensors, before=pasa.before))
+    phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+    return SmMachine(device).build("pasa", [(phase, SmTiling()) for phase in phases], problem.flops(), notes)
 
 
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
+from npusim.algorithms.precision import Accumulate
 from npusim.errors import SpecError
 from npusim.formats import VARIANTS, get_arithmetic, get_format
 from npusim.formats.reductions import ORDERS
-from npusim.schedules.steps.attention import Accumulate
 from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:

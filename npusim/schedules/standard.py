@@ -8,24 +8,22 @@ FastAttention's figure 7.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.algorithms.gemm import gemm
+from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.unfused import SCALE_MASK, UnfusedPrecision, element_wise, softmax
 from npusim.errors import TilingError
-from npusim.ir.program import TileProgram
 from npusim.ir.tile import GlobalTensor
-from npusim.schedules.ascend_gemm import AscendGemm, GemmOperands, GemmTiling
-from npusim.schedules.ascend_rows import ElementWise, Softmax
-from npusim.schedules.attention_tensors import attention_tensors
-from npusim.schedules.on_ascend import AscendGroup
+from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine, AscendTiling, gemm_tiling
 from npusim.schedules.registry import Schedule
-from npusim.schedules.steps.attention import for_inputs
-from npusim.schedules.steps.unfused import SCALE_MASK, UnfusedPrecision
-from npusim.schedules.tiling_mask import TilingMask
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -59,9 +57,8 @@ def build(
     problem: Problem, tiling: StandardTiling, device: DeviceSpec, precision: UnfusedPrecision
 ) -> TileProgram:
     """Return unfused attention of ``problem`` as a tile program for one Ascend device."""
-    p, group = problem, AscendGroup(device)
+    p, t = problem, tiling
     choice = for_inputs(precision, p.dtype)
-    choice = replace(choice, sum_order=choice.sum_order or group.row_sum)
     if not choice.exp_variant.startswith("exp."):
         raise TilingError(
             f"exp_variant: unfused softmax takes exponentials to the base e, not {choice.exp_variant}"
@@ -71,44 +68,17 @@ def build(
         GlobalTensor(name, p.batch, p.heads, p.seq_q, p.seq_kv, fmt, "workspace")
         for name, fmt in (("s", choice.scores), ("s_masked", choice.scores), ("p", choice.operand))
     )
-    gemm = GemmTiling(tiling.block_m, tiling.block_n, tiling.block_k)
-    mask = TilingMask(max(tiling.block_rows, p.seq_kv)) if p.causal else None
-    cut = (lambda r, n, c, w: mask.cut(r, n, c, w, p.causal_offset)) if mask else None
-    phases = []
-    for make in (
-        lambda: AscendGemm(
-            "scores",
-            group,
-            GemmOperands(io.q, io.k, raw, transpose_b=True, name="S_in"),
-            gemm,
-            choice.arithmetic,
-        ),
-        lambda: ElementWise(
-            "scale_mask",
-            group,
-            raw,
-            scores,
-            tiling.block_rows,
-            SCALE_MASK,
-            "S",
-            {"scale": p.scale, "masked": -math.inf},
-            mask=cut,
-        ),
-        lambda: Softmax(group, scores, weights, tiling.block_rows, choice.choices()),
-        lambda: AscendGemm(
-            "values", group, GemmOperands(weights, io.v, io.o), gemm, choice.arithmetic
-        ),
-    ):
-        group.allocator.start_phase()
-        phases.append(make().phase())
-        group.allocator.check()
-    listed = [io.q, io.k, io.v, raw, scores, weights, io.o, *([mask.tensor()] if mask else [])]
-    return TileProgram(
-        name="standard", queues=group.queues(), rings=tuple(group.allocator.rings),
-        spaces=dict(group.allocator.spaces), used_bytes=dict(group.allocator.peak_bytes),
-        tensors={t.name: t for t in listed}, phases=tuple(phases), flops=p.flops(),
-        constants={"mask": mask.values} if mask else {},
-    )  # fmt: skip
+    mask = TilingMask(max(t.block_rows, p.seq_kv)) if p.causal else None
+    tile, rows = (t.block_m, t.block_n), (t.block_rows, min(p.seq_kv, SLICE_ELEMENTS))
+    constants = {"scale": p.scale, "masked": -math.inf}
+    phases = (
+        gemm("scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=choice.arithmetic, result="S_in"),
+        element_wise("scale_mask", SCALE_MASK, raw, scores, rows, constants, mask=mask, offset=p.causal_offset),
+        softmax(scores, weights, rows, choice),
+        gemm("values", weights, io.v, io.o, tile, arithmetic=choice.arithmetic),
+    )
+    fields = [gemm_tiling(ph.name, *tile, t.block_k) if ph.loop_axis == "" else AscendTiling() for ph in phases]
+    return AscendMachine(device).build("standard", list(zip(phases, fields, strict=True)), p.flops())
 
 
 SCHEDULES = (

@@ -59,6 +59,9 @@ class WarpIssue(SpecModel):
     )
     block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
     memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
+    copies: Choice[Literal["staged", "asynchronous"]] = Field(
+        description="how tiles reach shared memory: through registers, or straight from global memory"
+    )
 
 
 class LanePipe(SpecModel):

@@ -83,7 +83,7 @@ class _Merge:
             for child, child_value in value.items():
                 self._set(old, f"{path}.{child}", f"{key}.{child}", child_value)
             return
-        node[name] = value
+        node[name] = _copied(value) if isinstance(value, dict) else value
         for stale in [known for known in self.places if known.startswith(f"{path}.")]:
             del self.places[stale]
         for given, place in self.override.places.items():

@@ -5,6 +5,7 @@ Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from npusim.errors import SpecError
 from npusim.spec.inherit import read_inherited
 from npusim.spec.messages import explain
-from npusim.spec.packaged import is_node_name, list_packaged, resolve
+from npusim.spec.packaged import is_node_name, list_packaged, packaged_folder, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "list_workloads",
     "load_device",
     "load_workload",
+    "read_spec",
     "validated",
     "workload_schema",
 ]
@@ -50,7 +52,7 @@ def load_device(name_or_path: str | Path, overrides: Mapping[str, str] | None = 
     from npusim.spec.device import DeviceSpec
     from npusim.spec.overrides import apply_overrides
 
-    device = validated(DeviceSpec, _read("hwconfigs", "device", name_or_path))
+    device = validated(DeviceSpec, read_spec("hwconfigs", "device", name_or_path))
     return apply_overrides(device, overrides) if overrides else device
 
 
@@ -58,7 +60,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
     """Return a workload by packaged name (``pangu_38b``) or path; raises as `load_device`."""
     from npusim.spec.workload import Workload
 
-    return validated(Workload, _read("workloads", "workload", name_or_path))
+    return validated(Workload, read_spec("workloads", "workload", name_or_path))
 
 
 def list_devices() -> list[str]:
@@ -107,9 +109,25 @@ def _schema_of(model: type[BaseModel]) -> str:
     return str(get_args(field.annotation)[0]) if field is not None else ""
 
 
-def _read(kind: str, what: str, name_or_path: str | Path) -> Document:
-    def find(name: str, extending: Path) -> Path:
-        is_path = name.endswith((".yaml", ".yml"))
-        return resolve(kind, name, what=what, beside=extending.parent if is_path else None)
+def read_spec(kind: str, what: str, name_or_path: str | Path) -> Document:
+    """Return the content of a packaged file by name, or of a file by path, with what it extends."""
+    path = resolve(kind, name_or_path, what=what)
+    if path.parent == packaged_folder(kind):
+        return _read_packaged(kind, what, path, _stamp(path.parent))
+    return read_inherited(path, partial(_find, kind, what))
 
-    return read_inherited(resolve(kind, name_or_path, what=what), find)
+
+@lru_cache(maxsize=64)
+def _read_packaged(kind: str, what: str, path: Path, _stamp: object) -> Document:
+    """Return a packaged file, parsed once a process as long as no file of its folder changes."""
+    return read_inherited(path, partial(_find, kind, what))
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.yaml"))]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+
+
+def _find(kind: str, what: str, name: str, extending: Path) -> Path:
+    is_path = name.endswith((".yaml", ".yml"))
+    return resolve(kind, name, what=what, beside=extending.parent if is_path else None)

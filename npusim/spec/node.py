@@ -13,9 +13,8 @@ from pydantic import Field, model_validator
 
 from npusim.errors import SpecError
 from npusim.spec.device import DeviceSpec, LinkSpec, _facts, content_digest
-from npusim.spec.inherit import read_inherited
 from npusim.spec.limits import fault_in
-from npusim.spec.load import load_device, validated
+from npusim.spec.load import load_device, read_spec, validated
 from npusim.spec.model import Name, NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
 from npusim.spec.overrides import apply_overrides
 from npusim.spec.packaged import is_node_name, list_packaged, resolve
@@ -280,16 +279,11 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     SpecError
         Unknown name or faulty file: ``file:line  key: ...``.
     """
-
-    def find(name: str, extending: Path) -> Path:
-        is_path = name.endswith((".yaml", ".yml"))
-        return resolve("hwconfigs", name, what="node", beside=extending.parent if is_path else None)
-
-    path = resolve("hwconfigs", name_or_path, what="node")
-    node = validated(NodeSpec, read_inherited(path, find))
+    document = read_spec("hwconfigs", "node", name_or_path)
+    node = validated(NodeSpec, document)
     if node.device_count.value > 1:
         return node
-    raise SpecError(f"{path}: device_count: {node.device_count.value}, but a node has at least 2")
+    raise SpecError(f"{document.file}: device_count: {node.device_count.value}, but a node has at least 2")
 
 
 def load_node_device(

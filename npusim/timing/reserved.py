@@ -55,7 +55,7 @@ LONG = HEAD + SPAN + TAIL
 FEW_CLASSES = 3
 #: Operations of each part that is simulated exactly too: so many; or one in so many of all,
 #: since core groups take long to fall into step, or out of it; but no more in all parts than take some 2 s.
-SAMPLE_OPERATIONS, SAMPLE_PARTS, MOST_SAMPLED = 400_000, 20, 20_000_000
+SAMPLE_OPERATIONS, SAMPLE_PARTS, MOST_SAMPLED = 400_000, 40, 20_000_000
 #: A result's band beside the difference on that part, and how much the whole may differ more than it
 #: does: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and
 #: never further than this (tests/timing/test_band.py).

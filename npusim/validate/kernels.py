@@ -20,7 +20,6 @@ from npusim.formats.archives import check_archive
 from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
-from npusim.schedules.steps.pasa import row_positions
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
@@ -161,17 +160,16 @@ def _gather(done: Execution, case: _Case, tensor: str) -> Any:
 
 
 def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], None]:
-    """Return an observer that keeps the recurrence's row vectors of each head's first rows."""
-    where = row_positions(STATE)
+    """Return an observer that keeps the recurrence's row vectors of each head's first rows.
+
+    They are what their names hold when a tile's update begins.
+    """
     current: dict[str, Any] = {}
 
     def observe(moment: Moment) -> None:
-        if moment.resolved.op.label != "softmax" or moment.blocks[0].row != 0:
-            return
-        name = where.get(moment.index)
-        if name is not None:
-            current[name] = np.array(moment.result[:, :STATE_ROWS, 0])
-        if moment.index == len(moment.resolved.op.steps) - 1:
+        if moment.step.name in STATE and moment.result.shape[-1] == 1:
+            current[moment.step.name] = np.array(moment.result[:, :STATE_ROWS, 0])
+        elif moment.resolved.op.label == "update" and moment.index == 0:
             tile = moment.resolved.path[-1][1]
             for lane, block in enumerate(moment.blocks):
                 if block.row == 0:

@@ -292,7 +292,8 @@ def _shared_keys(found: list[Row]) -> Section:
             ])  # fmt: skip
             busiest = max(busiest, share["hbm"])
             figures[f"{name} {which}"] = {"cycles": timing.cycles, "hbm_bytes": hbm, **share}
-    row = by_name["pasa_mqa_32k"]
+    row, mha = by_name["pasa_mqa_32k"], by_name["pasa_mha_32k"]
+    halves = study.predicted(mha, precision="fp16_mean,sum_order=tree_halves")
     tiles, tried = [], {}
     for keys, rows in BASELINE_TILES:
         base = row.case.baseline_case()
@@ -305,10 +306,11 @@ def _shared_keys(found: list[Row]) -> Section:
     fields: dict[str, object] = {
         "mqa": table(header, lines), "tiles": table(("baseline's tile", "rows a vector slice", "speed-up"), tiles),
         "mqa_predicted": number(row.predicted), "mqa_measured": _measured(row),
-        "mqa_hbm": _percent(busiest), "mqa_slower": _percent(row.measured.low / row.predicted - 1),
-        "mqa_slowest": _percent(row.measured.high / row.predicted - 1),
+        "mqa_hbm": _percent(busiest), "mha_measured": _measured(mha), "mha_predicted": number(mha.predicted),
+        "mqa_slower": _percent(row.measured.low / mha.measured.high - 1),
+        "mqa_slowest": _percent(row.measured.high / mha.measured.low - 1), "mha_halves": number(halves),
     }  # fmt: skip
-    return fields, {"mqa": figures, "baseline_tiles": tried}
+    return fields, {"mqa": figures, "baseline_tiles": tried, "mha_tree_of_halves": halves}
 
 
 def _heads(found: list[Row]) -> Section:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "keys_of", "left_out",
-    "needed", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
+    "needed", "predicted", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
 ]  # fmt: skip
 
 #: Files beside this module that hold what was measured.
@@ -151,8 +151,8 @@ class Needed(NamedTuple):
 
 
 def keys_of(device: DeviceSpec, group: str) -> list[str]:
-    """Return the keys of a group's constants in a device file."""
-    keys = [key for key, _ in device.quantities()]
+    """Return the keys of a group's constants in a device file, without those that no model reads."""
+    keys = [key for key, _ in device.quantities() if not key.startswith("facts.")]
     return [k for k in keys if any(fnmatchcase(k, pattern) for pattern in GROUPS[group])]
 
 
@@ -244,6 +244,11 @@ def result_of(case: MeasurementCase, **changes: object) -> RunResult:
     return _as_filed().result(case.model_copy(update=changes))
 
 
+def predicted(row: Row, **changes: object) -> float:
+    """Return what is predicted of a quantity once keys of its case (not of its baseline) are replaced."""
+    return _as_filed().quantity(row.case.model_copy(update=changes), row.quantity)
+
+
 def twins(found: list[Row]) -> list[Row]:
     """Return rows with one for each schedule and number of heads: the shortest sequence."""
     chosen: dict[tuple[object, ...], Row] = {}
@@ -286,17 +291,25 @@ class Reduction(NamedTuple):
 
 def reductions(rows_count: int) -> list[Reduction]:
     """Return the vendor's fits of whole-row reductions beside what a reduction costs here."""
-    engine = load_device(DEVICE).engine("aiv", "VECTOR")
+    device = load_device(DEVICE)
+    engine = device.engine("aiv", "VECTOR")
     assert isinstance(engine, VectorEngine)
+    # Known, but read by no model: <format>.<number>.<quantity>.
+    prefix = "facts.cores.aiv.engines.VECTOR.row_reduce."
+    fits: dict[str, dict[str, float]] = {}
+    for key, fact in device.quantities():
+        if key.startswith(prefix):
+            fit, _, quantity = key.removeprefix(prefix).rpartition(".")
+            fits.setdefault(fit, {})[quantity] = fact.value
     found = []
-    for fmt, fits in engine.row_reduce.items():
-        for fit in fits:
-            columns = fit.columns_count.value
-            tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
-            step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
-            published = fit.slope_cycles_per_element.value * rows_count * columns
-            cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
-            found.append(Reduction(fmt, columns, cycles, published + fit.bias_cycles.value))
+    for name, published in fits.items():
+        fmt, columns = name.partition(".")[0], int(published["columns_count"])
+        tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
+        step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
+        cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
+        elements = rows_count * columns
+        fitted = published["slope_cycles_per_element"] * elements + published["bias_cycles"]
+        found.append(Reduction(fmt, columns, cycles, fitted))
     return found
 
 

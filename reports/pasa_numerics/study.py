@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
+from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta
 from npusim.spec.data import AmplifiedData, HybridData, UniformData
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem

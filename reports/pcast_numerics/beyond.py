@@ -80,7 +80,7 @@ def real_collapse(precision: str) -> float:
     exact = study.exact_weights(problem, source)
 
     def measure(where: Any, weights: Doubles) -> tuple[float, float]:
-        v = np.asarray(source("v", where.batch, where.kv_head), np.float64)
+        v = np.asarray(source("v", where.batch, where.head // problem.group_size), np.float64)
         lost = np.where(weights == 0, exact(where), np.float32(0)).astype(np.float64)
         missing = lost @ v
         return float(np.vdot(missing, missing)) / v.shape[1], float(np.vdot(lost, lost)) * float((v**2).mean())

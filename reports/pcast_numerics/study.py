@@ -131,7 +131,7 @@ def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArr
         key = where.head, where.row
         if key not in known:
             q = inputs("q", where.batch, where.head)[where.row : where.row + where.rows]
-            k = inputs("k", where.batch, where.kv_head)
+            k = inputs("k", where.batch, where.head // problem.group_size)
             wide = softmax(problem, np.asarray(q, np.float64), np.asarray(k, np.float64), where.row)
             known[key] = wide.astype(np.float32)
         return known[key]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from npusim.schedules.attention_blocks import attention_blocks
-from npusim.schedules.tiling_mask import DEFAULT_M, TilingMask
+from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
 from reports.parts.document import Section, gather, number, save_page, table
@@ -76,10 +76,10 @@ class Visits(NamedTuple):
 def visits(tokens: int, block_q: int, block_kv: int) -> Visits:
     """Return what the schedules do with the blocks of a causal square of ``tokens``."""
     problem = Problem(heads=1, seq_q=tokens, head_dim=64, causal=True)
-    blocks = attention_blocks(problem, block_q, block_kv)
+    blocks = attention_cells(problem, block_q, block_kv)
     total = len(blocks) * -(-tokens // block_kv)
-    masked = sum(r.count for b in blocks for r in b.runs if r.is_masked)
-    unmasked = sum(r.count for b in blocks for r in b.runs if not r.is_masked)
+    masked = sum(r.count for b in blocks for r in b.runs if r.only)
+    unmasked = sum(r.count for b in blocks for r in b.runs if not r.only)
     return Visits(1 - (masked + unmasked) / total, unmasked / total, masked / total)
 
 

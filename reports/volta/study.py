@@ -16,11 +16,11 @@ from npusim.layout import (
     swizzled,
     wavefronts,
 )
+from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.fit import fitted
 from npusim.run import simulate_program
 from npusim.schedules import find_schedule
-from npusim.schedules.steps.volta import VoltaPrecision
-from npusim.schedules.volta_fit import fitted
-from npusim.schedules.volta_flash import VoltaTiling
+from npusim.schedules.volta_flash import VoltaPrecision
 from npusim.spec.data import NormalData
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device
@@ -154,10 +154,10 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
     """Return the prediction, or the reason why the fields do not fit."""
     device, chosen = load_device(V100), find_schedule(SCHEDULE, "nvidia")
     try:
-        fields = build_tiling(VoltaTiling, tiling or {})
+        fields = build_tiling(SmFields, tiling or {})
         preset = chosen.precision(precision)
         assert isinstance(preset, VoltaPrecision)
-        fields, place = fitted(problem, fields, device, preset)
+        fields, place = fitted(problem, fields, device, preset.whole(problem.dtype))
         program = program_of(SCHEDULE, problem, precision, hw=V100, tiling=tiling)
     except TilingError as error:
         return str(error)

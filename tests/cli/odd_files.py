@@ -68,6 +68,8 @@ def _archives(folder: Path) -> None:
     save("shape.npz", k=np.ones((1, 1, 63, 16), "float16"))
     save("pickle.npz", k=np.array([{}], object))
     save("f32.npz", **{n: np.ones((1, 1, 64, 16), "float32") for n in "qkv"})
+    rng = np.random.default_rng(0)
+    save("wide.npz", **{n: rng.standard_normal((1, 1, 128, 256), np.float32) for n in "qkv"})
     save("int.npz", **{n: np.ones((1, 1, 64, 16), "int32") for n in "qkv"})
     save("nan.npz", v=np.full((1, 1, 64, 16), np.nan, "float16"))
     np.savez(folder / "keys.npz", a=np.ones(3))

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npusim.formats import cast, get_arithmetic, matmul
+from npusim.formats import cast, get_arithmetic, get_format, matmul
+from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import matmul_on_path
 from npusim.formats.mma_reference import matmul_reference
 from npusim.formats.mma_registry import ARITHMETICS
+from npusim.formats.reduction_kernels import round_sum
 
 CUBES = ("ascend.cube.k16.f16.f32", "ascend.cube.k16.bf16.f32")
 #: Terms of a block: factors by their place in it.
@@ -106,7 +108,7 @@ def test_exact_sums_of_single_blocks(case: str, name: str) -> None:
     assert results(name, c, terms) == {wanted}
 
 
-#: Only bfloat16 reaches so far: outliers at two scales, and what stays below both.
+#: Only bfloat16 reaches so far: outliers at up to three scales, and what stays below them.
 NESTED: dict[str, tuple[float, Terms, float]] = {
     "two scales": (
         2.0**-24,
@@ -135,15 +137,36 @@ NESTED: dict[str, tuple[float, Terms, float]] = {
     "one bit beyond float64 beside outliers": (
         0.0,
         {
-            0: (2.0**100, 2.0**100), 1: (2.0**6, 2.0**7), 2: (2.0**-5, 2.0**-6),
-            3: (2.0**-20, 2.0**-20), 15: (-(2.0**100), 2.0**100),
+            0: (2.0**100, 2.0**100), 1: (2.0**60, 2.0**60), 2: (2.0**6, 2.0**7),
+            3: (2.0**-5, 2.0**-6), 4: (2.0**-20, 2.0**-20), 14: (-(2.0**60), 2.0**60),
+            15: (-(2.0**100), 2.0**100),
         },
         2.0**13 + 2.0**-10,
     ),
     "c below the products' unit beside outliers": (
         2.0**-40,
-        {0: (2.0**100, 2.0**100), 4: (4096, 4096), 9: (1, 1), 15: (-(2.0**100), 2.0**100)},
+        {
+            0: (2.0**100, 2.0**100), 1: (2.0**60, 2.0**60), 4: (4096, 4096), 9: (1, 1),
+            14: (-(2.0**60), 2.0**60), 15: (-(2.0**100), 2.0**100),
+        },
         2.0**24 + 2,
+    ),
+    "two scales beside whole numbers": (
+        0.0,
+        {
+            0: (2.0**100, 2.0**100), 1: (2.0**60, 2.0**60), 2: (3, 1), 3: (5, 1),
+            14: (-(2.0**60), 2.0**60), 15: (-(2.0**100), 2.0**100),
+        },
+        8.0,
+    ),
+    "three scales": (
+        2.0**-24,
+        {
+            1: (2.0**100, 2.0**100), 2: (1, 1), 3: (2.0**60, 2.0**60), 5: (2.0**30, 2.0**30),
+            7: (2.0**-24, 2.0**-40), 8: (2.0**30, -(2.0**30)), 9: (2.0**60, -(2.0**60)),
+            15: (-(2.0**100), 2.0**100),
+        },
+        1 + 2.0**-23,
     ),
     "a sum below float32": (0.0, {0: (2.0**-100, 2.0**-100)}, 0.0),
     "a tie below float32": (2.0**-149, {0: (-(2.0**-75), 2.0**-75)}, 0.0),
@@ -190,6 +213,39 @@ def test_outliers_that_cancel_leave_the_exact_rest(name: str) -> None:
         for path in ("fast", "scalar"):
             got = matmul_on_path(*operands, arithmetic=unit, threads=1, path=path)
             np.testing.assert_array_equal(got.view(np.uint32), wanted, err_msg=path)
+
+
+TIE = 2.0**60 + 2.0**36
+#: Three float64 numbers whose sum is a float32 tie, or next to one by any of them.
+TRIPLES = [
+    (x * sign, y * sign, z * sign)
+    for sign in (1.0, -1.0)
+    for x, y, z in (
+        (TIE, 0.0, 0.0),
+        (TIE, 2.0**-30, 0.0),
+        (TIE, 0.0, 2.0**-30),
+        (TIE, 0.0, -(2.0**-30)),
+        (TIE, 2.0**-30, -(2.0**-30)),
+        (TIE, 2.0**-30, -(2.0**-29)),
+        (2.0**60, 2.0**36, 2.0**-30),
+        (2.0**60, 2.0**36, -(2.0**-30)),
+        # y + z carries into x, and leaves a bit of its own.
+        (TIE - 256, 1.0, 255 + 2.0**-45),
+        (TIE + 256, -1.0, -255 - 2.0**-45),
+        # z takes back what x has.
+        (TIE, 2.0**-30, -TIE),
+        (-TIE, TIE, 2.0**-30),
+        (2.0**60, -(2.0**60), TIE),
+    )
+]
+
+
+@pytest.mark.parametrize("triple", TRIPLES)
+def test_three_parts_are_rounded_once(triple: tuple[float, float, float]) -> None:
+    total = sum(map(Fraction, triple))
+    code = round_fraction(total, get_format("float32"))
+    got = np.float32(round_sum(*map(np.float64, triple)))
+    assert int(got.view(np.uint32)) == code | (int(total < 0) << 31)
 
 
 def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:

@@ -164,7 +164,7 @@ def test_scores_that_overflow_their_float16_store_are_counted_where_they_do(
     assert counts == {"S.drain.cast": 3}
     first = done.events.first["overflow"]
     assert (first.operation, first.queue) == ("S.drain.cast", "aic.FIXP")
-    assert (first.row, first.col, first.path) == (70, 7, (("kv", 0),))
+    assert (first.row, first.col, first.path) == (70, 7, (("key", 0),))
     # Inf - Inf follows in the softmax of that row alone, and its output is NaN.
     output = np.isnan(done.tensors.head(program.tensors["o"], 0, 0)).any(axis=1)
     assert list(np.nonzero(output)[0]) == [70]

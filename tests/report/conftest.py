@@ -37,7 +37,7 @@ def overflowed(result: RunResult) -> RunResult:
     operations = walk(Walker(result.program), phase.body(phase.blocks[1]))
     position = next(i for i, r in enumerate(operations) if r.op.label == "S.drain")
     event = NumericEvent(
-        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("kv", 0),), 3, 5, 7, position
+        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("key", 0),), 3, 5, 7, position
     )  # fmt: skip
     error = ErrorSummary(
         rmse=math.nan, max_abs_error=math.nan, max_ulp=None, ulp_histogram={},

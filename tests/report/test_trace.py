@@ -150,7 +150,7 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
     # 4 blocks of queries with 4 tiles of keys each, every score infinite.
     assert len(stores) == 16
     assert {e.count for e in stores} == {128 * 128}
-    assert [dict(e.path)["kv"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
+    assert [dict(e.path)["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
     total = overflowing.numerics.overflow_counts["S.drain.cast"]
     assert sum(e.count for e in stores) == total == 512 * 512
     for track, slices in timeline_of(overflowing).tracks.items():
@@ -158,5 +158,5 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
         if track.pipe == "FIXP":
             # Two traced groups with a block each.
             assert [s.name for s in marked] == ["S.drain"] * 4
-            assert [f"kv={n} " in s.events[0] for n, s in enumerate(marked)] == [True] * 4
+            assert [f"key={n} " in s.events[0] for n, s in enumerate(marked)] == [True] * 4
             assert all("16384 elements" in s.events[0] for s in marked)

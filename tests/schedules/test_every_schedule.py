@@ -257,7 +257,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
         (("fp8_attention", "--precision", "scale=2,scale=4"), "'scale' is given twice: 2 and 4"),
         (("pasa", "--seed", "-1"), "seed: -1 must be at least 0"),
         (("fp8_attention", "--hw", "h200"), "give them as float8_e4m3fn"),
-        (("flash", "--precision", "accumulate=chained"), "no path leads from UB to L0C"),
+        (("flash", "--precision", "accumulate=chained"), "no route of ascend_910b2 leads from UB to L0C; there"),
     ],
 )
 def test_bad_input_on_the_command_line_exits_with_2_and_says_what(
@@ -272,15 +272,15 @@ def test_bad_input_on_the_command_line_exits_with_2_and_says_what(
 
 
 @pytest.mark.parametrize(
-    "name", ["standard", "flash", "two_level", "pasa", "fp8_attention", "tiling_mask"]
+    "name", ["standard", "flash", "two_level", "volta_flash", "pasa", "fp8_attention", "gemm", "copy"]
 )
 def test_a_schedule_file_is_at_most_150_lines(name: str) -> None:
     file = Path(npusim.schedules.__file__).parent / f"{name}.py"
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_operations_and_loops_are_made_by_schedules_and_node_programs_only() -> None:
-    """No schedule logic elsewhere: `ir.check` cuts loops that exist, `timing.stream` repeats them."""
+def test_operations_and_rings_are_made_by_machines_only() -> None:
+    """No mapping elsewhere: `ir.check` cuts loops that exist, `timing.stream` repeats them."""
     root = Path(npusim.schedules.__file__).parents[1]
     makers = {
         str(p.relative_to(root))
@@ -288,5 +288,6 @@ def test_operations_and_loops_are_made_by_schedules_and_node_programs_only() -> 
         if any(call in p.read_text(encoding="utf-8") for call in ("TileOp(", "Loop(", "Ring("))
     }
     allowed = {"ir/check.py", "ir/buffers.py", "timing/stream.py"}
-    outside = {m for m in makers if not m.startswith("schedules/")} - allowed
+    # A `Loop` of algorithms is part of their form: stages over tiles.
+    outside = {m for m in makers if not m.startswith(("machines/", "algorithms/"))} - allowed
     assert not outside

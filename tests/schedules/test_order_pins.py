@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from npusim.algorithms.shifting_matrix import ShiftingMatrix
 from npusim.run import run
-from npusim.schedules.steps.pasa import ShiftingMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npusim import formats
+from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import flag_budget, run
-from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 

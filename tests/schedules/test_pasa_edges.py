@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.algorithms.pasa import pasa as pasa_phase
 from npusim.ir.op import Opcode
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule, pasa_phases
-from npusim.schedules.steps.pasa import pasa_steps
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Phase
     from npusim.numerics.executor import Moment
     from npusim.run_result import RunResult
-    from npusim.schedules.steps.attention import AttentionSteps
 
 D = 128
 DEVICES = ("ascend_910b2", "h200")
@@ -85,11 +85,11 @@ def test_the_first_block_is_corrected_to_its_own_mean(hw: str, precision: str) -
 def from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the running maximum start at 0, as lines 4 and 9 print it."""
 
-    def printed(*args: Any, **fields: Any) -> AttentionSteps:
-        steps = pasa_steps(*args, **fields)
-        return replace(steps, state={**steps.state, "m": 0.0})
+    def printed(*args: Any) -> Phase:
+        phase = pasa_phase(*args)
+        return replace(phase, names={**phase.names, "m": replace(phase.names["m"], start=0.0)})
 
-    monkeypatch.setattr(pasa_phases, "pasa_steps", printed)
+    monkeypatch.setattr(pasa_phases, "pasa", printed)
 
 
 @pytest.mark.parametrize(("mean", "is_lost"), [(30, False), (-8, False), (-12, True), (-30, True)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from npusim.algorithms.cells import kv_runs
+from npusim.algorithms.tiling_mask import TilingMask
 from npusim.errors import TilingError
-from npusim.schedules.attention_blocks import KvRun, KvTile, kv_runs, run_at
-from npusim.schedules.tiling_mask import TilingMask
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Run, Visit
 
 
 def cut_values(
@@ -75,9 +79,9 @@ def test_a_mask_of_512_takes_a_mebibyte() -> None:
 # ---------------------------------------------------------------- which tiles are visited
 
 
-def tile_at(runs: tuple[KvRun, ...], index: int) -> KvTile:
-    run, first = run_at(runs, index)
-    return run.tile(first, index)
+def visits(runs: tuple[Run, ...]) -> list[Visit]:
+    firsts = [sum(r.count for r in runs[:i]) for i in range(len(runs))]
+    return [r.visit(at + i, i) for at, r in zip(firsts, runs, strict=True) for i in range(r.count)]
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -88,7 +92,7 @@ def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bo
         for row in range(0, seq_q, block_q):
             rows = min(block_q, seq_q - row)
             runs = kv_runs(row, rows, seq_kv, block_kv, offset)
-            tiles = [tile_at(runs, i) for i in range(sum(r.count for r in runs))]
+            tiles = visits(runs)
             assert [t.index for t in tiles] == list(range(len(tiles)))
             keys = [k for t in tiles for k in range(t.col, t.col + t.cols)]
             last_seen = seq_kv if offset is None else min(seq_kv, row + rows + offset)
@@ -100,21 +104,15 @@ def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bo
                     for y in range(t.col, t.col + t.cols)
                 ]
                 assert any(kept)
-                assert t.is_masked == (not all(kept))
+                assert bool(t.only) == (not all(kept))
 
 
 def test_half_of_the_causal_blocks_are_skipped() -> None:
     # papers.md 3.1: S = 4096, b = 128: .4844 skipped, .4844 unmasked, .0312 masked of 32 x 32.
     visited = [
-        tile_at(runs, i)
+        tile
         for row in range(0, 4096, 128)
-        for runs in [kv_runs(row, 128, 4096, 128, 0)]
-        for i in range(sum(r.count for r in runs))
+        for tile in visits(kv_runs(row, 128, 4096, 128, 0))
     ]
     assert 1 - len(visited) / 1024 == pytest.approx(0.4844, abs=1e-4)
-    assert sum(t.is_masked for t in visited) / 1024 == pytest.approx(0.0312, abs=1e-4)
-
-
-def test_a_tile_past_the_last_does_not_exist() -> None:
-    with pytest.raises(IndexError, match="tile 2 lies past the end"):
-        tile_at(kv_runs(0, 4, 8, 4, None), 2)
+    assert sum(bool(t.only) for t in visited) / 1024 == pytest.approx(0.0312, abs=1e-4)

@@ -14,11 +14,11 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.ir.program import Loop
+from npusim.machines.sm.occupancy import BlockNeeds, occupancy
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import flag_budget
 from npusim.schedules import find_schedule
-from npusim.schedules.occupancy import BlockNeeds, occupancy
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
@@ -97,6 +97,25 @@ def test_bits_through_lanes_are_those_of_whole_tiles(
     assert lanes.keys() == tiles.keys() == {(0, 0), (0, 1)}
     for head, bits in lanes.items():
         np.testing.assert_array_equal(bits, tiles[head])
+
+
+def test_it_is_flash_with_a_precision_of_its_own() -> None:
+    """`flash` with the same formats and choices: the same bits and cycles on the same device."""
+    what = problem(200, causal=True)
+    text = "scores=float16,product=float16,output=float16,exp_variant=exp2.correct"
+    own, other = (
+        npusim.run(name, hw="v100", problem=what, precision=precision, rows="all", trace_groups=())
+        for name, precision in (("volta_flash", "acc_fp16"), ("flash", text))
+    )
+    np.testing.assert_array_equal(own.output.view(np.uint16), other.output.view(np.uint16))
+    assert own.cycles == other.cycles
+
+
+def test_products_that_start_anew_for_each_tile_are_attention_too() -> None:
+    fresh = npusim.run("flash", hw="v100", problem=problem(), precision="accumulate=fresh", rows="all", trace_groups=())
+    assert fresh.numerics is not None
+    assert fresh.numerics.error.rmse < 1e-2
+    assert fresh.cycles > 0
 
 
 def test_accumulators_are_what_the_precision_says() -> None:
@@ -181,8 +200,10 @@ def test_other_inputs_and_other_devices_are_refused() -> None:
         program_of(problem(dtype="bfloat16"))
     with pytest.raises(SpecError, match="runs on nvidia"):
         npusim.run("volta_flash", hw="ascend_910b2", problem=problem())
-    with pytest.raises(SpecError, match=r"v100: this schedule has no warps.*volta_flash has"):
-        npusim.run("flash", hw="v100", problem=problem(), numerics=False)
+    with pytest.raises(SpecError, match=r"v100: pasa has no warps.*flash has"):
+        npusim.run("pasa", hw="v100", problem=problem(), numerics=False)
+    with pytest.raises(TilingError, match=r"stages, warps: without effect on h200, .* leave them out"):
+        npusim.run("flash", hw="h200", problem=problem(), tiling={"warps": 8, "stages": 2})
     with pytest.raises(SpecError, match="no engine 'WARPS' in sm"):
         npusim.run("volta_flash", hw="h200", problem=problem())
 

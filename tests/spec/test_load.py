@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from npusim.spec.load import (
     list_workloads,
     load_device,
     load_workload,
+    read_spec,
     workload_schema,
 )
 from npusim.spec.packaged import packaged_folder
@@ -207,3 +209,20 @@ def test_loading_a_device_is_quick() -> None:
         times.append(time.perf_counter() - start)
     # 0.04 s here; the start of every command pays it, so it must stay below 0.15 s.
     assert min(times) < 0.15
+
+
+def test_packaged_files_are_parsed_once_and_anew_when_one_of_them_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hwconfigs"
+    shutil.copytree(packaged_folder("hwconfigs"), folder)
+    for module in ("npusim.spec.packaged", "npusim.spec.load"):
+        monkeypatch.setattr(f"{module}.packaged_folder", lambda kind: tmp_path / kind)
+    before = read_spec("hwconfigs", "device", "ascend_910b2")
+    assert read_spec("hwconfigs", "device", "ascend_910b2") is before
+    assert load_device("ascend_910b3").clock_hz.value == 1.8e9
+    base = folder / "ascend_910b2.yaml"
+    base.write_text(base.read_text().replace("clock_hz: {value: 1.8e9", "clock_hz: {value: 1.81e9"))
+    assert read_spec("hwconfigs", "device", "ascend_910b2") is not before
+    for name in ("ascend_910b2", "ascend_910b3"):
+        assert load_device(name).clock_hz.value == 1.81e9, "what extends it changes with it"

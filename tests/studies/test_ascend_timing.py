@@ -64,6 +64,8 @@ def test_every_group_names_constants_of_the_device() -> None:
     device = Predictor().machine(study.DEVICE)
     for group in study.GROUPS:
         assert study.keys_of(device, group), group
+        # A key that changes nothing is refused.
+        assert study._Moved({group: 2.0}).machine(study.DEVICE) != device, group
 
 
 def test_the_launch_is_fitted_by_least_squares_on_the_others(attention: list[study.Row]) -> None:

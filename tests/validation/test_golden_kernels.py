@@ -64,5 +64,5 @@ def test_truncated_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_chained_product_is_refused_on_the_910b2_with_the_reason() -> None:
-    with pytest.raises(TilingError, match="no path leads from UB to L0C"):
+    with pytest.raises(TilingError, match="no route of ascend_910b2 leads from UB to L0C"):
         run("flash", seq=256, precision="accumulate=chained", numerics=False)

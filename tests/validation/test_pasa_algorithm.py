@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.algorithms.pasa import pasa as pasa_phase
+from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.schedules import pasa_phases as schedule
-from npusim.schedules.steps.pasa import ShiftingMatrix, optimal_beta, pasa_steps
 from npusim.spec.data import UniformData
 from npusim.spec.problem import Problem
 from reports.parts.values import values
@@ -19,8 +20,8 @@ from reports.pasa_numerics import study as pasa_study
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.algorithms.phase import Phase, Visit
     from npusim.numerics.result import ErrorSummary
-    from npusim.schedules.steps.attention import AttentionSteps
 
 EXACT = 1e-11
 BOTH_FORMS = ("float64", "float64,is_fixed_reference=true")
@@ -105,16 +106,16 @@ def test_float64_pasa_does_not_depend_on_its_options(fields: dict[str, object]) 
 def test_the_signs_of_line_15_are_right_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both corrections negated the result is off in the first digits (papers.md 2.1: 2e-3 to 1.1)."""
 
-    def flipped(*args: Any, **fields: Any) -> AttentionSteps:
-        steps = pasa_steps(*args, **fields)
+    def flipped(*args: Any) -> Phase:
+        phase = pasa_phase(*args)
 
-        def negated(index: int, keys: int) -> Mapping[str, float]:
-            found = dict(steps.per_tile(index, keys))
+        def negated(tile: Visit) -> Mapping[str, float]:
+            found = dict(phase.per_tile(tile))
             return {**found, "inva": -found["inva"]}
 
-        return replace(steps, per_tile=negated)
+        return replace(phase, per_tile=negated)
 
-    monkeypatch.setattr(schedule, "pasa_steps", flipped)
+    monkeypatch.setattr(schedule, "pasa", flipped)
     assert worst(arrays(20, 20, 64), "float64") > 1e-3
 
 

@@ -1,0 +1,112 @@
+"""Cells of a phase: grids over tensors, blocks of queries, and the runs of tiles each of them visits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from npusim.algorithms.phase import Cell, Run
+from npusim.units import chunks, round_up
+
+if TYPE_CHECKING:
+    from npusim.ir.tile import GlobalTensor
+    from npusim.spec.problem import Problem
+
+#: The condition of tiles that a mask cuts through.
+MASKED = frozenset({"mask"})
+
+
+def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[Cell, ...]:
+    """Return the cells of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
+    (row_axis, height), *rest = axes
+    columns: list[tuple[tuple[str, int, int], ...]] = [
+        ((axis, c, w),) for axis, width in rest for c, w in chunks(tensor.cols, width)
+    ]
+    return tuple(
+        Cell(batch, head, ((row_axis, r, n), *cols))
+        for batch in range(tensor.batch)
+        for head in range(tensor.heads)
+        for r, n in chunks(tensor.rows, height)
+        for cols in columns or [()]
+    )
+
+
+def with_columns(
+    cells: tuple[Cell, ...], total: int, width: int, only: frozenset[str] = frozenset()
+) -> tuple[Cell, ...]:
+    """Return the cells with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
+    whole, tail = divmod(total, width)
+    runs = [Run(0, width, whole, width, only)] if whole else []
+    if tail:
+        runs.append(Run(whole * width, tail, 1, width, only))
+    return tuple(replace(c, runs=tuple(runs)) for c in cells)
+
+
+def attention_cells(
+    problem: Problem, block_q: int, block_kv: int, *, is_reverse: bool = False, is_trimmed: bool = True
+) -> tuple[Cell, ...]:
+    """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
+
+    Keys right of a causal block's last row are left out; a tile that the diagonal crosses is
+    masked, all others need no mask.  Not ``is_trimmed``: tiles are visited whole or not at all.
+    """
+    offset = problem.causal_offset if problem.causal else None
+    per_row = [
+        (row, rows, kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed))
+        for row, rows in chunks(problem.seq_q, block_q)
+    ]
+    if is_reverse:
+        per_row = [
+            (row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row
+        ]
+    return tuple(
+        Cell(batch, head, (("row", row, rows),), runs, offset)
+        for batch in range(problem.batch)
+        for head in range(problem.heads)
+        for row, rows, runs in per_row
+    )
+
+
+Deal = Literal["round_robin", "balanced"]
+
+
+def dealt(cells: tuple[Cell, ...], group_count: int, deal: Deal) -> tuple[Cell, ...]:
+    """Return the cells in the order in which they are dealt to ``group_count`` core groups.
+
+    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
+    deals the longest first, every other round backwards, so that a causal mask leaves all groups
+    nearly the same work.
+    """
+    if deal == "round_robin":
+        return cells
+    longest_first = sorted(cells, key=lambda c: c.first - c.last)
+    found: list[Cell] = []
+    for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
+        one = longest_first[start : start + count]
+        found += one[::-1] if index % 2 else one
+    return tuple(found)
+
+
+def kv_runs(
+    row: int, rows: int, seq_kv: int, block_kv: int, offset: int | None, *, is_trimmed: bool = True
+) -> tuple[Run, ...]:
+    """Return the key tiles of queries ``row .. row + rows``, ascending, grouped by shape.
+
+    With ``offset`` set, query x sees keys up to ``x + offset``: tiles whose last key the first
+    query sees are whole, later ones masked, and none starts right of what the last query sees.
+    """
+    end = seq_kv if offset is None else min(seq_kv, row + rows + offset)
+    if not is_trimmed:
+        end = min(seq_kv, round_up(end, block_kv))
+    clear = end if offset is None else min(end, row + offset + 1)
+    whole = clear // block_kv
+    runs = [Run(0, block_kv, whole, block_kv)] if whole else []
+    for col, cols in chunks(end - whole * block_kv, block_kv):
+        start = whole * block_kv + col
+        only = MASKED if start + cols > clear else frozenset()
+        if runs and (runs[-1].cols, runs[-1].only) == (cols, only):
+            last = runs.pop()
+            runs.append(replace(last, count=last.count + 1))
+        else:
+            runs.append(Run(start, cols, 1, block_kv, only))
+    return tuple(runs)

@@ -1,0 +1,265 @@
+"""The form of an algorithm: phases of cells, loops over tiles, named stages, names declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from npusim.errors import ProgramError
+from npusim.ir.tile import GlobalTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from npusim.algorithms.table import Stage
+    from npusim.ir.program import Serves
+    from npusim.ir.tile import GlobalTile
+
+#: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
+#: who reads it (`npusim.algorithms.flow`).
+Role = Literal[
+    "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name of a phase's tables; the order of declaration is that of places in a memory.
+
+    axes
+        Two for a tile, one for a row vector; sizes come from the phase.
+    start
+        Makes it a state: it lives as long as the cell and starts at this value.
+    over
+        An earlier name whose storage it may take over if the formats agree.
+    label
+        In traces and messages; the name itself by default.
+    """
+
+    role: Role
+    axes: tuple[str, ...]
+    fmt: str
+    start: float | None = None
+    over: str = ""
+    label: str = ""
+
+
+def name(
+    role: Role, axes: str, fmt: str, *, start: float | None = None, over: str = "", label: str = ""
+) -> Name:
+    """Return a name; ``axes`` as text, ``"row key"``.  Raises `ProgramError` for an unknown role."""
+    if role not in get_args(Role):
+        raise ProgramError(f"role {role!r}: there are {', '.join(get_args(Role))}")
+    return Name(role, tuple(axes.split()), fmt, start, over, label)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """The ``index``-th tile of a cell's loop: ``cols`` along the loop's axis from ``col``.
+
+    ``index`` and ``col`` may be opaque (`npusim.ir.opaque`): sums and products of a loop's index.
+    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole cell.
+    """
+
+    index: int
+    col: int
+    cols: int
+    only: frozenset[str] = frozenset()
+
+    @property
+    def shape(self) -> Hashable:
+        """What tiles with the same operations share."""
+        return self.cols, self.only
+
+
+#: Outside every loop.
+WHOLE = Visit(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` tiles of one shape, visited from ``col`` on, ``step`` apart, under some conditions."""
+
+    col: int
+    cols: int
+    count: int
+    step: int
+    only: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        """Lowest coordinate of its tiles."""
+        return min(self.col, self.col + (self.count - 1) * self.step)
+
+    @property
+    def last(self) -> int:
+        """One past the highest coordinate of its tiles."""
+        return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
+
+    def reversed(self) -> Run:
+        """Return the same tiles from last to first."""
+        end = self.col + (self.count - 1) * self.step
+        return Run(end, self.cols, self.count, -self.step, self.only)
+
+    def visit(self, index: int, place: int) -> Visit:
+        """Return tile ``place`` of the run, the ``index``-th of its cell."""
+        return Visit(index, self.col + place * self.step, self.cols, self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
+
+    ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
+    ``x + causal_offset``.  ``place`` is where it runs on a core that holds several at a time.
+    """
+
+    batch: int
+    head: int
+    spans: tuple[tuple[str, int, int], ...]
+    runs: tuple[Run, ...] = ()
+    causal_offset: int | None = None
+    place: int = 0
+
+    def __str__(self) -> str:
+        axis, start, size = self.spans[0]
+        return f"batch {self.batch} head {self.head} {axis}s {start}..{start + size - 1}"
+
+    def span(self, axis: str) -> tuple[int, int] | None:
+        """Return start and size along an axis of the grid."""
+        return next(((start, size) for a, start, size in self.spans if a == axis), None)
+
+    @property
+    def row(self) -> int:
+        """First row."""
+        return self.spans[0][1]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.spans[0][2]
+
+    @property
+    def first(self) -> int:
+        """Lowest coordinate its loop visits."""
+        return min(r.first for r in self.runs)
+
+    @property
+    def last(self) -> int:
+        """One past the highest coordinate its loop visits."""
+        return max(r.last for r in self.runs)
+
+    @property
+    def shape(self) -> Hashable:
+        """Key that cells with the same operations share."""
+        sizes = tuple(size for _, _, size in self.spans)
+        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Stages tile after tile along ``axis``; without an axis once a cell."""
+
+    stages: tuple[Stage, ...]
+    axis: str = ""
+
+
+class Mask(Protocol):
+    """A mask that is cut from a constant tensor, tile by tile."""
+
+    def tensor(self) -> GlobalTensor:
+        """Return the constant tensor, int8."""
+
+    def values(self) -> NDArray[Any]:
+        """Return its values, 1 where a score is kept."""
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part that is the mask of a tile of scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class BySize:
+    """A tensor that depends on how large a cell is along ``axis``: PASA's M by length of block."""
+
+    axis: str
+    tensors: Mapping[int, GlobalTensor]
+
+    def of(self, cell: Cell) -> GlobalTensor:
+        """Return the tensor of a cell."""
+        span = cell.span(self.axis)
+        assert span is not None, self.axis
+        return self.tensors[span[1]]
+
+
+def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
+    """Return no constants: every tile has the same."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A grid of cells, loops of stages over tiles, and what comes after; ends in a launch or a barrier.
+
+    names
+        Every name of its tables, in the order of their places.
+    sizes
+        Largest span of each axis, in a cell or a tile.
+    tensors
+        What operands and results are bound to.
+    constants
+        Values bound by name; ``per_tile(tile)`` gives those that differ between tiles.
+    masks
+        What names of role mask are cut from, where a run asks for it or no run is given.
+    values
+        Functions that compute constant tensors, by the tensor's name.
+    arithmetic
+        Registry name of the products' arithmetic; empty: the device's own.
+    serves
+        Which rows of the output need a cell's result: its own, or all of the heads on its KV head.
+    """
+
+    name: str
+    names: Mapping[str, Name]
+    cells: tuple[Cell, ...]
+    sizes: Mapping[str, int]
+    loops: tuple[Loop, ...]
+    tensors: Mapping[str, GlobalTensor | BySize]
+    finish: tuple[Stage, ...] = ()
+    constants: Mapping[str, float] = field(default_factory=dict)
+    per_tile: Callable[[Visit], Mapping[str, float]] = nothing_per_tile
+    masks: Mapping[str, Mask] = field(default_factory=dict)
+    values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
+    arithmetic: str = ""
+    serves: Serves = "rows"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages in order."""
+        return (*(s for loop in self.loops for s in loop.stages), *self.finish)
+
+    @property
+    def row_axis(self) -> str:
+        """Axis of the rows of what its stages write."""
+        return self.names[self.stages[0].rows[0].dst].axes[0]
+
+    @property
+    def loop_axis(self) -> str:
+        """Axis along which it goes tile after tile; empty if it does not."""
+        return next((loop.axis for loop in self.loops if loop.axis), "")
+
+    def label(self, name: str) -> str:
+        """Return what traces and messages call a name."""
+        return self.names[name].label or name
+
+    def all_tensors(self) -> Iterator[GlobalTensor]:
+        """Yield every tensor it reads or writes, constants included."""
+        for bound in self.tensors.values():
+            yield from (bound,) if isinstance(bound, GlobalTensor) else bound.tensors.values()
+        for mask in self.masks.values():
+            yield mask.tensor()
+
+    def all_values(self) -> dict[str, Callable[[], NDArray[Any]]]:
+        """Return the functions that compute its constant tensors, by name."""
+        return {**{m.tensor().name: m.values for m in self.masks.values()}, **self.values}

@@ -1,0 +1,143 @@
+"""The public surface for schedules of one's own: what a file needs, and nothing else of npusim.
+
+A schedule is an algorithm (phases of named stages over names, `Phase`) and a few fields of tiling; a
+machine runs it on a core family.  ``npusim run my_file.py:NAME`` takes what :func:`schedule` returns;
+the README has a worked example.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms import flash as _flash
+from npusim.algorithms.cells import (
+    MASKED,
+    attention_cells,
+    dealt,
+    grid,
+    kv_runs,
+    with_columns,
+)
+from npusim.algorithms.flash import FlashPrecision, attention_phase, flash, flash_names
+from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Visit, name
+from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.table import Row, Stage, choose, product, row
+from npusim.algorithms.tensors import AttentionTensors, attention_tensors
+from npusim.algorithms.tiling_mask import TilingMask
+from npusim.errors import BufferOverflowError, NpusimError, ProgramError, SpecError, TilingError
+from npusim.ir.op import Attributes, Opcode
+from npusim.ir.opaque import varying
+from npusim.ir.tile import GlobalTensor, GlobalTile
+from npusim.machines.ascend import AscendMachine, AscendTiling, ProductPlan, slice_elements
+from npusim.machines.sm import SmMachine, SmTiling
+from npusim.schedules.attention import causal_mask
+from npusim.schedules.plugins import describe, place_of
+from npusim.schedules.registry import Schedule
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+    from npusim.schedules.precision import Precision
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.model import SpecModel
+
+__all__ = [
+    "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell",
+    "CopyProblem", "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask",
+    "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "Stage",
+    "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase", "attention_tensors",
+    "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid", "kv_runs", "name",
+    "product", "replace", "row", "schedule", "varying", "with_columns",
+]  # fmt: skip
+
+#: The stages of FlashAttention-2 by name, to change one of them: ``FLASH["softmax"].rows``.
+FLASH: Mapping[str, Stage] = MappingProxyType(
+    {
+        s.name: s
+        for s in (_flash.SCORES, _flash.SOFTMAX, *_flash.UPDATES["fresh"], _flash.FINISH)
+    }
+)
+#: One phase, or a phase with the tiling of an Ascend device where the fields do not say all.
+Phases = Sequence["Phase | tuple[Phase, AscendTiling]"]
+
+
+class AttentionTiling(Tiling):
+    """Tiling fields that the machines know what to do with."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile")
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a slice on an AIV; default: 8192 elements a slice"
+    )
+    depth: int = Field(
+        default=2, ge=0, le=14, description="tiles that stages run ahead of a product that reads rows"
+    )
+
+
+def schedule(
+    called: str, phases: Callable[[Any, Any, Any], Phases], *, precisions: Sequence[Precision],
+    tiling: type[Tiling] = AttentionTiling, problem: type[SpecModel] = Problem, summary: str = "",
+    families: Sequence[str] = ("ascend", "nvidia"),
+) -> tuple[Schedule, ...]:  # fmt: skip
+    """Return a schedule for each of ``families``, ready for ``npusim run FILE.py:NAME``.
+
+    called
+        Its name in results.
+    phases
+        ``phases(problem, tiling, precision)`` returns the phases in order; a kernel's results have the
+        role ``output`` in their tensors, what one phase leaves for another ``workspace``.
+    precisions
+        Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.
+    tiling
+        The fields; ``vector_rows`` and ``depth`` mean on Ascend what :class:`AttentionTiling` says.
+    problem
+        What it computes: `Problem`, `GemmProblem` or `CopyProblem`.
+    """
+    path = inspect.getsourcefile(phases) or called
+    presets = MappingProxyType({p.name: p for p in precisions})
+    if not presets:
+        raise SpecError(f"schedule {called}: it needs at least one precision")
+    return tuple(
+        Schedule(
+            name=called, family=family, summary=summary, tiling=tiling, precisions=presets,
+            default_precision=precisions[0].name, build=partial(_build, called, phases, path), problem=problem,
+        )
+        for family in families
+    )  # fmt: skip
+
+
+def _build(
+    called: str, phases: Callable[[Any, Any, Any], Phases], path: str, problem: Any, tiling: Any,
+    device: DeviceSpec, precision: Any,
+) -> TileProgram:  # fmt: skip
+    """Return the program; what goes wrong in the file is told with its file and line."""
+    try:
+        listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+        if device.family == "nvidia":
+            return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
+        machine = AscendMachine(device)
+        fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
+        return machine.build(called, fields, problem.flops())
+    except BufferOverflowError:
+        raise
+    except NpusimError as error:
+        raise type(error)(f"{place_of(error, path)}: {error}") from error
+    except Exception as error:
+        raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
+
+
+def _on_ascend(machine: AscendMachine, phase: Phase, tiling: Any) -> AscendTiling:
+    """Return what an Ascend device needs of the fields."""
+    ahead = getattr(tiling, "depth", 1)
+    if not phase.loop_axis or not any(s.is_product for s in phase.stages):
+        return AscendTiling(ahead=ahead)
+    share = machine.group.largest_share(phase.sizes[phase.row_axis])
+    width = phase.sizes[phase.loop_axis]
+    return AscendTiling(elements=slice_elements(getattr(tiling, "vector_rows", None), share, width), ahead=ahead)

@@ -1,0 +1,16 @@
+"""The decoupled Ascend core group: CUBE and vector cores that meet in global memory."""
+
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
+from npusim.machines.ascend.machine import AscendMachine
+from npusim.machines.ascend.plan import (
+    AscendTiling,
+    ProductPlan,
+    gemm_tiling,
+    slice_elements,
+    slice_rows,
+)
+
+__all__ = [
+    "PING_PONG", "SLICE_ELEMENTS", "AscendMachine", "AscendTiling", "ProductPlan", "gemm_tiling", "slice_elements",
+    "slice_rows",
+]  # fmt: skip

@@ -1,0 +1,203 @@
+"""A phase on an Ascend core group: rings and tiles placed, stages emitted in the machine's order.
+
+With products: what stays is loaded, then the loop's stages run as a pipeline, cut before each product
+that reads what rows left; earlier parts run ``ahead`` tiles ahead, so that matrix and vector units
+work at the same time.  Without products each vector core goes through its own slices alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.phase import WHOLE
+from npusim.ir.program import Item
+from npusim.ir.program import Loop as Repeat
+from npusim.ir.program import Phase as BuiltPhase
+from npusim.machines.ascend.group import FIXP, MTE2
+from npusim.machines.ascend.product import Product, cube_rings
+from npusim.machines.ascend.rows import VectorShare, rows_stage
+from npusim.machines.frame import Frame, body
+from npusim.machines.touches import touches
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npusim.algorithms.phase import Cell, Phase, Run, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import TileOp
+    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.ascend.plan import AscendTiling
+
+    Part = Callable[[Cell, Visit], Iterator[Item]]
+
+
+class AscendPhase:
+    """One phase on one core group."""
+
+    def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
+        self.group, self.phase, self.tiling = group, phase, tiling
+        self.frame = frame = Frame(phase)
+        self.cross: dict[str, Ring] = {}
+        products = [s for s in frame.stages if s.is_product]
+        self.products = {s: Product(frame, s, group, tiling, self.cross) for s in products}
+        self.reread = dict(p.reread for p in self.products.values())
+        self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
+        if products:
+            self._place_products()
+            self._place_cross()
+        self.vectors = [
+            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross)
+            for core in (group.vector_cores if self.rows else ())
+        ]
+        group.allocator.check()
+        # One function a part for all cells: bodies are shared by what they are made of.
+        self.parts: list[Part] = [partial(self._part, part) for part in self._cut()]
+
+    def _place_products(self) -> None:
+        listed = list(self.products.values())
+        rings = cube_rings(listed, self.group, self.frame.prefix)
+        for p in listed:
+            p.place(rings)
+
+    def _place_cross(self) -> None:
+        """Place the slots in global memory through which products and rows hand over.
+
+        A slot is as wide as the largest tile, whatever the tile; UB and L0 have no route to one another.
+        """
+        frame, cores = self.frame, self.group.vector_cores
+        for s in frame.stages:
+            for n in s.written:
+                if frame.places[n] not in ("down", "up"):
+                    continue
+                is_down = frame.places[n] == "down"
+                producers = [FIXP] if is_down else [v.store for v in cores]
+                self.cross[n] = self.group.cross_ring(
+                    f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n),
+                    self.tiling.ahead + 1, producers=producers,
+                    consumers=[v.load for v in cores] if is_down else [MTE2], period=self.tiling.period,
+                )  # fmt: skip
+
+    def build(self) -> BuiltPhase:
+        """Return the phase of the program."""
+        p = self.phase
+        return BuiltPhase(
+            p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves
+        )
+
+    def _times(self, name: str, cell: Cell) -> int:
+        """Return how often a cell reads all of an operand in one tile."""
+        rows = self.reread.get(name)
+        return ceil_div(cell.rows, rows) if rows else 1
+
+    # ---------------------------------------------------------------- order
+
+    def items(self, cell: Cell) -> Iterator[Item]:
+        """Yield one cell in program order."""
+        if not self.products:
+            yield from self._alone(cell)
+        elif self.frame.loop_axis:
+            yield Repeat("start", (0,), body(self._open, cell, WHOLE))
+            yield from self._pipelined(cell)
+            yield Repeat("finish", (0,), body(self._close, cell, WHOLE))
+        else:
+            yield from self._open(cell, WHOLE)
+            for stage in self.phase.loops[0].stages:
+                yield from self._stage(stage, cell, WHOLE)
+            yield from self._close(cell, WHOLE)
+
+    def _height(self, cell: Cell) -> int:
+        return self.frame.size(cell, self.frame.row_axis, WHOLE)
+
+    def _open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        for p in self.products.values():
+            yield from p.open(cell, tile)
+        for v in self.vectors:
+            yield from v.start(v.mine(self._height(cell)))
+
+    def _close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        for p in self.products.values():
+            yield from p.close(cell, tile)
+        for s in self.phase.finish:
+            for v in self.vectors:
+                yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
+
+    def _stage(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
+        if stage.is_product:
+            yield from self.products[stage].items(cell, tile)
+            return
+        for v in self.vectors:
+            yield from v.items(self.rows[stage], cell, tile, v.mine(self._height(cell)))
+
+    def _cut(self) -> list[tuple[Stage, ...]]:
+        """Return the loop's stages, cut before each product that reads what rows left."""
+        parts: list[list[Stage]] = [[]]
+        for s in self.phase.loops[0].stages if self.frame.loop_axis else ():
+            if s.is_product and any(self.frame.places[n] == "up" for n in s.read):
+                parts.append([])
+            parts[-1].append(s)
+        return [tuple(part) for part in parts]
+
+    def _pipelined(self, cell: Cell) -> Iterator[Repeat]:
+        """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
+
+        Step n does tile n of the first part, n - ahead of the second, and so on.  Consecutive steps whose
+        tiles lie in the same runs are one loop.
+        """
+        placed, total = self.frame.placed(cell), sum(run.count for run in cell.runs)
+        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
+        edges = sorted({at + lag for lag in lags for at in (*(first for first, _ in placed), total)} | {0})
+        for start, end in pairwise(edges):
+            met = [
+                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
+                for part, lag in zip(self.parts, lags, strict=True)
+                if 0 <= start - lag < total
+            ]
+            yield Repeat(self.frame.loop_axis, range(start, end), partial(_step, cell, met))
+
+    def _part(self, part: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[Item]:
+        for s in part:
+            yield from self._stage(s, cell, tile)
+
+    def _alone(self, cell: Cell) -> Iterator[Item]:
+        """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
+        loops, finish = self.phase.loops, self.phase.finish
+        height = next(iter(self.rows.values())).height
+        for v in self.vectors:
+            mine = v.mine(self._height(cell))
+            for part in v.slices(mine, height) if mine else ():
+                one = replace(part, first=True, last=True)
+                yield from v.start(one)
+                for loop in loops:
+                    for tile in _tiles(cell, loop.axis):
+                        for s in loop.stages:
+                            yield from v.items(self.rows[s], cell, tile, one)
+                for s in finish:
+                    yield from v.items(self.rows[s], cell, WHOLE, one)
+
+
+def _step(
+    cell: Cell, met: list[tuple[Part, int, int, Run]], index: int
+) -> Iterator[Repeat]:
+    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
+    for part, lag, first, run in met:
+        yield Repeat("", (0,), body(part, cell, run.visit(index - lag, index - lag - first)))
+
+
+def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
+    if not axis:
+        yield WHOLE
+        return
+    at = 0
+    for run in cell.runs:
+        for i in range(run.count):
+            yield run.visit(at + i, i)
+        at += run.count
+
+
+def _shape(cell: Cell) -> object:
+    return cell.shape

@@ -1,0 +1,101 @@
+"""How products run on the AIC, as data: tiles in L0, what waits in L1, which loop is outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.algorithms.table import Stage
+    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.frame import Frame
+
+#: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the cell to its
+#: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
+#: what one accumulation reads.
+Staging = Literal["held", "whole", "panel", "piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how its operands wait in L1.
+
+    ``panels_outside``: every band of A meets a panel of B before the next panel is loaded.
+    ``loops_over_k``: the pieces of k are a loop of the program, not listed.
+    """
+
+    m: int
+    n: int
+    k: int
+    left: Staging
+    right: Staging
+    panels_outside: bool = False
+    loops_over_k: bool = False
+    left_depth: int = PING_PONG
+    right_depth: int = PING_PONG
+
+
+@dataclass(frozen=True, slots=True)
+class AscendTiling:
+    """What the machine needs of a schedule's tiling for one phase.
+
+    plans
+        By stage, where the rule of :func:`default_plan` is not wanted.
+    elements
+        Of a slice of rows on a vector core.
+    ahead
+        Tiles that stages run ahead of a product that reads what rows left; slots between the cores
+        number one more.
+    period
+        Releases of such a slot that one flag acknowledges.
+    """
+
+    plans: Mapping[str, ProductPlan] = field(default_factory=dict)
+    elements: int = SLICE_ELEMENTS
+    ahead: int = 0
+    period: int = 1
+
+
+def gemm_tiling(stage: str, m: int, n: int, k: int) -> AscendTiling:
+    """Return the tiling of a plain product: operands stream through L1 in pieces of ``k``."""
+    return AscendTiling({stage: ProductPlan(m, n, k, "piece", "piece", loops_over_k=True)})
+
+
+def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
+    """Return the rows of a slice of tiles ``width`` wide: as chosen, or as many as make ``elements``."""
+    return chosen or max(1, elements // width)
+
+
+def slice_elements(chosen: int | None, share: int, width: int, elements: int = SLICE_ELEMENTS) -> int:
+    """Return the elements of a slice of :func:`slice_rows`, at most a vector core's ``share`` of rows."""
+    return min(slice_rows(chosen, width, elements), share) * width
+
+
+def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
+    """Return how a product runs where the tiling does not say.
+
+    N along the loop's axis (Q K^T): A is held for the whole cell, B comes panel by panel.  Contraction
+    along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
+    else they stream through it in pieces of what L0 holds in ping-pong (a GEMM).
+    """
+    phase, edge = frame.phase, group.edge
+    (row,) = stage.rows
+    (m_axis, k_axis), n_axis = phase.names[row.srcs[0]].axes, phase.names[row.dst].axes[1]
+    m, n, k = (min(edge, phase.sizes[a]) for a in (m_axis, n_axis, k_axis))
+    if n_axis == phase.loop_axis:
+        return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
+    if k_axis == phase.loop_axis:
+        return ProductPlan(m, n, k, "piece", "piece")
+    left, right = (frame.size_bytes(x, prod(phase.sizes[a] for a in frame.axes(x))) for x in row.srcs)
+    if left + PING_PONG * right <= group.capacity_bytes("L1"):
+        return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
+    m, n = phase.sizes[m_axis], phase.sizes[n_axis]
+    rows = min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in (
+        ("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n),
+    ))  # fmt: skip
+    return ProductPlan(m, n, max(1, rows // group.fractal) * group.fractal, "piece", "piece", loops_over_k=True)

@@ -1,0 +1,240 @@
+"""Product stages on the AIC: L1, L0A and L0B, the CUBE, L0C, and FIXP's way out.
+
+One emitter serves every product; they differ in their :class:`ProductPlan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from npusim.formats import get_format
+from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.program import Item
+from npusim.ir.program import Loop as Repeat
+from npusim.machines.ascend.group import CUBE, FIXP, MTE1, MTE2, CubeRings, compute, move, pass_on
+from npusim.machines.ascend.plan import default_plan
+from npusim.units import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.algorithms.phase import Cell, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.tile import Operand, RingTile
+    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.ascend.plan import AscendTiling, ProductPlan, Staging
+    from npusim.machines.frame import Frame, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """One accumulator's part of a product: a band of rows, a panel of columns, and where it stands."""
+
+    band: Span
+    panel: Span
+    is_first: bool
+    is_last: bool
+    is_last_band: bool
+
+
+class Product:
+    """One product stage of a phase: its plan, its rings in L1, and its operations."""
+
+    def __init__(
+        self, frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling, cross: dict[str, Ring]
+    ) -> None:
+        phase = frame.phase
+        (row,) = stage.rows
+        self.frame, self.name, self.group, self.cross = frame, stage.name, group, cross
+        self.left, self.right = row.srcs
+        self.dst = row.dst
+        self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
+        m_axis, self.k_axis = frame.axes(self.left)
+        self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
+        chosen = phase.arithmetic or group.arithmetic(frame.fmt(self.left))
+        frame.check_operands(stage, chosen)
+        self.how = Attributes(transpose_b=frame.is_transposed(stage), arithmetic=chosen)
+        if frame.places[self.dst] == "state":
+            group.refuse_route(
+                f"accumulate=chained: {stage.name} goes on adding to {self.dst}, which lives in UB, while the matrix "
+                "unit adds up in L0C",
+                "UB", "L0C",
+            )  # fmt: skip
+        self.modes: dict[str, Staging] = {self.left: self.plan.left, self.right: self.plan.right}
+        #: What lies in global memory is asked for before what rows hand over.
+        self.by_arrival = sorted(row.srcs, key=lambda n: frame.places[n] == "up")
+        self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
+        self.rings: dict[str, Ring] = {}
+
+    def place(self, l0: CubeRings) -> None:
+        """Place the rings of its operands in L1; those of L0 are shared by all products of the phase."""
+        self.l0 = l0
+        for n in self.by_arrival:
+            rows, cols = self._staged(n)
+            depth = self.plan.left_depth if n == self.left else self.plan.right_depth
+            self.rings[n] = self.group.l1_ring(
+                self.frame.prefix + self.frame.label(n), rows, cols, self.frame.fmt(n), depth
+            )
+
+    def _staged(self, n: str) -> Span:
+        """Return rows and columns of what of an operand lies in L1 at once."""
+        plan, sizes = self.plan, self.frame.phase.sizes
+        match self.modes[n]:
+            case "held" | "whole":
+                rows, cols = (sizes[a] for a in self.frame.axes(n))
+                return rows, cols
+            case "panel":
+                return self._as_stored(sizes[self.k_axis], plan.n)
+            case "piece":
+                return (plan.m, plan.k) if n == self.left else self._as_stored(plan.k, plan.n)
+
+    def _as_stored(self, k: Any, n: Any) -> tuple[Any, Any]:
+        """Return what concerns B's rows and columns as B is stored."""
+        return (n, k) if self.how.transpose_b else (k, n)
+
+    # ---------------------------------------------------------------- operations
+
+    def open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Yield loads of operands that stay for the whole cell."""
+        for n in self.held:
+            source = self.frame.cut(n, cell, tile)
+            slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
+            yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
+            yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._slot(n, cell, tile, True, False))
+
+    def close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Yield the end of what :meth:`open` loaded."""
+        for n in self.held:
+            yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._slot(n, cell, tile, False, True))
+
+    def items(self, cell: Cell, tile: Visit) -> Iterator[Item]:
+        """Yield loads, products and drains for one tile."""
+        frame, plan = self.frame, self.plan
+        height, depth, across = (frame.size(cell, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
+        pieces = list(chunks(depth, plan.k))
+        for n in (self.left, self.right):
+            if self.modes[n] == "whole":
+                yield self._load(n, cell, tile)
+        for corner in self._corners(height, across):
+            if plan.right == "panel" and corner.band[0] == 0:
+                yield self._load(self.right, cell, tile, *self._as_stored((0, depth), corner.panel))
+            body = partial(self._piece, cell, tile, corner)
+            yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
+            if plan.loops_over_k and len(pieces) > 2:
+                yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.k))
+            else:
+                for k, size in pieces[1:-1]:
+                    yield from body(k, size, starts=False, ends=False)
+            if len(pieces) > 1:
+                yield from body(*pieces[-1], starts=False, ends=True)
+            yield self._drain(cell, tile, corner)
+
+    def _corners(self, height: int, across: int) -> list[Corner]:
+        plan = self.plan
+        bands, panels = list(chunks(height, plan.m)), list(chunks(across, plan.n))
+        order = (
+            [(b, p) for p in panels for b in bands] if plan.panels_outside else [(b, p) for b in bands for p in panels]
+        )
+        last = len(order) - 1
+        return [Corner(b, p, i == 0, i == last, b == bands[-1]) for i, (b, p) in enumerate(order)]
+
+    def _piece(
+        self, cell: Cell, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
+    ) -> Iterator[TileOp]:
+        """Yield the product of one piece of the sum; ``k`` may be a product of a loop's index."""
+        spans = {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
+        first, last = corner.is_first and starts, corner.is_last and ends
+        for n in self.by_arrival:
+            if self.modes[n] == "piece":
+                yield self._load(n, cell, tile, *spans[n], held=(first, last))
+        use = {
+            "held": (False, False), "whole": (first, last), "piece": (True, True),
+            "panel": (corner.band[0] == 0 and starts, corner.is_last_band and ends),
+        }  # fmt: skip
+        a, b = (self._operand(n, spans[n], cell, tile, use[self.modes[n]]) for n in (self.left, self.right))
+        yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
+        yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
+        target = self.l0.accumulator.fill(
+            corner.band[1], corner.panel[1], self.how.accumulator_format, first=starts, last=ends
+        )
+        fronts = self.l0.left.front(a.rows, a.cols, a.fmt), self.l0.right.front(b.rows, b.cols, b.fmt)
+        how = self.how if starts else replace(self.how, accumulate=True)
+        yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, fronts, how),))
+
+    def _drain(self, cell: Cell, tile: Visit, corner: Corner) -> TileOp:
+        """Return FIXP's way out of L0C: to a tensor, or to the slot that rows read."""
+        frame, n = self.frame, self.dst
+        (m, rows), (c, cols) = corner.band, corner.panel
+        done = self.l0.accumulator.front(rows, cols, self.how.accumulator_format)
+        if frame.places[n] == "out":
+            target = frame.cut(n, cell, tile, corner.band, corner.panel)
+            return move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
+        height, ends = frame.size(cell, self.m_axis, tile), (corner.is_first, corner.is_last)
+        slot = self.cross[n].fill(height, frame.width(n), frame.fmt(n), first=ends[0], last=ends[1])
+        return move(f"{frame.label(n)}.drain", FIXP, slot.part(m, rows, c, cols), done, name=n)
+
+    def _load(
+        self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None,
+        held: tuple[bool, bool] = (True, True),
+    ) -> TileOp:  # fmt: skip
+        """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
+        frame = self.frame
+        if frame.places[n] == "up":
+            assert row is not None
+            assert col is not None
+            slot = self.cross[n].front(
+                frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n), first=held[0], last=held[1]
+            )
+            source: Operand = slot.part(*row, *col)
+        else:
+            source = frame.cut(n, cell, tile, row, col)
+        slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
+        return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
+
+    def _operand(
+        self, n: str, at: tuple[Span, Span], cell: Cell, tile: Visit, use: tuple[bool, bool]
+    ) -> RingTile:
+        """Return the part of an operand in L1 that one product reads."""
+        (r, rows), (c, cols) = at
+        match self.modes[n]:
+            case "piece":
+                return self.rings[n].front(rows, cols, self.frame.fmt(n))
+            case "panel":
+                across = self._as_stored(rows, cols)[1]
+                depth = self.frame.size(cell, self.k_axis, tile)
+                shape = self._as_stored(depth, across)
+                panel = self.rings[n].front(*shape, self.frame.fmt(n), first=use[0], last=use[1])
+                top, left = self._as_stored(self._as_stored(r, c)[0], 0)
+                return panel.part(top, rows, left, cols)
+            case _:
+                return self._slot(n, cell, tile, *use).part(r, rows, c, cols)
+
+    def _slot(self, n: str, cell: Cell, tile: Visit, first: bool, last: bool) -> RingTile:
+        """Return the whole of an operand in L1."""
+        rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+        return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
+
+    @property
+    def reread(self) -> tuple[str, int]:
+        """The operand that every band of A reads anew, and the rows of a band; no operand: none is."""
+        is_reread = self.plan.right == "piece" and not self.plan.panels_outside
+        return self.right if is_reread else "", self.plan.m
+
+
+def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[TileOp]:
+    """Return a piece between the first and the last: never compared, ``index`` may be opaque."""
+    return body(index * size, size, starts=False, ends=False)
+
+
+def cube_rings(products: list[Product], group: AscendGroup, prefix: str) -> CubeRings:
+    """Place rings of L0 that fit every product of a phase."""
+    plans = [p.plan for p in products]
+    formats = [p.frame.fmt(p.left) for p in products]
+    return group.cube_rings(
+        prefix, max(p.m for p in plans), max(p.n for p in plans), max(p.k for p in plans),
+        operand=max(formats, key=lambda fmt: get_format(fmt).size_bytes),
+        accumulator=products[0].how.accumulator_format,
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""Rows stages on the vector cores: loads into UB, one operation of the whole table, stores.
+
+A vector core works on its share of a tile's rows, slice by slice.  What a product left comes from a
+slot in global memory, what a product reads goes to one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.table import bind, choose
+from npusim.ir.op import Attributes, Opcode, Step
+from npusim.machines.ascend.group import PING_PONG, RowSlice, compute, move, pass_on
+from npusim.units import ceil_div, chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from npusim.algorithms.phase import Cell, Visit
+    from npusim.algorithms.table import Stage, Table
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import Source, TileOp
+    from npusim.ir.tile import Operand, RingTile, Tile
+    from npusim.machines.ascend.group import AscendGroup, VectorCore
+    from npusim.machines.ascend.plan import AscendTiling
+    from npusim.machines.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class RowsStage:
+    """A rows stage with what it takes in and gives out, and the rows of its slices.
+
+    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that are
+    an input as it is: no vector instruction touches them.
+    """
+
+    stage: Stage
+    table: Table
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    masks: tuple[str, ...]
+    names: tuple[str, ...]
+    moved: Mapping[str, str]
+    height: int
+
+    @property
+    def name(self) -> str:
+        """Name of the stage."""
+        return self.stage.name
+
+
+def rows_stage(frame: Frame, stage: Stage, group: AscendGroup, elements: int) -> RowsStage:
+    """Return what a stage needs; a slice has ``elements`` of its widest tile, a core's share of rows at most.
+
+    Row sums without an order of their own take the vector unit's.
+    """
+    share = group.largest_share(frame.phase.sizes[frame.row_axis])
+    table = choose(stage.rows, {Opcode.ROW_SUM: Attributes(order=group.row_sum)})
+    inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
+    outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
+    copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
+    moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
+    names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
+    height = max(1, min(share, elements // max(frame.width(n) for n in names)))
+    masks = tuple(n for n in frame.phase.masks if n in stage.read)
+    return RowsStage(stage, table, inputs, outputs, masks, names, moved, height)
+
+
+class VectorShare:
+    """One vector core's part of a phase: its memory, and stages bound to slices of its rows."""
+
+    def __init__(
+        self, frame: Frame, core: VectorCore, group: AscendGroup, stages: Sequence[RowsStage], tiling: AscendTiling,
+        cross: Mapping[str, Ring],
+    ) -> None:  # fmt: skip
+        self.frame, self.core, self.group, self.cross = frame, core, group, cross
+        self.is_alone = not any(s.is_product for s in frame.stages)
+        self.rows = group.largest_share(frame.phase.sizes[frame.row_axis])
+        self.ins: dict[str, Ring] = {}
+        self.outs: dict[str, Ring] = {}
+        self.masks: dict[str, Ring] = {}
+        for s in stages:
+            self._place_ends(s)
+        for s in stages:
+            for n in s.masks:
+                # One slot beside products: only the tiles on the diagonal need a mask.
+                depth = PING_PONG if self.is_alone else 1
+                self.masks.setdefault(n, group.ub_in(core, frame.prefix + n, s.height * frame.width(n), depth))
+        self._place_kept(stages, tiling)
+
+    def _place_ends(self, s: RowsStage) -> None:
+        """Place the rings through which a stage's inputs come and its outputs go."""
+        frame, core, ends = self.frame, self.core, self.group
+        for n in s.inputs:
+            size = frame.size_bytes(n, s.height * frame.width(n))
+            if n in s.moved.values():
+                self.ins[n] = ends.allocator.ring(
+                    core.ub, self._ring(n), size, PING_PONG, producers=[core.load], consumers=[core.store]
+                )
+            elif n not in self.ins:
+                # Ping-pong where slice follows slice; one slot in an update (CATLASS).
+                depth = PING_PONG if self.is_alone or s.outputs else 1
+                self.ins[n] = ends.ub_in(core, self._ring(n, "in"), size, depth)
+        for n in s.outputs:
+            if n not in s.moved and n not in self.outs:
+                size = frame.size_bytes(n, s.height * frame.width(n))
+                depth = 1 if s.stage in frame.phase.finish else PING_PONG
+                self.outs[n] = ends.ub_out(core, self._ring(n, "out"), size, depth)
+
+    def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
+        """Place states, work tiles and what a stage leaves for another, in the order of the names."""
+        frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
+        tallest = max(s.height for s in stages)
+        self.kept: dict[str, Tile] = {}
+        for n in dict.fromkeys(frame.storage.values()):
+            width = frame.width(n)
+            if frame.places[n] == "state" and not self.is_alone:
+                self.kept[n] = tile(ub, n, self.rows, width, frame.fmt(n))
+            elif frame.places[n] in ("state", "work"):
+                is_vector = len(frame.axes(n)) == 1
+                rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
+                self.kept[n] = tile(ub, n, rows, width, frame.fmt(n))
+        self.carried = {
+            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), tiling.ahead + 1)
+            for n, place in frame.places.items()
+            if place == "carried" and frame.storage[n] == n
+        }
+        for s in stages:
+            sums = [r.srcs[0] for r in s.stage.rows if r.opcode is Opcode.ROW_SUM]
+            if sums:
+                # Block reduction leaves one value a block before the next pass.
+                size = frame.size_bytes(sums[-1], frame.width(sums[-1]))
+                blocks = ceil_div(size, self.group.block_bytes)
+                tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
+                break
+
+    def _ring(self, n: str, side: str = "") -> str:
+        if self.is_alone:
+            return f"{self.frame.prefix}{self.frame.label(n)}" + (f" {side}" if side else "")
+        return n if self.frame.places[n] == "out" else self.frame.label(n)
+
+    # ---------------------------------------------------------------- slices
+
+    def mine(self, rows: int) -> RowSlice | None:
+        """Return this core's share of a tile's rows, None where it has none."""
+        start, count = self.group.share(self.core, rows)
+        return RowSlice(start, count, True, True) if count else None
+
+    def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
+        """Return a share cut into slices of ``height`` rows."""
+        return [
+            RowSlice(mine.row + r, n, r == 0, r + height >= mine.rows) for r, n in chunks(mine.rows, height)
+        ]
+
+    def start(self, mine: RowSlice | None) -> Iterator[TileOp]:
+        """Yield the fill of the states with what they start from."""
+        names = self.frame.phase.names
+        if mine is None:
+            return
+        fills = [
+            Step(Opcode.FILL, self.kept[n].part(0, mine.rows), (w.start,))
+            for n, w in names.items()
+            if w.start is not None
+        ]
+        if fills:
+            yield compute("state.start", self.core.vector, fills)
+
+    def items(self, s: RowsStage, cell: Cell, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
+        """Yield one stage on this core's share: loads, work and stores, slice by slice."""
+        if mine is None:
+            yield from self._skip(s, cell, tile)
+            return
+        for part in self.slices(mine, s.height):
+            views: dict[str, Source] = {}
+            for n in s.inputs:
+                ring, shape = self.ins[n], self._shape(n, cell, tile, part)
+                views[n], source = ring.front(*shape), self._outside(n, cell, tile, part)
+                yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
+            for n in s.outputs:
+                if n not in s.moved:
+                    views[n] = self.outs[n].fill(*self._shape(n, cell, tile, part))
+            for n in s.masks:
+                if n in tile.only:
+                    cut = self.frame.mask_cut(n, cell, tile, (part.row, part.rows))
+                    shape = (part.rows, tile.cols, "int8")
+                    yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
+                    views[n] = self.masks[n].front(*shape)
+            if not s.moved:
+                own = 0 if self.is_alone else part.row - mine.row
+                bound = self._bindings(s, part, own, views, cell, tile)
+                yield compute(s.name, self.core.vector, bind(s.table, bound))
+            for n in s.outputs:
+                ring = self.ins[s.moved[n]] if n in s.moved else self.outs[n]
+                done, target = ring.front(*self._shape(n, cell, tile, part)), self._outside(n, cell, tile, part)
+                yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
+
+    def _shape(self, n: str, cell: Cell, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
+        return part.rows, self.frame.cols(n, cell, tile), self.frame.fmt(n)
+
+    def _outside(self, n: str, cell: Cell, tile: Visit, part: RowSlice) -> Operand:
+        """Return where a slice of an input comes from, or an output goes to, outside UB."""
+        if n not in self.cross:
+            return self.frame.cut(n, cell, tile, (part.row, part.rows))
+        slot = self._cross(n, cell, tile).held(first=part.first, last=part.last)
+        return slot.part(part.row, part.rows, 0, self.frame.cols(n, cell, tile))
+
+    def _cross(self, n: str, cell: Cell, tile: Visit) -> RingTile:
+        """Return the whole slot of a hand-over between rows and a product."""
+        ring, frame = self.cross[n], self.frame
+        view = ring.front if frame.places[n] == "down" else ring.fill
+        return view(frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n))
+
+    def _skip(self, s: RowsStage, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Keep step: a core without rows of a ragged tile hands every slot on."""
+        label, core = self.frame.label, self.core
+        for n in s.inputs:
+            if n in self.cross:
+                yield pass_on(f"{label(n)}.skip", core.load, self._cross(n, cell, tile))
+        written = [n for n in self.carried if n in s.stage.written]
+        read = [n for n in self.carried if n in s.stage.read and n not in written]
+        for what, names in (("rescale.skip", written), ("rescale.release", read)):
+            if names:
+                yield pass_on(what, core.vector, *(self._carried(n, s) for n in names))
+        for n in s.outputs:
+            if n in self.cross:
+                yield pass_on(f"{label(n)}.skip", core.store, self._cross(n, cell, tile))
+
+    def _carried(self, n: str, s: RowsStage) -> RingTile:
+        view = self.carried[n].fill if n in s.stage.written else self.carried[n].front
+        return view(self.rows, 1, self.frame.fmt(n))
+
+    def _bindings(
+        self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: Cell, tile: Visit
+    ) -> dict[str, Source]:
+        """Return ``{name: operand}`` for a slice that starts at row ``own`` of this core's share."""
+        frame = self.frame
+        bound: dict[str, Source] = dict(frame.phase.constants)
+        for n in s.names:
+            place = frame.storage[n]
+            if place in views:
+                bound[n] = views[place]
+            elif place in self.carried:
+                whole = self._carried(place, s).held(first=part.first, last=part.last)
+                bound[n] = whole.part(own, part.rows)
+            elif place in self.kept:
+                row = own if frame.places[place] == "state" else 0
+                bound[n] = self.kept[place].part(row, part.rows, 0, frame.cols(place, cell, tile))
+        bound.update(views)
+        bound.update(frame.phase.per_tile(tile) if tile.cols else {})
+        return bound

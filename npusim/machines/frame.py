@@ -1,0 +1,153 @@
+"""A phase seen from a machine: spans, sizes and cuts of its names, whatever they are stored in."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms.flow import flow, storage
+from npusim.algorithms.phase import BySize, Cell, Visit
+from npusim.errors import TilingError
+from npusim.formats import get_arithmetic, get_format
+from npusim.ir.opaque import varying
+from npusim.ir.program import Body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from npusim.algorithms.phase import Phase, Run
+    from npusim.algorithms.table import Stage
+    from npusim.ir.program import Item
+    from npusim.ir.tile import GlobalTensor, GlobalTile
+
+Span = tuple[int, int]
+#: A run of tiles, and the number of its first tile among its cell's.
+Placed = tuple[int, "Run"]
+
+
+class Frame:
+    """Places and storage of a phase's names, and where a cell's tile of each lies in its tensor."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.places = flow(phase)
+        self.storage = storage(phase, self.places)
+        self.stages = phase.stages
+        self.row_axis, self.loop_axis = phase.row_axis, phase.loop_axis
+        self.label = phase.label
+        self._heads = max(t.heads for t in phase.all_tensors())
+
+    @property
+    def prefix(self) -> str:
+        """What keeps the names of its rings apart from other phases'.
+
+        The loop over tiles is what a program is about: its rings go by their own names.
+        """
+        is_main = self.loop_axis and any(s.is_product for s in self.stages)
+        return "" if is_main else f"{self.phase.name} "
+
+    def fmt(self, n: str) -> str:
+        """Return the format of a name."""
+        return self.phase.names[n].fmt
+
+    def size_bytes(self, n: str, elements: int) -> int:
+        """Return the bytes of some elements of a name."""
+        return elements * get_format(self.phase.names[n].fmt).size_bytes
+
+    def axes(self, n: str) -> tuple[str, ...]:
+        """Return the axes of a name."""
+        return self.phase.names[n].axes
+
+    def width(self, n: str) -> int:
+        """Return the columns of the largest tile of a name; 1 for a row vector."""
+        axes = self.phase.names[n].axes
+        return 1 if len(axes) == 1 else self.phase.sizes[axes[1]]
+
+    def span(self, cell: Cell, axis: str, tile: Visit) -> Span:
+        """Return start and size of a cell's tile along an axis."""
+        if axis == self.loop_axis and tile.cols:
+            return tile.col, tile.cols
+        return cell.span(axis) or (0, self.phase.sizes[axis])
+
+    def size(self, cell: Cell, axis: str, tile: Visit) -> int:
+        """Return the size of a cell's tile along an axis."""
+        return self.span(cell, axis, tile)[1]
+
+    def cols(self, n: str, cell: Cell, tile: Visit) -> int:
+        """Return the columns of a cell's tile of a name; 1 for a row vector."""
+        axes = self.phase.names[n].axes
+        return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
+
+    def sharing(self, n: str) -> int:
+        """Return how many of the phase's heads share one head of a name's tensor."""
+        bound = self.phase.tensors[n]
+        return 1 if isinstance(bound, BySize) else self._heads // bound.heads
+
+    def tensor(self, n: str, cell: Cell) -> GlobalTensor:
+        """Return the tensor that an operand or result is bound to."""
+        bound = self.phase.tensors[n]
+        return bound.of(cell) if isinstance(bound, BySize) else bound
+
+    def cut(
+        self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None
+    ) -> GlobalTile:
+        """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
+        tensor, axes = self.tensor(n, cell), self.phase.names[n].axes
+        is_shared = tensor.role == "constant"
+        top, height = self.span(cell, axes[0], tile)
+        left, width = self.span(cell, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if is_shared:  # one matrix for all cells
+            batch = head = top = left = 0
+        else:
+            share = self.sharing(n)
+            # Heads that share are no sums of a cell's coordinates; only inputs are shared.
+            head = cell.head if share == 1 else varying(lambda h: h // share, cell.head)
+            batch = cell.batch
+        r, rows = row or (0, height)
+        c, cols = col or (0, width)
+        return tensor.tile(batch, head, top + r, rows, left + c, cols)
+
+    def is_transposed(self, stage: Stage) -> bool:
+        """Return whether a product's B is stored transposed: the axis it shares with A is its last."""
+        left, right = stage.rows[0].srcs
+        return self.axes(right)[1] == self.axes(left)[1]
+
+    def check_operands(self, stage: Stage, unit: str) -> None:
+        """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
+        left, right = stage.rows[0].srcs
+        a, b, wanted = self.fmt(left), self.fmt(right), get_arithmetic(unit)
+        if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
+            name = f"{self.label(left)} {self.label(right)}" + ("^T" if self.is_transposed(stage) else "")
+            raise TilingError(
+                f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
+                f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
+            )
+
+    def mask_cut(self, n: str, cell: Cell, tile: Visit, row: Span) -> GlobalTile:
+        """Return the mask of some rows of a tile."""
+        top = self.span(cell, self.row_axis, tile)[0]
+        mask = self.phase.masks[n]
+        return mask.cut(top + row[0], row[1], tile.col, tile.cols, cell.causal_offset)
+
+    def placed(self, cell: Cell) -> list[Placed]:
+        """Return the cell's runs, each with the number of its first tile."""
+        firsts = accumulate((run.count for run in cell.runs), initial=0)
+        return list(zip(firsts, cell.runs, strict=False))
+
+
+def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:
+    """Return a loop's body that does ``function`` of one tile of a cell.
+
+    Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
+    """
+    static = function, tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place, tile.shape
+    starts = tuple(start for _, start, _ in cell.spans)
+    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col))
+
+
+def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
+    function, sizes, offset, place, (cols, only) = static
+    batch, head, starts, index, col = at
+    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
+    items: Iterable[Item] = function(Cell(batch, head, spans, (), offset, place), Visit(index, col, cols, only))
+    return items

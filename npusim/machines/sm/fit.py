@@ -1,0 +1,157 @@
+"""What of a chained attention fits a multiprocessor: lanes, registers, shared memory; and the fields left open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from npusim.errors import LayoutError, TilingError
+from npusim.formats import get_format
+from npusim.ir.warps import Accumulator, WarpPlan
+from npusim.layout import (
+    Chain,
+    arrangement,
+    chain,
+    fragment_addresses,
+    instruction,
+    padded,
+    swizzled,
+)
+from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
+from npusim.machines.sm.plan import SM, WARPS, SmTiling
+from npusim.spec.gpu_engine import WarpIssue
+
+if TYPE_CHECKING:
+    from npusim.algorithms.flash import FlashPrecision
+    from npusim.machines.sm.fields import SmFields
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+
+
+#: Keys of a step to try, the most first: a multiple of what every arrangement covers.
+_KEYS = (64, 32, 16)
+
+
+def fitted(
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision
+) -> tuple[SmFields, Occupancy]:
+    """Return the fields with those left open chosen, and how many blocks of them a core holds.
+
+    Raises `TilingError` where none fits.
+    """
+    issue = device.engine(SM, WARPS)
+    if not isinstance(issue, WarpIssue):
+        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
+    if problem.dtype != "float16":
+        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; --dtype float16 rounds to it")
+    keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
+    places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    fault: TilingError | None = None
+    for block_kv, place in product(keys, places):
+        chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
+        try:
+            fields = lanes_of(chosen, precision, problem)
+            needs = _needs(problem, precision, chosen, fields)
+            return chosen, occupancy(needs, issue, memory)
+        except TilingError as error:
+            fault = fault or error
+    assert fault is not None
+    raise fault
+
+
+def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> SmTiling:
+    """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
+    dims = (problem.head_dim, problem.value_head_dim)
+    padding = tiling.padding if tiling.smem == "padded" else 0
+    group = 4  # warps of a group: one on each sub-core (volta.md section 4.2)
+    scores, product_acc = _kind(precision.scores), _kind(precision.product)
+    plan = WarpPlan(
+        group, tiling.arrangement, scores, access_bytes=tiling.access_bytes, swizzle=tiling.smem == "swizzled"
+    )
+    try:
+        found = chained(tiling.arrangement, scores, tiling.exchange)
+        for acc, columns in ((scores, tiling.keys), (product_acc, dims[1])):
+            held = instruction("m8n8k4", acc=acc).c
+            arrangement(tiling.arrangement).repeats(held, tiling.block_q, columns, warps=(tiling.warps, 1))
+        for width in dims:
+            _check_shared(width, padding, tiling)
+    except LayoutError as error:
+        raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
+    return SmTiling(
+        groups=tiling.warps // group, lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
+        padding=padding, depth=tiling.stages, exchanges=bool(found.moved), holds_in_registers=tiling.q == "registers",
+    )  # fmt: skip
+
+
+@cache
+def chained(quad_pairs: str, accumulator: Accumulator, exchange: str) -> Chain:
+    """Return how P goes from the accumulators of Q Kᵀ to the A operand of P V."""
+    first, second = instruction("m8n8k4", acc=accumulator), instruction("m8n8k4", b="row")
+    return chain(
+        first.c, second.a, arrangement=arrangement(quad_pairs, "lane"),
+        allow_exchange=exchange == "shuffle",
+    )  # fmt: skip
+
+
+def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
+    """Raise `LayoutError` for rows of K or V that lanes cannot read with one access each."""
+    size = get_format("float16").size_bytes
+    row_bytes, narrowest = (width + padding) * size, instruction("m8n8k4").b.values * size
+    if row_bytes % tiling.access_bytes:
+        raise LayoutError(
+            f"shared memory: rows of {width} + {padding} elements are {row_bytes} bytes, so that accesses of "
+            f"{tiling.access_bytes} bytes (LDS.{8 * tiling.access_bytes}) would be misaligned: "
+            f"pad by a multiple of {tiling.access_bytes // size} elements"
+            + ("" if row_bytes % narrowest else f", or take access_bytes={narrowest}")
+        )
+    if tiling.smem == "swizzled":
+        try:
+            swizzled(tiling.keys, width)
+        except LayoutError as error:
+            raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
+    memory = padded(width, width, padding=padding)
+    keys = instruction("m8n8k4", b="row").b
+    fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
+
+
+def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
+    """Return the registers and the shared memory of a block, by what takes them."""
+    size = {n: get_format(fmt).size_bytes for n, fmt in precision.formats().items() if fmt != "input"}
+    q, kv, d, dv = tiling.block_q, tiling.keys, problem.head_dim, problem.value_head_dim
+    half = get_format(problem.dtype).size_bytes
+    # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
+    copies = arrangement(tiling.arrangement).n
+    is_chained = precision.accumulate == "chained"
+    bytes_of = {
+        "Q": q * d * half * copies, "S and P": q * kv * max(size["scores"], half * copies),
+        "O": q * dv * size["product" if is_chained else "running"],
+        **({} if is_chained else {"P V": q * dv * size["product"]}),
+        "K in flight": kv * d * half, "V in flight": kv * dv * half,
+    }  # fmt: skip
+    tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
+    # Row vectors that live together, 4: the state m and l, the new maximum, the rescaling factor.
+    tenants["rows"] = 4 * _rows_of_lane(tiling, fields.lanes["key"])
+    shared = {
+        "K": fields.depth * kv * (d + fields.padding) * half, "V": fields.depth * kv * (dv + fields.padding) * half,
+    }  # fmt: skip
+    if not fields.holds_in_registers:
+        del tenants["Q"]
+        shared["Q"] = q * (d + fields.padding) * half
+    return BlockNeeds(tiling.warps, tenants, shared)
+
+
+def _rows_of_lane(tiling: SmFields, plan: WarpPlan) -> int:
+    """Return how many rows of a warp's scores a lane holds values of."""
+    held = instruction("m8n8k4", acc=plan.accumulator).c
+    down = tiling.block_q // (held.rows * arrangement(plan.arrangement).m * tiling.warps)
+    return down * len({held.coordinate(0, value)[0] for value in range(held.values)})
+
+
+def _kind(fmt: str) -> Accumulator:
+    """Return the accumulator's short name; raise `TilingError` for a format that has none."""
+    if fmt not in ("float16", "float32"):
+        raise TilingError(f"accumulator {fmt}: m8n8k4 adds up in float16 or float32")
+    return "f16" if fmt == "float16" else "f32"

@@ -1,0 +1,353 @@
+"""One resident block of a multiprocessor: its queues, registers and shared memory, and its operations.
+
+Operands come tile by tile: a loader, a queue of its own since it waits for nobody, brings them into
+registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or
+straight into shared memory.  Every group multiplies all of them.  What products and rows hand to one
+another never leaves the registers.
+
+Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
+shuffle a tile; products and sums of softmax are two steps where a kernel has one FFMA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.phase import WHOLE
+from npusim.algorithms.table import bind, choose
+from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.program import Item, Loop
+from npusim.ir.tile import Tile
+from npusim.machines.frame import body
+from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npusim.algorithms.phase import Cell, Run, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import Source
+    from npusim.ir.tile import GlobalTile, Operand, RingTile
+    from npusim.ir.warps import WarpPlan
+    from npusim.machines.frame import Frame, Span
+    from npusim.machines.sm.core import SmCore
+    from npusim.machines.sm.plan import SmTiling
+
+
+class SmPlace:
+    """The ``number``-th resident block.
+
+    A warp group without rows of a ragged tile has operations without steps: it keeps step.
+    """
+
+    def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
+        self.frame, self.core, self.tiling = frame, core, tiling
+        self.loader = f"{SM}.B{number}{LDG}"
+        self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
+        read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
+        self.held = tuple(n for n in read if frame.loop_axis and frame.loop_axis not in frame.axes(n))
+        self.visited = tuple(n for n in read if n not in self.held)
+        #: Read by products: in shared memory.  Others are read where the loader leaves them.
+        products = [s for s in frame.stages if s.is_product]
+        self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
+        self.how = {s: self._attributes(s) for s in products}
+        own = {Opcode.ROW_SUM: Attributes(order=core.row_sum)}
+        self.tables = {s: choose(s.rows, own) for s in frame.stages if not s.is_product}
+        self._place_operands(f"{frame.prefix}B{number}")
+        # One function a loop for all cells: bodies are shared by what they are made of.
+        self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
+        self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
+
+    def _attributes(self, stage: Stage) -> Attributes:
+        (row,) = stage.rows
+        fmt = self.frame.fmt
+        chosen = self.frame.phase.arithmetic or self.core.arithmetic(fmt(row.srcs[0]), fmt(row.dst))
+        self.frame.check_operands(stage, chosen)
+        return replace(row.attributes, transpose_b=self.frame.is_transposed(stage), arithmetic=chosen)
+
+    # ---------------------------------------------------------------- memory
+
+    def _place_operands(self, who: str) -> None:
+        frame, tiling = self.frame, self.tiling
+
+        def ring(n: str, name: str, space: str, depth: int, producers: tuple[str, ...]) -> Ring:
+            rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
+            return self.core.allocator.ring(
+                space, f"{who} {name}", frame.size_bytes(n, rows * pitch), depth, producers=producers,
+                consumers=self.warps,
+            )  # fmt: skip
+
+        loader, label = (self.loader,), frame.label
+        is_staged = self.core.is_staged
+        self.home = RF if tiling.holds_in_registers else SMEM
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), self.home, 1, loader) for n in self.held}
+        for n in self.visited:
+            if n not in self.shared:
+                self.loaded[n] = ring(n, label(n), RF, 1, loader)
+            elif is_staged:
+                self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader)
+        self.near = dict(self.loaded)
+        for n in self.shared:
+            self.near[n] = ring(n, label(n), SMEM, tiling.depth, self.warps if is_staged else loader)
+            self.loaded.setdefault(n, self.near[n])
+
+    def _pitch(self, n: str, space: str) -> int:
+        """Return the elements from a row of an operand to the next."""
+        return self.frame.width(n) + (self.tiling.padding if space == SMEM else 0)
+
+    def _place_tiles(self, who: str) -> dict[str, Tile]:
+        """Return a warp group's tiles by name.
+
+        Where registers are counted, what rows leave for a product takes the place of what a product left
+        for rows, and a result that of the state it comes from.
+        """
+        frame, place = self.frame, self.core.allocator.tile
+        rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
+        found: dict[str, Tile] = {}
+        late: list[str] = []
+        for n in dict.fromkeys(frame.storage.values()):
+            what = frame.places[n]
+            if what in ("global", "mask"):
+                continue
+            if self.core.has_warps and what in ("up", "out"):
+                late.append(n)
+                continue
+            is_kept = what in ("down", "state") or len(frame.axes(n)) == 1
+            found[n] = place(RF if is_kept else self.core.passing, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
+        for n in late:
+            wanted = "down" if frame.places[n] == "up" else "state"
+            below = next(
+                (t for m, t in found.items() if frame.places[m] == wanted and frame.axes(m) == frame.axes(n)), None
+            )
+            if below is None:
+                found[n] = place(RF, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
+            else:
+                found[n] = Tile(RF, below.offset_bytes, rows, below.cols, below.cols, frame.fmt(n))
+        self._place_accumulators(who, rows, found)
+        return found
+
+    def _place_accumulators(self, who: str, rows: int, found: dict[str, Tile]) -> None:
+        """Add accumulators of products that are kept in another format than they add up in."""
+        for s, how in self.how.items():
+            n = s.rows[0].dst
+            if how.accumulator_format != self.frame.fmt(n):
+                found[_accumulator(s)] = self.core.allocator.tile(
+                    RF, f"{who} {_accumulator(s)}", rows, self.frame.width(n), how.accumulator_format
+                )
+
+    # ---------------------------------------------------------------- order
+
+    def items(self, cell: Cell) -> Iterator[Item]:
+        """Yield one cell in program order."""
+        frame, shares = self.frame, self._shares(cell.rows)
+        for n in self.held:
+            yield self._load(n, cell, WHOLE)
+        yield from self._start(shares)
+        for loop in frame.phase.loops:
+            if not loop.axis:
+                yield from self._tile(loop.stages, cell, WHOLE)
+                continue
+            for at, run in frame.placed(cell):
+                step = partial(_step, self.tiles[loop], cell, at, run)
+                yield Loop(loop.axis, range(at, at + run.count), step)
+        yield from self._finish(cell, shares)
+
+    def _shares(self, rows: int) -> list[Span]:
+        """Return first row and rows of each warp group; none where there are more groups than rows."""
+        count = self.tiling.groups
+        edges = [rows * g // count for g in range(count + 1)]
+        return [(a, b - a) for a, b in pairwise(edges)]
+
+    def _tile(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Yield the stages of one tile.
+
+        A product's operands go to shared memory when what rows leave for it is there, or just before it.
+        """
+        read, shares = {n for s in stages for n in s.read}, self._shares(cell.rows)
+        for n in self.visited:
+            if n in read:
+                yield self._load(n, cell, tile)
+        for s in stages:
+            if s.is_product and not any(self.frame.places[n] == "up" for n in s.rows[0].srcs):
+                yield from self._stage_operands(s, cell, tile)
+            for group, rows in enumerate(shares):
+                yield from (self._product if s.is_product else self._rows)(s, cell, tile, group, rows)
+            for product in stages if not s.is_product else ():
+                if product.is_product and set(s.written) & set(product.rows[0].srcs):
+                    yield from self._stage_operands(product, cell, tile)
+
+    def _start(self, shares: list[Span]) -> Iterator[TileOp]:
+        names = self.frame.phase.names
+        starts = {n: w.start for n, w in names.items() if w.start is not None}
+        plan_of = self.frame.phase.finish[0] if self.frame.phase.finish else self.frame.stages[0]
+        for group, (_, rows) in enumerate(shares):
+            fills = [
+                Step(Opcode.FILL, self._part(group, n, rows, self.frame.width(n)), (start,))
+                for n, start in starts.items()
+            ]
+            held = self._held(rows, first=True)
+            if held or (rows and fills):
+                yield self._op("start", plan_of, group, FMA, tuple(fills) if rows else (), held)
+
+    def _finish(self, cell: Cell, shares: list[Span]) -> Iterator[TileOp]:
+        stages = self.frame.phase.finish
+        for group, share in enumerate(shares):
+            held = self._held(share[1], last=True)
+            operations = [op for s in stages for op in self._rows(s, cell, WHOLE, group, share)]
+            if not operations and held:
+                yield self._op("finish", stages[-1], group, FMA, (), held)
+            for index, op in enumerate(operations):
+                is_last = index == len(operations) - 1
+                yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
+
+    def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
+        """Return a group's view of what stays in its place for the whole cell."""
+        frame = self.frame
+        return tuple(
+            self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held
+        )
+
+    # ---------------------------------------------------------------- operands
+
+    def _load(self, n: str, cell: Cell, tile: Visit) -> TileOp:
+        source, ring = self.frame.cut(n, cell, tile), self.loaded[n]
+        slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
+        step = Step(Opcode.COPY, slot, (source,), name=n)
+        return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,))
+
+    def _stage_operands(self, s: Stage, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Yield every group's share of a product's operands on their way to shared memory."""
+        for n in s.rows[0].srcs:
+            if n not in self.shared or self.loaded[n] is self.near[n]:
+                continue
+            rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+            for group, (row, count) in enumerate(self._shares(rows)):
+                src = self.loaded[n].front(rows, cols, self.frame.fmt(n)).part(row, count)
+                slot = self.near[n].fill(rows, cols, self.frame.fmt(n), stride=self._pitch(n, SMEM))
+                dst = slot.part(row, count)
+                steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
+                # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
+                yield self._op(
+                    f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
+                )
+
+    def _operand(self, n: str, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
+        """Return a product's operand: of the group's own rows where it has the axis of rows."""
+        frame, (row, rows) = self.frame, share
+        if n not in self.near:
+            return self._part(group, n, rows, frame.cols(n, cell, tile))
+        has_rows = frame.axes(n)[0] == frame.row_axis
+        pitch = self._pitch(n, self.near[n].space)
+        if n in self.held:
+            height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(cell, frame.axes(n)[0], tile)
+            slot = self.near[n].front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
+        else:
+            height = frame.size(cell, frame.axes(n)[0], tile)
+            slot = self.near[n].front(height, frame.cols(n, cell, tile), frame.fmt(n), stride=pitch)
+        return slot.part(row, rows) if has_rows else slot
+
+    # ---------------------------------------------------------------- stages
+
+    def _product(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+        """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
+        (row,), rows, how = s.rows, share[1], self.how[s]
+        if not rows:
+            views = [self._operand(n, cell, tile, group, share) for n in row.srcs if n in self.shared]
+            yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
+            return
+        cols = self.frame.cols(row.dst, cell, tile)
+        dst = self._part(group, row.dst, rows, cols)
+        operands = tuple(self._operand(n, cell, tile, group, share) for n in row.srcs)
+        own = self.parts[group].get(_accumulator(s))
+        total = dst if own is None else own.part(0, rows, 0, cols)
+        step = Step(Opcode.MATMUL, total, operands, how, row.dst if own is None else "")
+        yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,))
+        if own is not None:
+            step = Step(Opcode.CAST, dst, (total,), name=row.dst)
+            yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
+        yield from self._stores(s, cell, tile, group, share)
+
+    def _rows(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+        """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.
+
+        What a mask keeps follows from row and column: lanes compare and select, nothing is loaded.
+        """
+        if not share[1]:
+            return
+        run: list[Step] = []
+        for step in bind(self.tables[s], self._bindings(s, cell, tile, group, share)):
+            if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
+                yield self._op(s.name, s, group, FMA, tuple(run))
+                yield self._op(step.name, s, group, MUFU, (step,))
+                run = []
+            else:
+                run.append(step)
+        yield self._op(s.name, s, group, FMA, tuple(run))
+        for n in s.written if self.tiling.exchanges else ():
+            if self.frame.places[n] == "up":
+                p = self._part(group, n, share[1], self.frame.cols(n, cell, tile))
+                step = Step(Opcode.COPY, p, (p,))
+                yield self._op(f"{self.frame.label(n)}.exchange", s, group, LSU, (step,), is_exchange=True)
+        yield from self._stores(s, cell, tile, group, share)
+
+    def _bindings(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> dict[str, Source]:
+        frame, (row, rows) = self.frame, share
+        bound: dict[str, Source] = dict(frame.phase.constants)
+        for n in (*s.written, *s.read):
+            if n in self.near:
+                height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
+                bound[n] = self.near[n].front(height, width, frame.fmt(n)).part(row, rows)
+            elif n in frame.phase.masks:
+                if n in tile.only:
+                    bound[n] = frame.mask_cut(n, cell, tile, share)
+            elif n in frame.phase.names:
+                bound[n] = self._part(group, n, rows, frame.cols(n, cell, tile))
+        bound.update(frame.phase.per_tile(tile) if tile.cols else {})
+        return bound
+
+    def _stores(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+        """Yield the stores of a stage's results."""
+        for n in s.written:
+            if self.frame.places[n] == "out":
+                where: GlobalTile = self.frame.cut(n, cell, tile, share)
+                part = self._part(group, n, share[1], where.cols)
+                yield self._op(f"{self.frame.label(n)}.store", s, group, LDG, (Step(Opcode.COPY, where, (part,)),))
+
+    # ---------------------------------------------------------------- operations
+
+    def _part(self, group: int, n: str, rows: int, cols: int) -> Tile:
+        return self.parts[group][self.frame.storage[n]].part(0, rows, 0, cols)
+
+    def _op(
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...],
+        handshake: tuple[RingTile, ...] = (), *, is_exchange: bool = False,
+    ) -> TileOp:  # fmt: skip
+        """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
+        plan = self._plan(s)
+        if plan is not None:
+            plan = replace(plan, exchange=True) if is_exchange else plan
+            steps = tuple(replace(x, attributes=replace(x.attributes, warp=plan)) for x in steps)
+        return TileOp(label, self.warps[group], engine, steps, handshake)
+
+    def _plan(self, s: Stage) -> WarpPlan | None:
+        """Return the plan of a stage's lanes: that of the axis of columns it works on first."""
+        if not self.tiling.lanes:
+            return None
+        names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
+        axes = (self.frame.axes(n) for n in names if n in self.frame.phase.names)
+        return next((self.tiling.lanes[a[1]] for a in axes if len(a) > 1), None)
+
+
+def _step(
+    function: Callable[[Cell, Visit], Iterator[TileOp]], cell: Cell, first: int, run: Run, index: int
+) -> Iterator[Loop]:
+    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
+    yield Loop("", (0,), body(function, cell, run.visit(index, index - first)))
+
+
+def _accumulator(s: Stage) -> str:
+    return f"{s.name} accumulator"

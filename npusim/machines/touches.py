@@ -1,0 +1,82 @@
+"""What cells that run in step read and write in global tensors: of the plan, not of the algorithm alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.phase import WHOLE, Visit
+from npusim.ir.program import Touch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npusim.algorithms.phase import Cell
+    from npusim.ir.tile import GlobalTile
+    from npusim.machines.frame import Frame
+
+
+
+def once(_name: str, _cell: Cell) -> int:
+    """Return 1: every operand is read once a tile."""
+    return 1
+
+
+def touches(frame: Frame, times: Callable[[str, Cell], int], cells: Sequence[Cell]) -> Iterator[Touch]:
+    """Yield regions read and written, of all cells together where they share them.
+
+    With products and a loop, neighbouring cells are one region of what has rows, and cells of a head
+    share what the loop visits.  Rows alone read their inputs once a pass.
+    """
+    has_products = any(s.is_product for s in frame.stages)
+    is_joined = has_products and bool(frame.loop_axis)
+    passes = 1 if has_products else len(frame.phase.loops)
+    for n, place in frame.places.items():
+        if place not in ("global", "out"):
+            continue
+        each = 0 if place == "out" else passes
+        if is_joined and frame.loop_axis in frame.axes(n):
+            yield from _visited(frame, times, n, cells)
+        elif is_joined:
+            for cell, rows in neighbours(cells):
+                yield Touch(frame.cut(n, cell, WHOLE, (0, rows)), each)
+        else:
+            for cell in cells:
+                yield Touch(_whole(frame, n, cell), each)
+
+
+def _whole(frame: Frame, n: str, cell: Cell) -> GlobalTile:
+    """Return all that a cell touches of a name's tensor."""
+    if not cell.runs:
+        return frame.cut(n, cell, WHOLE)
+    return frame.cut(n, cell, Visit(0, cell.first, cell.last - cell.first))
+
+
+def _visited(
+    frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Sequence[Cell]
+) -> Iterator[Touch]:
+    """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
+    share = frame.sharing(n)
+    longest: dict[tuple[int, int, int], tuple[int, int, int, Cell]] = {}
+    for cell in cells:
+        first, each = cell.first, times(n, cell)
+        rows, key = cell.last - first, (cell.batch, cell.head // share, first)
+        most_rows, most, total, _ = longest.get(key, (0, 0, 0, cell))
+        longest[key] = max(most_rows, rows), max(most, each), total + each * rows, cell
+    for rows, most, total, cell in longest.values():
+        region = frame.cut(n, cell, Visit(0, cell.first, rows))
+        yield Touch(region, most, region.payload_bytes // rows * total)
+
+
+def neighbours(cells: Sequence[Cell]) -> Iterator[tuple[Cell, int]]:
+    """Yield cells, and rows from theirs on: those that follow one another in a head as one."""
+    first: Cell | None = None
+    rows = 0
+    for cell in cells:
+        if first and (cell.batch, cell.head, cell.row) == (first.batch, first.head, first.row + rows):
+            rows += cell.rows
+            continue
+        if first:
+            yield first, rows
+        first, rows = cell, cell.rows
+    if first:
+        yield first, rows

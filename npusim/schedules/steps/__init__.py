@@ -1,1 +1,0 @@
-"""Step tables: each algorithm on one tile, as rows of primitive operations."""

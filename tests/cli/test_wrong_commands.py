@@ -1,0 +1,296 @@
+"""Wrong commands of every kind: each is said on stderr in a line that names what is wrong, none is a traceback.
+
+Run in this process, so that they take seconds together; what the files are wrong in stands in ``odd_files``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from npusim.cli.app import app
+from tests.cli.odd_files import write_odd_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A command, and the beginning of what it says (after ``npusim: error:`` or ``Error:``).
+WRONG = (
+    ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+    # -------------------- run
+    ("run", "which schedule? For example: npusim run flash"),
+    ("run flsh", "unknown schedule 'flsh'; there are allreduce,"),
+    ("run Flash", "unknown schedule 'Flash'; there are allreduce,"),
+    ("run flash pasa", "Got unexpected extra argument(s) (pasa)"),
+    ("run flash --sqe 1", "No such option: --sqe (Possible options: --seed,"),
+    ("run flash --seq", "Option '--seq' requires an argument."),
+    ("run flash --seq 0", "--seq 0: write a positive whole number: 4096, 8k"),
+    ("run flash --seq -4", "--seq -4: write a positive whole number: 4096, 8k"),
+    ("run flash --seq 1e3", "--seq 1e3: write a positive whole number: 4096,"),
+    ("run flash --seq 4096.5", "--seq 4096.5: write a positive whole number:"),
+    ("run flash --seq 8q", "--seq 8q: write a positive whole number: 4096, 8k"),
+    ("run flash --seq 99999999999999999999", "seq_q: 99999999999999999999 must be at most"),
+    ("run flash --seq-q 512 --seq-kv 256", "seq_q: 512 causal queries but only 256 keys: the"),
+    ("run flash --batch 0", "--batch 0: write a positive whole number: 4096,"),
+    ("run flash --batch many", "--batch many: write a positive whole number:"),
+    ("run flash --batch 9007199254740992", "more than 10 min; less: "),
+    ("run flash --tp 0", "--tp 0: write a positive whole number: 4096, 8k"),
+    ("run flash --tp 7", "tensor_parallel: 7 does not divide 40 query"),
+    ("run flash --dtype float17", "Invalid value for '--dtype'"),
+    ("run flash --dtype int8", "Invalid value for '--dtype'"),
+    ("run flash --dtype float64", "Invalid value for '--dtype'"),
+    ("run flash --dtype bfloat16 --precision fa16", "P V: float16 by bfloat16, but"),
+    ("run flash --dtype float32", "no arithmetic is stated for float32: the matrix"),
+    ("run flash -w", "Option '-w' requires an argument."),
+    ("run flash -w pangu", "no workload named 'pangu'. Did you mean"),
+    ("run flash -w none.yaml", "none.yaml: no such workload file"),
+    ("run flash -w empty.yaml", "empty.yaml:1  the file is empty"),
+    ("run flash -w list.yaml", "list.yaml:1  the file is not a mapping of keys to"),
+    ("run flash -w twice.yaml", "twice.yaml:2  name: duplicate key; first given in"),
+    ("run flash -w unknown_key.yaml", "unknown_key.yaml:9  head: unknown key. Did you"),
+    ("run flash -w device.yaml", "device.yaml:1  schema: 'npusim.device/1' is"),
+    ("run flash -w evil_name.yaml", "evil_name.yaml:2  name: '../../x' has '/'; a name"),
+    ("run flash -w bomb.yaml", "bomb.yaml:5  a4: more than 100,000 values here"),
+    ("run flash -w binary.yaml", "binary.yaml: cannot be read: not UTF-8 text"),
+    ("run flash -w heads.yaml", "heads.yaml:9  kv_heads: 3 does not divide 2 query"),
+    ("run flash -w folder.yaml", "folder.yaml: no such workload file"),
+    ("run flash -w tabs.yaml", "tabs.yaml:2  not valid YAML: while scanning for"),
+    ("run flash -w tag.yaml", "tag.yaml:1  a: tag !python/none is not supported"),
+    ("run flash -w anchors.yaml", "anchors.yaml:1  not valid YAML: found undefined"),
+    ("run flash --hw ascend_910b", "no device or node named 'ascend_910b'. Did you"),
+    ("run flash --hw tpu", "no device or node named 'tpu'; allowed:"),
+    ("run flash --hw none.yaml", "none.yaml: no such device or node file"),
+    ("run flash --hw empty.yaml", "empty.yaml:1  the file is empty"),
+    ("run flash --hw binary.yaml", "binary.yaml: cannot be read: not UTF-8 text"),
+    ("run flash --hw w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
+    ("run flash --hw loop.yaml", "loop.yaml:1  extends: files extend each other in"),
+    ("run flash --hw ascend_910b2_x8", "schedule 'flash' has no mapping for node cores;"),
+    ("run volta_flash --hw ascend_910b2", "schedule 'volta_flash' has no mapping for ascend"),
+    ("run volta_flash --hw h200 --no-numerics", "h200: no engine 'WARPS' in sm; it has: TENSOR"),
+    ("run standard --hw v100", "schedule 'standard' has no mapping for nvidia"),
+    ("run tiling_allreduce --hw h200", "schedule 'tiling_allreduce' has no mapping for"),
+    ("run two_level --hw h200", "schedule 'two_level' has no mapping for nvidia"),
+    ("run flash -C", "Option '-C' requires an argument."),
+    ("run flash -C clock_hz", "-C clock_hz: write -C key=value"),
+    ("run flash -C clock_hz=", "-C clock_hz=: write -C key=value"),
+    ("run flash -C =3", "-C =3: write -C key=value"),
+    ("run flash -C clock=1", "-C clock=1: no key 'clock'. Did you mean"),
+    ("run flash -C clock_hz=abc", "-C clock_hz=abc: expected a number, got 'abc'"),
+    ("run flash -C clock_hz=0", "-C clock_hz=0: must be greater than 0"),
+    ("run flash -C clock_hz=-1", "-C clock_hz=-1: must be finite and not negative"),
+    ("run flash -C clock_hz=nan", "-C clock_hz=nan: expected a number, got 'nan'"),
+    ("run flash -C clock_hz=inf", "-C clock_hz=inf: expected a number, got 'inf'"),
+    ("run flash -C clock_hz=1e-300", "-C clock_hz=1e-300: 1e-300 must lie between 1e+06"),
+    ("run flash -C clock_hz=1e300", "-C clock_hz=1e300: 1e+300 must lie between 1e+06"),
+    ("run flash -C links=3", "-C links=3: not a single value; its keys:"),
+    ("run flash -C links.hbm.bytes_per_s=1e-300", "-C links.hbm.bytes_per_s=1e-300: 1e-300 must lie"),
+    ("run flash -C links.hbm.bytes_per_s=1", "-C links.hbm.bytes_per_s=1: 1 is less than the"),
+    ("run flash -C links.ddr.bytes_per_s=1e12", "-C links.ddr.bytes_per_s=1e12: no key 'ddr' in"),
+    ("run flash -C group_count=1.5", "-C group_count=1.5: expected a whole number, got"),
+    ("run flash -C group_count=0", "-C group_count=0: must be greater than 0"),
+    ("run flash -C group_count=1000000", "-C group_count=1000000: 1000000 must lie between"),
+    ("run flash -C cores.aic.engines.CUBE.queue_depth_count=1000000", "-C"),
+    ("run flash -C flags.cross_core_latency_cycles=1000000000000000000", "-C"),
+    ("run flash -C clock_hz.value=3", "-C clock_hz.value=3: clock_hz has no keys below it"),
+    ("run flash -C name=../x", "-C name=../x: '../x' has '/'; a name is part of"),
+    ("run flash -C family=risc", "-C family=risc: 'risc' is not one of: 'ascend' or"),
+    ("run flash -C memory.l2.capacity_bytes=3parsec", "-C memory.l2.capacity_bytes=3parsec: expected a"),
+    ("run flash -t", "Option '-t' requires an argument."),
+    ("run flash -t block_q", "-t block_q: write -t key=value"),
+    ("run flash -t =3", "-t =3: write -t key=value"),
+    ("run flash -t blok=1", "blok: unknown tiling field. Did you mean"),
+    ("run flash -t block_kv=0", "block_kv: '0' must be at least 16"),
+    ("run flash -t block_kv=-16", "block_kv: '-16' must be at least 16"),
+    ("run flash -t block_kv=100", "block_kv: '100' must be a multiple of 16;"),
+    ("run flash -t block_kv=x", "block_kv: expected a whole number, got 'x'"),
+    ("run flash -t block_kv=1e9", "block_kv: expected a whole number, got '1e9'"),
+    ("run flash -t block_q=512", "largest that fits, the other fields unchanged: "),
+    ("run flash -t depth=99", "depth: '99' must be at most 14"),
+    ("run flash -t deal=poker", "deal: 'poker' is not one of: 'round_robin' or"),
+    ("run flash -t vector_rows=0", "vector_rows: '0' must be at least 1"),
+    ("run flash -t block_q=nan", "block_q: expected a whole number, got 'nan'"),
+    ("run pasa -t beta=1", "beta: 1.0 leaves no key; it must be below 1 (at 1"),
+    ("run pasa -t beta=nan", "beta: expected a finite number, got 'nan'"),
+    ("run pasa -t scale_in=nowhere", "scale_in: 'nowhere' is not one of: 'matrix',"),
+    ("run flash --precision x", "precision 'x': no preset of flash; allowed:"),
+    ("run flash --precision fa16,fa16_32", "precision fa16, fa16_32: one preset at most, then"),
+    ("run flash --precision scores=float17", "unknown number format 'float17'; near names:"),
+    ("run flash --precision scors=float16", "precision field 'scors': fa2_fp32 has scores,"),
+    ("run flash --precision fa16,scores=float16,scores=float32", "precision field 'scores' is given twice: float16"),
+    ("run flash --precision exp_variant=magic", "precision field exp_variant: 'magic' is not one"),
+    ("run flash --precision accumulate=chained", "accumulate=chained: PV goes on adding to O"),
+    ("run flash --precision accumulate=never", "precision field accumulate: 'never' is not one of"),
+    ("run flash --arithmetic none", "unknown arithmetic 'none'; known names: ieee.f64,"),
+    ("run flash --arithmetic hopper.wgmma.k32.e4m3.f32", "Q K^T: float16 by float16, but"),
+    ("run flash --method", "Option '--method' requires an argument."),
+    ("run flash --method x", "method 'x': there are auto, des, replay, block,"),
+    ("run flash --rows x", "--rows x: write sample, all, or numbers such as"),
+    ("run flash --rows 5-1", "--rows 5-1: 5-1 runs backwards"),
+    ("run flash --rows 99999999", "rows: there is no 99999999; choose from 0 to 4095"),
+    ("run flash --rows ,", "--rows ,: write sample, all, or numbers such as"),
+    ("run flash --heads 3-1", "--heads 3-1: 3-1 runs backwards"),
+    ("run flash --heads 99", "heads: there is no 99; choose from 0 to 4"),
+    ("run flash --heads -1", "--heads -1: write sample, all, or numbers such as"),
+    ("run flash --seed -1", "seed: -1 must be at least 0"),
+    ("run flash --seed x", "Invalid value for '--seed'"),
+    ("run flash -w pasa_resonance --seed -3", "seed: -3 must be at least 0"),
+    ("run flash --trace vcd", "Invalid value for '--trace'"),
+    ("run flash --trace-groups all", "--trace-groups all: write numbers such as"),
+    ("run flash --trace-groups 99-", "--trace-groups 99-: write numbers such as"),
+    ("run flash --tensors none.npz", "none.npz: no such file, and no packaged tensors"),
+    ("run flash --tensors w.yaml", "w.yaml: not a readable tensor file, or truncated:"),
+    ("run flash --tensors short.npz", "short.npz: not a readable tensor file, or"),
+    ("run flash --tensors shape.npz", "shape.npz: q (1, 1, 64, 16), k (1, 1, 63, 16), v"),
+    ("run flash --tensors huge.npz", "huge.npz: q claims 32 GiB, but the file holds 128"),
+    ("run flash --tensors pickle.npz", "pickle.npz: holds pickled objects, which are"),
+    ("run flash --tensors int.npz", "int.npz: q is int32; float16 or bfloat16 or"),
+    ("run flash --tensors nan.npz", "nan.npz: v has 1024 NaN, the first at (0, 0, 0, 0)"),
+    ("run flash --tensors f32.npz", "no arithmetic is stated for float32: the matrix"),
+    ("run flash --tensors short.safetensors", "short.safetensors: not a readable tensor file, or"),
+    ("run flash --tensors keys.npz", "keys.npz: keys q, k, v or one <prefix>.q, .k, .v"),
+    ("run flash --tensors ok.npz --seq 64", "seq: sizes come from the tensors given; leave"),
+    ("run flash --tensors ok.npz --prefix other", "ok.npz: no key 'other.q'; it has k, q, v"),
+    ("run flash --tensors ok.npz --layout nchw", "Invalid value for '--layout'"),
+    ("run flash --tensors ok.npz --layout bsh", "ok.npz: q has shape (1, 1, 64, 16); layout bsh"),
+    ("run flash --tensors ok.npz --layout tnd", "ok.npz: q has shape (1, 1, 64, 16); layout tnd"),
+    ("run flash --problem m=1,n=1,k=1", "schedule flash needs sizes of attention: -w,"),
+    ("run gemm", "schedule gemm needs a matrix product: --problem"),
+    ("run gemm --problem m=1", "--problem m=1: write m=..,n=..,k=.. (and"),
+    ("run gemm --problem m=1,n=0,k=1", "--problem m=1,n=0,k=1: n must be a positive whole"),
+    ("run gemm --problem m=1,n=1,k=1,dtype=int4", "--problem m=1,n=1,k=1,dtype=int4: write"),
+    ("run gemm --problem m=4x,n=1,k=1", "--problem m=4x,n=1,k=1: m must be a positive"),
+    ("run gemm --problem bytes=4", "schedule gemm needs a matrix product: --problem"),
+    ("run copy --problem bytes=1MiBs", "--problem bytes=1MiBs: bytes must be a positive"),
+    ("run copy --problem m=1,n=1,k=1", "schedule copy needs a number of bytes: --problem"),
+    ("run flash --ignore nothing", "ignore nothing: there are window, softcap, alibi,"),
+    ("run flash --seq 64k --rows all", "more than 10 min; less: "),
+    ("run flash --seq 1M --method des --no-numerics", "more than 10 min; less: "),
+    ("run flash --seq 1000000000000 --no-numerics", "more than 10 min; less: "),
+    ("run flash --out file/a", "is not a folder; choose --out"),
+    ("run flash --out file", "file: is a file, not a folder; choose --out"),
+    ("run flash --out mine", "mine: holds 'thesis.tex', which is no file of a"),
+    ("run flash --fields --hw tpu", "no device or node named 'tpu'; allowed:"),
+    ("run flsh --fields", "unknown schedule 'flsh'; there are allreduce,"),
+    # -------------------- explore
+    ("explore", "which schedule? For example: npusim explore flash"),
+    ("explore flash", "no field to explore; there are: block_q,"),
+    ("explore flsh -f depth=1", "unknown schedule 'flsh'; there are allreduce,"),
+    ("explore flash -f", "Option '-f' requires an argument."),
+    ("explore flash -f depth", "field 'depth': write name=value,value,... or"),
+    ("explore flash -f depth=", "field 'depth=': a value is empty"),
+    ("explore flash -f depth=1,,2", "field 'depth=1,,2': a value is empty"),
+    ("explore flash -f blok=1", "blok: unknown tiling field. Did you mean"),
+    ("explore flash -f block_kv=1:2", "field 'block_kv=1:2': '1:2' is no range; write"),
+    ("explore flash -f block_kv=512:128:128", "field 'block_kv=512:128:128': '512:128:128' is an"),
+    ("explore flash -f block_kv=128:512:0", "field 'block_kv=128:512:0': '128:512:0' is an"),
+    ("explore flash -f depth=1 -j 0", "Invalid value for '--jobs' / '-j'"),
+    ("explore flash -f depth=1 --top 0", "Invalid value for '--top'"),
+    ("explore flash -f precision=none", "precision 'none': no preset of flash; allowed:"),
+    ("explore flash -f scores=float17", "unknown number format 'float17'; near names:"),
+    ("explore flash -f block_q=2048 -j1", "no point fits; the reasons stand in"),
+    ("explore flash -f depth=1 --hw h200", "depth: unknown tiling field; allowed: block_q,"),
+    ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
+    ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
+    ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, replay, block,"),
+    # -------------------- compare
+    ("compare", "Missing argument 'RUN'."),
+    ("compare a", "Missing argument 'RUN'."),
+    ("compare nope nope", "nope: cannot be read: No such file or directory;"),
+    ("compare empty.yaml empty.yaml", "empty.yaml: not a JSON file: Expecting value:"),
+    ("compare json_list.json json_list.json", "json_list.json: not a result of `npusim run` (no"),
+    ("compare old.json old.json", "old.json: schema_version 0; this npusim reads 1"),
+    ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
+    # -------------------- check
+    ("check", "Missing argument 'DIR'."),
+    ("check nope", "nope: no such baseline, nor a folder of them"),
+    ("check nothing", "nothing: holds no baseline (*.yaml); see npusim"),
+    ("check none.yaml", "none.yaml: no such baseline, nor a folder of them"),
+    ("check w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
+    ("check base_new.yaml", "1 of 1 baselines not met; accept with: npusim"),
+    ("check base_schema.yaml", "base_schema.yaml:1  schema: 'npusim.baseline/9'"),
+    ("check base_words.yaml", "base_words.yaml:6  tilings: unknown key. Did you"),
+    # -------------------- validate
+    ("validate", "which file? For example: npusim validate"),
+    ("validate none.yaml", "none.yaml: no such file"),
+    ("validate w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
+    ("validate short.npz", "short.npz: not a readable npz, or truncated: File"),
+    ("validate huge.npz", "huge.npz: q claims 32 GiB, but the file holds 128"),
+    ("validate text.txt", "text.txt: neither .yaml (timings) nor .npz"),
+    ("validate ok.npz", "ok.npz: keys must be"),
+    ("validate measured.yaml --only zzz", "--only 'zzz' selects none of 1 cases; there are"),
+    ("validate measured.yaml --band -1", "Invalid value for '--band'"),
+    ("validate measured.yaml --band x", "Invalid value for '--band'"),
+    ("validate measured.yaml", "predictions and measurements differ by more than"),
+    ("validate odd_cases.yaml", "case a: dtype: 'float17' is not one of:"),
+    ("validate empty_cases.yaml", "empty_cases.yaml:4  cases: needs at least 1 of"),
+    # -------------------- hw
+    ("hw", "Usage: npusim hw [OPTIONS] COMMAND [ARGS]..."),
+    ("hw shw", "No such command 'shw'. Did you mean 'show'?"),
+    ("hw show", "Missing argument 'NAME|FILE'."),
+    ("hw show tpu", "no device or node named 'tpu'; allowed:"),
+    ("hw show ascend_910b2 --only nothing", "ascend_910b2 has no number under --only 'nothing'"),
+    ("hw show ascend_910b2 --basis guess", "--basis guess; allowed: vendor, measured,"),
+    ("hw show ascend_910b2 -C x=1", "-C x=1: no key 'x'; allowed: schema, name,"),
+    ("hw validate", "Missing argument 'FILE...'."),
+    ("hw validate none.yaml", "1 of 1 files are faulty"),
+    ("hw validate empty.yaml w.yaml", "2 of 2 files are faulty"),
+    ("hw validate negative.yaml", "1 of 1 files are faulty"),
+    # -------------------- workload
+    ("workload", "Usage: npusim workload [OPTIONS] COMMAND [ARGS]..."),
+    ("workload show", "Missing argument 'NAME|FILE'."),
+    ("workload show pangu", "no workload named 'pangu'. Did you mean"),
+    ("workload show device.yaml", "device.yaml:1  schema: 'npusim.device/1' is"),
+    ("workload import", "Missing argument 'CONFIG'."),
+    ("workload import none.json", "none.json: cannot be read: No such file or"),
+    ("workload import text.txt", "text.txt:1  not valid JSON: Expecting value"),
+    ("workload import json_list.json", "json_list.json:1  expected a JSON object, as in a"),
+    ("workload import deep.json", "deep.json:1  not readable: maximum recursion"),
+    ("workload import half.json", "half.json:1  num_attention_heads: missing"),
+    ("workload import config.json --tp 3", "tensor_parallel: 3 does not divide 2 query heads;"),
+    ("workload import config.json --seq 0", "--seq 0: write a positive whole number: 4096, 8k"),
+    ("workload import config.json --name ../x", "config.json:1  name: '../x' has '/'; a name is"),
+    ("workload import config.json --dtype float8", "Invalid value for '--dtype'"),
+    ("workload import config.json --out x.txt", "--out x.txt: workload files end in .yaml"),
+    # -------------------- layout
+    ("layout", "Missing argument 'INSTRUCTION'."),
+    ("layout m9n9k9", "unknown instruction 'm9n9k9': choose one of"),
+    ("layout m8n8k4 --acc f64", "Invalid value for '--acc'"),
+    ("layout m8n8k4 --operand d", "Invalid value for '--operand'"),
+    ("layout m8n8k4 --arrangement 3x3", "arrangement 3x3: m8n8k4 has 4 groups of lanes,"),
+    ("layout m16n8k16 --a col", "m16n8k16: A is always row and B col, not col and"),
+    ("layout m8n8k4 --svg file/a.svg", "file/a.svg: cannot be written: file is not a"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("odd")
+    write_odd_files(found)
+    return found
+
+
+@pytest.mark.parametrize(("command", "message"), WRONG, ids=[command for command, _ in WRONG])
+def test_a_wrong_command_says_what_is_wrong(
+    command: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "runs"}
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in (1, 2)
+    assert "Traceback" not in result.stderr
+    assert message in " ".join(result.stderr.split("\n"))
+    assert result.stderr.startswith(("npusim: ", "Usage: ", "Error: ", "wrote runs/explore-"))
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "runs"} == before
+
+
+def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
+    commands = [command for command, _ in WRONG]
+    assert len(set(commands)) == len(commands) >= 150
+    verbs = {info.name or "" for info in (*app.registered_commands, *app.registered_groups)}
+    assert verbs <= {command.split()[0] for command in commands}

@@ -1,0 +1,98 @@
+"""What twenty typical commands print, kept in ``transcripts/`` so that a change is seen in review.
+
+    python -m tests.cli.transcripts
+
+writes them anew, from the root of the repository.  Shapes are small: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from npusim.cli.app import app
+from tests.cli.odd_files import write_odd_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["COMMANDS", "FOLDER", "transcript"]
+
+FOLDER = Path(__file__).parent / "transcripts"
+#: Name of a file -> the commands it shows, in one folder that has the files of ``odd_files``.
+COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "help": ("--help", "run"),
+        "run_flash": ("run flash --seq 512 --trace none",),
+        "run_pasa": ("run pasa --seq 256 --heads 0 --no-save",),
+        "run_decode": ("run flash -w llama2_70b --seq-q 1 --seq-kv 1k --no-numerics --no-save",),
+        "run_large_heads": (
+            "run flash --tensors wide.npz --no-save", "run flash --tensors wide.npz --dtype float16 --no-save",
+        ),
+        "run_overflow": ("run flash -w pasa_resonance --seq 128 --heads 0 --precision fa16 --diagnose --no-save",),
+        "run_volta": ("run volta_flash --seq 256 --no-numerics --no-save",),
+        "run_gemm": ("run gemm --problem m=256,n=256,k=256 --no-save", "run copy --problem bytes=1MiB --no-save"),
+        "run_node": ("run tiling_allreduce --seq 1k --no-save",),
+        "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --no-save",),
+        "run_fields": ("run flash --fields",),
+        "run_errors": (
+            "run flash -t block_q=512", "run flash --seq 64k --rows all", "run flash -C clock=1e9", "run flsh",
+        ),
+        "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1",),
+        "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json",),
+        "compare": (
+            "run flash --seq 256 --heads 0 -o a", "run flash --seq 256 --heads 0 -t block_kv=128 -o b", "compare a b",
+        ),
+        "check": ("check base_new.yaml", "check base_new.yaml --update", "check base_new.yaml"),
+        "validate": ("validate --template", "validate measured.yaml", "validate odd_cases.yaml"),
+        "hw": ("hw list", "hw show ascend_910b2 --only links", "hw validate negative.yaml"),
+        "workload": ("workload list", "workload show llama2_70b", "workload import config.json"),
+        "layout": ("layout m8n8k4 --acc f16",),
+    }
+)  # fmt: skip
+#: What changes without a change of what is said: digests of device files, temporary folders.
+_VARYING = ((re.compile(r"\b[0-9a-f]{12}\b"), "<digest>"), (re.compile(r"/\S*/tmp\w*/"), "<folder>/"))
+
+
+def transcript(name: str, folder: Path) -> str:
+    """Return the commands of ``name`` with what they print in ``folder``; lines of stderr begin with ``!``."""
+    parts = []
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for command in COMMANDS[name]:
+            result = CliRunner().invoke(app, shlex.split(command))
+            # What is said once a machine, when there is no cache yet, is no part of what a command says.
+            told = [line for line in result.stderr.splitlines() if "compiling numeric" not in line]
+            said = "".join(f"! {line}\n" for line in told)
+            code = f"[exit code {result.exit_code}]\n" if result.exit_code else ""
+            parts.append(f"$ npusim {command}\n{result.stdout}{said}{code}")
+    finally:
+        os.chdir(before)
+    text = "\n".join(parts)
+    for pattern, word in _VARYING:
+        text = pattern.sub(word, text)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _write_all() -> None:
+    for name in ("CI", "COLUMNS"):
+        os.environ.pop(name, None)
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.txt"):
+        old.unlink()
+    for name in COMMANDS:
+        with tempfile.TemporaryDirectory(prefix="tmp") as folder:
+            write_odd_files(Path(folder))
+            (FOLDER / f"{name}.txt").write_text(transcript(name, Path(folder)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write_all()

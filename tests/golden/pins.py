@@ -1,0 +1,270 @@
+"""What every schedule does on every device, in figures that may not move unnoticed.
+
+``python tests/golden/pins.py`` computes them anew into ``pins.json``; read the difference before it
+is committed, and say in the commit why each figure moved.  ``python tests/golden/pins.py --programs
+FOLDER`` writes every program operation by operation: two such folders say with ``diff`` which
+operation a change moved.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import NpusimError
+from npusim.ir.program import Loop
+from npusim.ir.tile import GlobalTile, RingTile, Tile
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
+from npusim.run import run, simulate_program
+from npusim.schedules import SCHEDULES
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.load import load_device as read_device
+from npusim.spec.node import NODE_FAMILY
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npusim.ir.op import TileOp
+    from npusim.ir.program import Item, TileProgram
+    from npusim.spec.device import DeviceSpec
+
+PINS = Path(__file__).with_name("pins.json")
+DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "v100", "h200")
+#: Devices that differ from the first of their family in speed and number of cores only.
+SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4")
+NODES = ("ascend_910b2_x8", "h200_x2", "v100_x8")
+SHAPES: dict[str, dict[str, Any]] = {
+    "ragged": {"heads": 2, "seq_q": 197, "seq_kv": 333, "head_dim": 64, "value_head_dim": 80},
+    "causal": {"heads": 2, "seq_q": 300, "seq_kv": 333, "head_dim": 64, "causal": True},
+    "grouped": {"batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 40, "seq_kv": 150, "head_dim": 32},
+    "decode": {"heads": 4, "kv_heads": 1, "seq_q": 1, "seq_kv": 1027, "head_dim": 64},
+    "bfloat16": {"heads": 1, "seq_q": 130, "seq_kv": 140, "head_dim": 64, "dtype": "bfloat16"},
+    "long": {"heads": 1, "seq_q": 64, "seq_kv": 3000, "head_dim": 128},
+}  # fmt: skip
+#: Fields beside the defaults: small tiles on Ascend, so that few rows and keys make many.
+SMALL: dict[str, dict[str, dict[str, object]]] = {
+    "ragged": {"unified": {"block": 64}, "volta_flash": {"warps": 8, "block_q": 256},
+               "*": {"block_q": 64, "block_kv": 64}},
+    "causal": {"unified": {"block": 64}, "pasa": {"block_q": 64, "block_kv": 96, "scale_in": "queries"},
+               "volta_flash": {"q": "shared", "stages": 2}, "*": {"block_q": 160, "block_kv": 64}},
+}  # fmt: skip
+#: Further choices of a schedule that lead elsewhere in it, each on one shape.
+EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
+    ("flash", "ascend_910b2", "causal", "", {"block_kv": 32, "depth": 0, "deal": "balanced"}),
+    ("flash", "ascend_910b2", "long", "fa16", {"block_kv": 256, "depth": 3, "vector_rows": 7}),
+    ("flash", "h200", "causal", "accumulate=fresh", {}),
+    ("pasa", "ascend_910b2", "ragged", "fp32_mean", {"scale_in": "scores", "optimise": True}),
+    ("pasa", "ascend_910b2", "causal", "fixed_reference", {"block_kv": 64}),
+    ("pasa", "h200", "causal", "fixed_reference", {"block_kv": 64}),
+    ("fp8_attention", "ascend_910b2", "causal", "fa3", {"block_kv": 64}),
+    ("fp8_attention", "ascend_910b2", "ragged", "hpc_ops_s1", {"block_kv": 64}),
+    ("fp8_attention", "h200", "causal", "flashinfer", {}),
+    ("volta_flash", "v100", "causal", "acc_fp32", {}),
+    ("volta_flash", "v100", "ragged", "acc_fp16,acc_qk=float32", {"arrangement": "2x2", "block_q": 64}),
+    ("volta_flash", "v100", "long", "acc_fp32", {"launch": "longest_first", "residents": 1}),
+)  # fmt: skip
+
+
+@cache
+def load_device(hw: str) -> DeviceSpec:
+    return read_device(hw)
+
+
+class Case:
+    """One schedule on one device with one shape, choice of precision and fields."""
+
+    def __init__(
+        self, schedule: str, hw: str, shape: str, precision: str = "", fields: dict[str, object] | None = None
+    ) -> None:
+        self.schedule, self.hw, self.shape, self.precision = schedule, hw, shape, precision
+        small = SMALL.get(shape, {})
+        usual = small.get("*", {}) if hw.startswith("ascend") else {}
+        self.fields = {**(small.get(schedule, usual) if hw != "h200" else {}), **(fields or {})}
+        more = (*([precision] if precision else ()), *(f"{k}={v}" for k, v in (fields or {}).items()))
+        self.name = " ".join((schedule, hw, shape, *more))
+
+    def problem(self, hw: str) -> Any:
+        """Return the shape as the schedule's kind of problem."""
+        kind, sizes = SCHEDULES[self.schedule, load_device(hw).family].problem, SHAPES[self.shape]
+        if kind is GemmProblem:
+            fmt = sizes.get("dtype", "float16")
+            return GemmProblem(m=sizes["seq_q"], n=sizes["seq_kv"], k=sizes["head_dim"] + 90, dtype=fmt)
+        if kind is CopyProblem:
+            return CopyProblem(bytes=sizes["seq_q"] * sizes["seq_kv"] * 16)
+        if self.schedule == "fp8_attention" and hw == "h200":
+            sizes = {**sizes, "dtype": "float32" if self.shape == "bfloat16" else "float8_e4m3fn"}
+        return Problem(**sizes)
+
+    def build(self) -> tuple[TileProgram, Any, Any]:
+        """Return the program, the problem and the device."""
+        device = load_device(self.hw)
+        schedule = SCHEDULES[self.schedule, device.family]
+        known = schedule.tiling.model_fields
+        fields = build_tiling(schedule.tiling, {n: v for n, v in self.fields.items() if n in known})
+        problem = self.problem(self.hw)
+        return schedule.program(problem, fields, device, schedule.precision(self.precision)), problem, device
+
+    def figures(self) -> dict[str, Any]:
+        """Return cycles, busy cycles of every pipe, bytes of every link and a digest of the bits."""
+        try:
+            program, problem, device = self.build()
+        except NpusimError as error:
+            return {"refused": type(error).__name__}
+        found: dict[str, Any] = {}
+        if device.is_timed:
+            timing = simulate_program(program, device, "block")
+            busy: dict[str, int] = {}
+            for use in (use for group in timing.queues for use in group):
+                busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
+            found |= {"cycles": timing.cycles, "busy": busy, "bytes": timing.link_bytes}
+        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem):
+            found["bits"] = digest_of_bits(program, problem)
+        return found
+
+
+def digest_of_bits(program: TileProgram, problem: Any) -> str:
+    """Return a hash of everything the program leaves in its outputs."""
+    source = recipe_source(problem) if isinstance(problem, Problem) else drawn(program)
+    done = execute(program, source)
+    total = sha256()
+    for tensor in program.tensors.values():
+        if tensor.role == "output":
+            for where, values in sorted(done.tensors.written(tensor).items()):
+                total.update(repr(where).encode())
+                total.update(np.ascontiguousarray(values).tobytes())
+    return total.hexdigest()[:16]
+
+
+def drawn(program: TileProgram) -> Any:
+    """Return a source of normal values for tensors that no recipe knows."""
+
+    def source(name: str, batch: int, head: int) -> Any:
+        rng = np.random.default_rng([len(name), ord(name[0]), batch, head])
+        tensor = program.tensors[name]
+        return rng.normal(size=(tensor.rows, tensor.cols)).astype(np.float16)
+
+    return source
+
+
+def cases() -> Iterator[Case]:
+    """Yield every schedule on every device with every shape, and the further choices."""
+    for hw in DEVICES:
+        family = load_device(hw).family
+        for name, of in SCHEDULES:
+            if of == family:
+                shapes = ("ragged", "causal", "long") if hw in SAME_BITS else tuple(SHAPES)
+                yield from (Case(name, hw, shape) for shape in shapes)
+    for name, hw, shape, precision, fields in EXTRA:
+        yield Case(name, hw, shape, precision, fields)
+
+
+def node_figures() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the time of each node schedule on each node."""
+    for hw in NODES:
+        for name, family in SCHEDULES:
+            if family == NODE_FAMILY:
+                sizes: dict[str, Any] = {"seq": 300, "workload": "llama2_7b"}
+                if name != "tiling_allreduce":
+                    sizes = {"problem": CopyProblem(bytes=1 << 20)}
+                if name == "gemm_allreduce":
+                    sizes = {"problem": GemmProblem(m=512, n=512, k=256)}
+                try:
+                    result = run(name, hw=hw, trace_groups=(), numerics=False, **sizes)
+                except NpusimError as error:
+                    yield f"{name} {hw}", {"refused": type(error).__name__}
+                    continue
+                yield f"{name} {hw}", {"cycles": result.cycles}
+
+
+# ---------------------------------------------------------------- operation by operation
+
+
+def lines(program: TileProgram) -> Iterator[str]:
+    """Yield rings, memories, tensors and every operation as text."""
+    rings = {id(r): i for i, r in enumerate(program.rings)}
+    for r in program.rings:
+        ends = f"{r.producers} {r.consumers} {r.flag} {r.period}"
+        yield f"ring {rings[id(r)]} {r.space}+{r.offset_bytes} {r.depth} x {r.slot_bytes} {ends} # {r.name}"
+    yield f"used {sorted(program.used_bytes.items())}"
+    yield f"queues {[q.name for q in program.queues]}"
+    for name, tensor in sorted(program.tensors.items()):
+        yield f"tensor {name} {tensor}"
+    for phase in program.phases:
+        yield f"phase {phase.name} {phase.serves} {phase.dealt}"
+        for block in phase.blocks:
+            yield f"block # {block}"
+            yield from _items(phase.body(block), rings)
+        for touch in phase.touches(phase.blocks):
+            yield f"touch {_operand(touch.region, rings)} {touch.times} {touch.read_bytes}"
+
+
+def _items(items: Iterable[Item], rings: dict[int, int]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, Loop):
+            if item.name:
+                yield f"loop {len(item.indices)}"
+            for index in item.indices:
+                yield from _items(item.body(index), rings)
+        else:
+            yield _operation(item, rings)
+
+
+def _operation(op: TileOp, rings: dict[int, int]) -> str:
+    steps = "; ".join(
+        f"{s.opcode.value} {_operand(s.dst, rings)} <- {', '.join(_operand(x, rings) for x in s.srcs)} {s.attributes}"
+        for s in op.steps
+    )
+    held = ", ".join(_operand(h, rings) for h in op.handshake)
+    return f"op {op.queue} {op.engine} [{steps}] [{held}] # {op.label}"
+
+
+def _operand(o: Any, rings: dict[int, int]) -> str:
+    match o:
+        case RingTile():
+            side = "fill" if o.is_producer else "front"
+            held = f"{o.first:d}{o.last:d}"
+            return f"{side} {rings[id(o.ring)]}+{o.offset_bytes} {o.rows}x{o.cols}/{o.stride} {o.fmt} {held}"
+        case GlobalTile():
+            return f"{o.tensor.name}[{o.batch},{o.head},{o.row}+{o.rows},{o.col}+{o.cols}]"
+        case Tile():
+            return f"{o.space}+{o.offset_bytes} {o.rows}x{o.cols}/{o.stride} {o.fmt}"
+        case _:
+            return repr(float(o))
+
+
+def write_programs(folder: Path) -> None:
+    """Write every program, one file a case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for case in cases():
+        if case.hw in SAME_BITS:
+            continue
+        try:
+            program, *_ = case.build()
+        except NpusimError as error:
+            text = f"refused: {error}\n"
+        else:
+            text = "\n".join([*lines(program), *(f"note {n}" for n in program.notes), ""])
+        (folder / f"{case.name.replace(' ', '_').replace('/', '-')}.txt").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write the pins, or with ``--programs FOLDER`` the programs."""
+    if sys.argv[1:2] == ["--programs"]:
+        write_programs(Path(sys.argv[2]))
+        return
+    found = {case.name: case.figures() for case in cases()} | dict(node_figures())
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(figures)}" for name, figures in found.items())
+    PINS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
