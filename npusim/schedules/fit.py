@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Build = Callable[[Any], TileProgram]
 
-__all__ = ["fitted_defaults", "largest_that_fit"]
+__all__ = ["effective", "fitted_defaults", "largest_that_fit"]
 
 #: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
 #: one after the other, smaller blocks load K and V more often.
@@ -50,7 +50,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
     for field in tiling_fields(type(tiling)):
         if field.name not in SHRINKING and not field.name.startswith("block"):
             continue
-        now, step = _effective(tiling, field.name), field.multiple_of or 1
+        now, step = effective(tiling, field.name), field.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
         fitting = next(
             (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
@@ -70,7 +70,7 @@ def _fits(build: Build, tiling: Tiling) -> bool:
     return True
 
 
-def _effective(tiling: Tiling, field: str) -> int:
+def effective(tiling: Tiling, field: str) -> int:
     """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
     value = getattr(tiling, field)
     if value is None and field == "vector_rows":
@@ -80,7 +80,7 @@ def _effective(tiling: Tiling, field: str) -> int:
 
 def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
     """Yield the value a field has and its halves, as far as its limits go."""
-    value, limits = _effective(tiling, field), type(tiling).model_fields[field].metadata
+    value, limits = effective(tiling, field), type(tiling).model_fields[field].metadata
     step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
     yield getattr(tiling, field)
     for _ in range(_HALVINGS):

@@ -1,7 +1,8 @@
 """Bits of every registry entry, cast, function and schedule, as recorded in ``digests.json``.
 
-The file was checked on x86 with and without AVX and on Arm, on Python 3.11 to 3.14; a digest that
-differs only elsewhere is a bug.  Meant to change: ``python tests/formats/digests.py``.
+Bits must not depend on the machine or the Python: a digest that differs on one of them is a bug.
+The file was held against x86 processors with and without fused multiply-adds, an emulated Arm, and
+Python 3.11, 3.13 and 3.14.  Where bits are meant to change: ``python tests/formats/digests.py``.
 """
 
 from __future__ import annotations
