@@ -97,7 +97,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
     program = chosen.program(problem, fields, device, chosen.precision(precision))
-    check(program, flag_budget(device), thorough=False)
+    check(program, flag_budget(device))
     return program
 
 
