@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import check, compare, explore, hw, layout, run, validate, workload
+from npusim.cli import check, compare, explore, hw, layout, new, run, validate, workload
 from npusim.cli.console import say
 from npusim.cli.help import Group, examples
 from npusim.errors import CheckFailedError, NpusimError
@@ -88,3 +88,4 @@ validate.add_to(app)
 layout.add_to(app)
 app.add_typer(hw.app, name="hw")
 app.add_typer(workload.app, name="workload")
+app.add_typer(new.app, name="new")
