@@ -118,7 +118,7 @@ def test_path_is_relative_to_the_baseline(case: Path) -> None:
 def test_no_baseline_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no baseline"):
         check_baselines(tmp_path)
-    with pytest.raises(SpecError, match="no such folder"):
+    with pytest.raises(SpecError, match="no such baseline, nor a folder"):
         check_baselines(tmp_path / "none")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @unique
 class Opcode(Enum):
-    """What one step computes; each member has one row in ``numerics.semantics`` and ``timing.cost``."""
+    """What one step computes; each member has one row in ``numerics.semantics``, and a cost a core family."""
 
     COPY = "copy"  #: dst = src, bit for bit (a data move or a register copy)
     CAST = "cast"  #: dst = src rounded once to dst's format

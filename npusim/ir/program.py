@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.buffers import AddressSpace, Ring
+    from npusim.ir.cost import Pricing
     from npusim.ir.tile import GlobalTensor, GlobalTile
+    from npusim.spec.device import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,8 @@ class TileProgram:
 
     ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.
     ``flops`` counts the multiply-adds of the matrix products twice, without padding; ``constants``
-    compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted.
+    compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted; ``pricing``
+    says what its operations cost on a device like the one it was built for.
     """
 
     name: str
@@ -149,6 +152,7 @@ class TileProgram:
     flops: int
     constants: dict[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())
+    pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""

@@ -85,11 +85,16 @@ def _blocks(phase: Phase) -> object:
     return tuple(found.values())
 
 
-def _items(items: Iterable[Item]) -> object:
-    return tuple(
-        (len(item.indices), _items(item.body(item.indices[0]))) if isinstance(item, Loop) else _operation(item)
-        for item in items
-    )
+def _items(items: Iterable[Item]) -> tuple[object, ...]:
+    found: list[object] = []
+    for item in items:
+        if isinstance(item, Loop):
+            # Stages that run further ahead than there are tiles leave loops without operations.
+            body = _items(item.body(item.indices[0]))
+            found += [(len(item.indices), body)] if body else []
+        else:
+            found.append(_operation(item))
+    return tuple(found)
 
 
 def _operation(op: TileOp) -> object:

@@ -36,7 +36,7 @@ from npusim.timing.block_machine import (
     TAKE_TYPE,
     Program,
 )
-from npusim.timing.cost import bytes_per_cycle
+from npusim.timing.link import bytes_per_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError
-from npusim.timing.cost import bytes_per_cycle
 from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
-from npusim.timing.link import Alarm, SharedLink
+from npusim.timing.link import Alarm, SharedLink, bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.scalar_unit import Dispatcher
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count

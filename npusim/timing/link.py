@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
     from simpy import Environment
 
+    from npusim.spec.device import DeviceSpec
+
 #: Sub-units of a byte in the link's virtual clock.
 FRACTION_BITS = 20
 #: After everything else that happens in a tick.
 AFTER_ALL = EventPriority(NORMAL + 1)
+
+
+def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
+    """Return what a shared link carries in a cycle, for all cores together."""
+    return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
 
 
 class Alarm:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.errors import SpecError
+from npusim.errors import ProgramError, SpecError
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
-from npusim.timing.cost import Cost, CostModel
 from npusim.timing.gpu_pipes import shared_pipes
 
 if TYPE_CHECKING:
+    from npusim.ir.cost import Cost
     from npusim.ir.program import Phase, TileProgram
     from npusim.spec.device import DeviceSpec
 
@@ -77,7 +77,9 @@ class Streams:
             for e in self.endpoints
             if e.is_cross_core and device.timed_flags().cross_core_wait_blocks.value == "scalar"
         )
-        self.costs = CostModel(self.templates, device)
+        if program.pricing is None:
+            raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
+        self.costs = program.pricing(program, device)
         self.pipes = shared_pipes(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}

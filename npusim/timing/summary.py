@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.timing.cost import bytes_per_cycle
+from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.units import ceil_div
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
+from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.record import record_of
 from npusim.run import simulate_program
 from npusim.spec.engine import VectorEngine
 from npusim.spec.load import load_device
 from npusim.spec.measurements import MeasurementCase, load_measurements
 from npusim.spec.overrides import apply_overrides
-from npusim.timing.vector_cost import vector_cycles
 from npusim.units import ceil_div
 from npusim.validate.times import Predictor
 

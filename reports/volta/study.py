@@ -18,6 +18,7 @@ from npusim.layout import (
 )
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted
+from npusim.machines.sm.warp_cost import product_cycles
 from npusim.run import simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.volta_flash import VoltaPrecision
@@ -26,7 +27,6 @@ from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
-from npusim.timing.gpu_cost import product_cycles
 from reports.parts.values import program_of, values
 
 if TYPE_CHECKING:

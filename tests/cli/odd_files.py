@@ -37,10 +37,8 @@ def write_odd_files(folder: Path) -> None:
 
 
 def _texts(folder: Path) -> None:
-    bomb = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    bomb += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     texts = {
-        "empty.yaml": "", "list.yaml": "- 1\n", "twice.yaml": "name: a\nname: b\n", "bomb.yaml": "\n".join(bomb),
+        "empty.yaml": "", "list.yaml": "- 1\n", "twice.yaml": "name: a\nname: b\n",
         "unknown_key.yaml": WORKLOAD + "head: 3\n", "device.yaml": "schema: npusim.device/1\nname: x\n",
         "evil_name.yaml": WORKLOAD.replace("name: w", "name: ../../x"), "w.yaml": WORKLOAD,
         "heads.yaml": WORKLOAD + "kv_heads: 3\n", "tabs.yaml": "a: 1\n\tb: 2\n", "tag.yaml": "a: !python/none 1\n",

@@ -19,6 +19,7 @@ from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop, Phase, Queue, TileProgram, Touch
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, list_endpoints
+from npusim.machines.ascend.pricing import AscendPricing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -91,6 +92,7 @@ class Toy:
             tensors={t.name: t for t in tensors},
             phases=tuple(phases) or (phase("toy", blocks, body, shape),),
             flops=0,
+            pricing=AscendPricing,
         )
 
 

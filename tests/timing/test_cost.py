@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from ir.toy import Toy, flatten
 
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
+from npusim.ir.cost import Cost
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
-from npusim.ir.walk import Templates
+from npusim.machines.ascend.pricing import AscendPricing
+from npusim.machines.ascend.vector_cost import VECTOR_COSTS, vector_cycles
 from npusim.numerics.semantics import SEMANTICS
 from npusim.schedules import find_schedule
 from npusim.spec.engine import VectorEngine
 from npusim.spec.problem import Problem
-from npusim.timing.cost import Cost, CostModel
-from npusim.timing.vector_cost import VECTOR_COSTS, vector_cycles
 
 if TYPE_CHECKING:
     from npusim.spec.device import DeviceSpec
@@ -35,13 +35,13 @@ def ub(rows: int, cols: int, fmt: str = "float32", stride: int | None = None) ->
     return tile("aiv0.UB", rows, cols, fmt, stride)
 
 
-def model(device: DeviceSpec, *ops: TileOp, tensors: tuple[GlobalTensor, ...] = ()) -> CostModel:
+def model(device: DeviceSpec, *ops: TileOp, tensors: tuple[GlobalTensor, ...] = ()) -> AscendPricing:
     """Return the costs of a program made of ``ops`` (they decide what of a tensor comes from HBM)."""
     toy = Toy()
     program = toy.program(list(ops), tensors=tensors)
     pipes = {"aic": ("MTE2", "MTE1", "CUBE", "FIXP"), "aiv": ("MTE2", "VECTOR", "MTE3")}
     queues = tuple(Queue(f"{c}.{e}", c, e, c) for c, engines in pipes.items() for e in engines)
-    return CostModel(Templates(replace(program, queues=queues)), device)
+    return AscendPricing(replace(program, queues=queues), device)
 
 
 def cost(device: DeviceSpec, core: str, engine: str, step: Step) -> Cost:
@@ -459,7 +459,7 @@ def test_a_cost_found_once_is_that_of_every_step_alike(name: str, device: Device
     schedule = find_schedule(name, device.family)
     problem = Problem(heads=2, seq_q=700, head_dim=128, causal=True)
     program = schedule.program(problem, schedule.tiling(), device, schedule.precision())
-    costs = CostModel(Templates(program), device)
+    costs = AscendPricing(program, device)
     banks = next(b.banks for b in device.core("aiv").buffers.values() if b.banks)
     seen = 0
     for phase in program.phases:

@@ -16,6 +16,15 @@ from npusim.ir.program import Phase, Queue, TileProgram
 from npusim.ir.tile import Tile
 from npusim.ir.warps import WarpPlan
 from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
+from npusim.machines.sm.banks import load_cycles
+from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.warp_cost import (
+    WarpModel,
+    bank_model,
+    chain_cost,
+    product_cycles,
+    warp_cost,
+)
 from npusim.schedules import find_schedule
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.load import load_device
@@ -23,8 +32,6 @@ from npusim.spec.node import NodeDevice, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
-from npusim.timing.gpu_cost import WarpModel, bank_model, chain_cost, product_cycles, warp_cost
-from npusim.timing.gpu_memory import load_cycles
 
 from .programs import booked
 
@@ -173,7 +180,7 @@ def program(runs: dict[str, list[TileOp]], blocks: int = 1) -> TileProgram:
     phase = Phase("p", tuple(range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(()))
     space = AddressSpace("sm.RF", 1 << 18, 4)
     queues = tuple(Queue(name, "sm", "WARPS", name) for name in runs)
-    return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0)
+    return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0, pricing=SmPricing)
 
 
 def fill(queue: str, cols: int, engine: str = "FMA") -> TileOp:

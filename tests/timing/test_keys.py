@@ -13,6 +13,7 @@ from npusim.errors import NpusimError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
+from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
 from npusim.run import flag_budget, simulate_program
 from npusim.schedules import find_schedule
@@ -24,7 +25,6 @@ from npusim.spec.overrides import reader_of
 from npusim.spec.problem import Problem
 from npusim.spec.quantity import Quantity
 from npusim.spec.tiling import build_tiling
-from npusim.timing.vector_cost import vector_cycles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
     program = chosen.program(problem, fields, device, chosen.precision(precision))
-    check(program, flag_budget(device), thorough=False)
+    check(program, flag_budget(device))
     return program
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from npusim.ir.program import TileProgram
 from npusim.machines.ascend.group import AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
+from npusim.machines.ascend.pricing import AscendPricing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,4 +41,5 @@ class AscendMachine:
             spaces=dict(group.allocator.spaces), used_bytes=dict(group.allocator.peak_bytes),
             tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()}, phases=tuple(built), flops=flops,
             constants={n: v for phase, _ in listed for n, v in phase.all_values().items()}, notes=notes,
+            pricing=AscendPricing,
         )  # fmt: skip

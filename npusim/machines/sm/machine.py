@@ -17,6 +17,7 @@ from npusim.machines.frame import Frame
 from npusim.machines.sm.core import SmCore
 from npusim.machines.sm.place import SmPlace
 from npusim.machines.sm.plan import SM, WARPS
+from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.touches import once, touches
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class SmMachine:
             spaces=dict(core.allocator.spaces), used_bytes=dict(core.allocator.peak_bytes),
             tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()}, phases=tuple(built), flops=flops,
             constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
-            notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes),
+            notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes), pricing=SmPricing,
         )  # fmt: skip
 
     def _phase(self, phase: Phase, tiling: SmTiling, places: list[SmPlace]) -> BuiltPhase:

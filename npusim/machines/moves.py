@@ -1,118 +1,43 @@
-"""What each step costs on each engine: one table, Opcode x engine model -> :class:`Cost`.
+"""What moves cost, on any core family: routes of the device file, requests, bursts, L2 and its misses.
 
 Costs are pure functions of a step's shapes and formats and of the device file.  They are rounded
-to whole cycles once, here.  A step without a row raises, it never costs 0.
+to whole cycles once, here.  A step without a cost raises, it never costs 0.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
+from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import get_format
-from npusim.ir.op import Opcode, Step, TileOp
+from npusim.ir.cost import Cost
+from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
-from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, RouteSpec, VectorEngine
-from npusim.spec.gpu_engine import WarpIssue
-from npusim.timing.gpu_cost import warp_cost
-from npusim.timing.vector_cost import Terms, signature, vector_cycles
-from npusim.units import ceil_div, round_up
+from npusim.spec.engine import DmaEngine, FixpipeEngine, RouteSpec
+from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
 
     from npusim.ir.op import Source
-    from npusim.ir.program import Queue
-    from npusim.ir.walk import Templates
-    from npusim.spec.device import BankSpec, DeviceSpec
-    from npusim.spec.engine import EngineSpec
+    from npusim.ir.program import Queue, TileProgram
+    from npusim.spec.device import DeviceSpec
 
 
-class Cost(NamedTuple):
-    """Cost of a step or of an entry of an instruction queue.
+class Moves:
+    """Costs of a program's moves on one device."""
 
-    ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
-    ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
-    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
-    that pipes shared by several queues are busy: an operation begins when all of them are free.
-    """
-
-    occupancy_cycles: int
-    latency_cycles: int = 0
-    link_bytes: tuple[tuple[str, int], ...] = ()
-    terms: Terms = ()
-    pipe_cycles: tuple[tuple[str, int], ...] = ()
-
-
-class CostModel:
-    """Costs of a program's operations on one device."""
-
-    def __init__(self, templates: Templates, device: DeviceSpec) -> None:
+    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device = device
-        program = templates.program
         self.residency = residency(
             program, device.group_count.value, device.memory.l2.capacity_bytes.value
         )
-        self._queues: dict[str, Queue] = {q.name: q for q in program.queues}
-        self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
-        self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
+        self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
 
-    def of_op(self, op: TileOp) -> Cost:
-        """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
-        queue = self._queues[op.queue]
-        if isinstance(self.device.engine(queue.core, queue.engine), WarpIssue):
-            return self._of_warps(op, queue.core)
-        occupancy = latency = 0
-        links: dict[str, int] = {}
-        terms: dict[str, float] = {}
-        for step in op.steps:
-            cost = self.of_step(step, queue.core, queue.engine)
-            occupancy += cost.occupancy_cycles
-            latency = cost.latency_cycles
-            for link, size in cost.link_bytes:
-                links[link] = links.get(link, 0) + size
-            for key, cycles in cost.terms:
-                terms[key] = terms.get(key, 0.0) + cycles
-        return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
-
-    def _of_warps(self, op: TileOp, core: str) -> Cost:
-        """Return the cost of an operation of warps, which one of the core's shared pipes executes."""
-        if not isinstance(self.device.engine(core, op.engine), DmaEngine):
-            return Cost(*warp_cost(op, self.device, core))
-        moves = [self.of_step(step, core, op.engine) for step in op.steps]
-        assert len(moves) == 1, op.label
-        port = moves[0].occupancy_cycles
-        return moves[0]._replace(pipe_cycles=((f"{core}.{op.engine}", port),))
-
-    def of_step(self, step: Step, core: str, engine: str) -> Cost:
-        """Return the cost of one step on ``engine`` of ``core``."""
-        spec, key, banks = self._unit(core, engine)
-        match spec:
-            case DmaEngine() | FixpipeEngine():
-                return self._move(step, spec, key)
-            case MatrixEngine():
-                return _product(step, spec, key)
-            case VectorEngine():
-                alike = (key, *signature(step))
-                known = self._vector.get(alike)
-                if known is None:
-                    cycles, terms = vector_cycles(step, spec, banks, key)
-                    known = self._vector[alike] = Cost(cycles, terms=terms)
-                return known
-        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
-
-    def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
-        """Return an engine, its key in the device file, and the banks of the buffer it works in."""
-        if (core, engine) not in self._units:
-            spec = self.device.engine(core, engine)
-            found = (b.banks for b in self.device.core(core).buffers.values())
-            banks = next((b for b in found if b is not None), None)
-            self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
-        return self._units[core, engine]
-
-    def _move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
+    def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
+        """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
         src = step.srcs[0]
         if not (step.opcode is Opcode.COPY or is_cast) or isinstance(src, float):
@@ -188,11 +113,6 @@ class CostModel:
         return tuple((link, n) for link, n in found if n and link in route.links)
 
 
-def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
-    """Return what a shared link carries in a cycle, for all cores together."""
-    return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
-
-
 def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:
     return next(name for name, r in spec.routes.items() if r is route)
 
@@ -247,21 +167,3 @@ def _stored_bytes(operand: Operand, memory: str) -> int:
         return operand.payload_bytes
     size = get_format(operand.fmt).size_bytes
     return round_up(operand.rows, FRACTAL) * round_up(operand.cols, FRACTAL) * size
-
-
-def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
-    if step.opcode is not Opcode.MATMUL:
-        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only multiplies")
-    a = step.srcs[0]
-    if isinstance(a, float):
-        raise ProgramError("a matrix product needs tiles, not constants")
-    fractal = spec.fractal(a.fmt)
-    count = (
-        ceil_div(step.dst.rows, fractal.m_elements.value)
-        * ceil_div(step.dst.cols, fractal.n_elements.value)
-        * ceil_div(a.cols, fractal.k_elements.value)
-    )
-    work = count * spec.cycles_per_fractal.value
-    start = spec.startup_cycles.value
-    terms = ((f"{key}.cycles_per_fractal", float(work)), (f"{key}.startup_cycles", float(start)))
-    return Cost(ceil(work + start), terms=terms)

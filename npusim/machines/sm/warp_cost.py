@@ -25,9 +25,9 @@ from npusim.layout.chain import chain
 from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel
+from npusim.machines.sm.banks import load_cycles, store_cycles
 from npusim.spec.engine import WarpMatrixEngine
 from npusim.spec.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
-from npusim.timing.gpu_memory import load_cycles, store_cycles
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

@@ -1,0 +1,43 @@
+"""What an operation costs, as plain data, and who says so: `timing` asks a program's own pricing.
+
+Costs are rounded to whole cycles once, where they are made (`npusim.machines`); `timing` adds them up
+and knows neither opcodes nor core families.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from npusim.ir.op import TileOp
+    from npusim.ir.residency import Residency
+
+#: Shares of some cycles by the constant behind each, its key in the device file.
+Terms = tuple[tuple[str, float], ...]
+
+
+class Cost(NamedTuple):
+    """Cost of a step or of an entry of an instruction queue.
+
+    ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
+    ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
+    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
+    that pipes shared by several queues are busy: an operation begins when all of them are free.
+    """
+
+    occupancy_cycles: int
+    latency_cycles: int = 0
+    link_bytes: tuple[tuple[str, int], ...] = ()
+    terms: Terms = ()
+    pipe_cycles: tuple[tuple[str, int], ...] = ()
+
+
+class Pricing(Protocol):
+    """Costs of a program's operations on one device."""
+
+    @property
+    def residency(self) -> Residency:
+        """Which share of each tensor's bytes comes from beyond L2."""
+
+    def of_op(self, op: TileOp) -> Cost:
+        """Return the cost of an operation; raise `UnknownOpcodeError` for one that has none."""

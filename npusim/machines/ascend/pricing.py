@@ -1,0 +1,91 @@
+"""What operations cost on an Ascend core: one table a unit, by its model in the device file."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from npusim.errors import ProgramError, UnknownOpcodeError
+from npusim.ir.cost import Cost
+from npusim.ir.op import Opcode, Step
+from npusim.machines.ascend.vector_cost import signature, vector_cycles
+from npusim.machines.moves import Moves
+from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from npusim.ir.op import TileOp
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import BankSpec, DeviceSpec
+    from npusim.spec.engine import EngineSpec
+
+
+class AscendPricing(Moves):
+    """Costs of a program's operations on one Ascend device."""
+
+    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+        super().__init__(program, device)
+        self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
+        self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
+
+    def of_op(self, op: TileOp) -> Cost:
+        """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
+        queue = self.queues[op.queue]
+        occupancy = latency = 0
+        links: dict[str, int] = {}
+        terms: dict[str, float] = {}
+        for step in op.steps:
+            cost = self.of_step(step, queue.core, queue.engine)
+            occupancy += cost.occupancy_cycles
+            latency = cost.latency_cycles
+            for link, size in cost.link_bytes:
+                links[link] = links.get(link, 0) + size
+            for key, cycles in cost.terms:
+                terms[key] = terms.get(key, 0.0) + cycles
+        return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
+
+    def of_step(self, step: Step, core: str, engine: str) -> Cost:
+        """Return the cost of one step on ``engine`` of ``core``."""
+        spec, key, banks = self._unit(core, engine)
+        match spec:
+            case DmaEngine() | FixpipeEngine():
+                return self.move(step, spec, key)
+            case MatrixEngine():
+                return _product(step, spec, key)
+            case VectorEngine():
+                alike = (key, *signature(step))
+                known = self._vector.get(alike)
+                if known is None:
+                    cycles, terms = vector_cycles(step, spec, banks, key)
+                    known = self._vector[alike] = Cost(cycles, terms=terms)
+                return known
+        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
+
+    def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
+        """Return an engine, its key in the device file, and the banks of the buffer it works in."""
+        if (core, engine) not in self._units:
+            spec = self.device.engine(core, engine)
+            found = (b.banks for b in self.device.core(core).buffers.values())
+            banks = next((b for b in found if b is not None), None)
+            self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
+        return self._units[core, engine]
+
+
+def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
+    if step.opcode is not Opcode.MATMUL:
+        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only multiplies")
+    a = step.srcs[0]
+    if isinstance(a, float):
+        raise ProgramError("a matrix product needs tiles, not constants")
+    fractal = spec.fractal(a.fmt)
+    count = (
+        ceil_div(step.dst.rows, fractal.m_elements.value)
+        * ceil_div(step.dst.cols, fractal.n_elements.value)
+        * ceil_div(a.cols, fractal.k_elements.value)
+    )
+    work = count * spec.cycles_per_fractal.value
+    start = spec.startup_cycles.value
+    terms = ((f"{key}.cycles_per_fractal", float(work)), (f"{key}.startup_cycles", float(start)))
+    return Cost(ceil(work + start), terms=terms)
