@@ -105,32 +105,6 @@ def test_the_readmes_example_runs(tmp_path: Path, repository: Path) -> None:
         assert found.numerics.error.rmse < 1e-3
 
 
-def test_a_new_schedule_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["new", "schedule", "mine"]).exit_code == 0
-    found, plain = (
-        npusim.run(name, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
-        for name in ("mine.py:MINE", "flash")
-    )
-    np.testing.assert_array_equal(found.output.view(np.uint16), plain.output.view(np.uint16))
-    assert found.cycles == plain.cycles
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("flash", "npusim's own"), ("2nd", "no name for a schedule"), ("there", "is there already")],
-)
-def test_a_new_schedule_takes_no_others_name_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.py").write_text("mine", encoding="utf-8")
-    result = CliRunner().invoke(app, ["new", "schedule", name])
-    assert result.exit_code == 2
-    assert message in result.output + str(result.stderr)
-    assert (tmp_path / "there.py").read_text(encoding="utf-8") == "mine"
-
-
 # ---------------------------------------------------------------- faults
 
 HEAD = "from npusim.kernel import *\nfrom npusim import kernel as K\n"
