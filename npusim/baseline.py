@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import NpusimError, SpecError
-from npusim.run import run
+from npusim.request import Request
+from npusim.run import run_request
 from npusim.spec.baseline_file import ExpectedCycles, load_baseline, write_expected
 
 if TYPE_CHECKING:
@@ -101,24 +102,9 @@ def cycles_of(result: RunResult) -> ExpectedCycles:
 
 def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
     """Run a case; paths in it are relative to the folder ``beside``."""
-    return run(
-        case.schedule,
-        hw=_resolved(case.hw, beside),
-        workload=_resolved(case.workload, beside),
-        seq=case.seq,
-        seq_q=case.seq_q,
-        seq_kv=case.seq_kv,
-        batch=case.batch,
-        tensor_parallel=case.tensor_parallel,
-        causal=case.causal,
-        ignore=case.ignore,
-        tiling=case.tiling,
-        precision=case.precision,
-        method=case.method,
-        overrides={key: str(value) for key, value in case.overrides.items()},
-        numerics=False,
-        trace_groups=(),
-    )
+    places = {"hw": _resolved(case.hw, beside), "workload": _resolved(case.workload, beside)}
+    changed = {"overrides": {key: str(value) for key, value in case.overrides.items()}}
+    return run_request(Request.of({**dict(case), **places, **changed, "numerics": False, "trace_groups": ()}))
 
 
 def _baseline_files(folder: Path) -> list[Path]:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.command import asked
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
-from npusim.numerics.evaluate import Choice, evaluate
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.run_node import refuse, run_on_node, time_on_node
+from npusim.request import DEFAULT_WORKLOAD, Layout, Request, refuse
+from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
-from npusim.schedules import default_hw, find_schedule
-from npusim.spec.load import load_workload
-from npusim.spec.node import NodeDevice, is_node, load_machine
+from npusim.schedules import find_schedule
+from npusim.spec.node import NodeDevice, is_node
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import row_sum_evidence, spread_over_alternates
-from npusim.tensors import Layout, chosen_tensors
+from npusim.tensors import chosen_tensors
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
@@ -32,26 +30,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import Choice
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
     from npusim.schedules.precision import Precision
     from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
+    from npusim.spec.node import NodeSpec
     from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
-
-DEFAULT_HW = "ascend_910b2"
-DEFAULT_WORKLOAD = "pangu_38b"
-#: What a command line leaves out.
-DEFAULTS = MappingProxyType({"workload": DEFAULT_WORKLOAD, "method": "auto"})
 
 
 def run(
     schedule: str,
     *,
-    hw: str | Path | DeviceSpec | None = None,
+    hw: str | Path | DeviceSpec | NodeSpec | None = None,
     workload: str | Path | Workload = DEFAULT_WORKLOAD,
     problem: AnyProblem | None = None,
     seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
@@ -146,68 +141,65 @@ def run(
     >>> result.problem.seq_q, result.tiling.block_kv
     (256, 128)
     """
-    options = {
-        "workload": workload, "problem": problem, "seq": seq, "seq_q": seq_q, "seq_kv": seq_kv, "batch": batch,
-        "tensor_parallel": tensor_parallel, "causal": causal, "dtype": dtype, "hw": hw, "overrides": overrides,
-        "tiling": tiling, "precision": precision, "method": method, "ignore": ignore or None}  # fmt: skip
-    words = None if tensors or arithmetic or layout != "bnsd" else asked(DEFAULTS, options)
-    load = load_workload(workload) if isinstance(workload, str | Path) else workload
-    hw = default_hw(schedule, DEFAULT_HW) if hw is None else hw
-    sizes = {name: options[name] for name in ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel")}
-    if problem is not None:
-        said = {**sizes, "causal": causal, "ignore": ignore or None}
+    # The arguments, and nothing else yet: they are the fields of a request.
+    return run_request(Request.of(locals()))
+
+
+def run_request(request: Request) -> RunResult:
+    """Predict bits and cycles of what is asked for; see :func:`run`."""
+    r, load = request, request.load()
+    if r.problem is not None:
+        said = {**r.sizes(), "ignore": r.ignore or None}
         refuse(said, "the problem given says them; leave these options out")
-    if is_node(hw):
-        values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
+    if is_node(r.place()):
+        values = {"tensors": r.tensors, "arithmetic": r.arithmetic, "seed": r.seed}
         refuse(values, "a node's run computes no attention; use it on one device")
-        return replace(run_on_node(
-            schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
-            sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides,
-            numerics=numerics), asked=words)  # fmt: skip
-    device = load_machine(hw, overrides)
-    chosen = find_schedule(schedule, device.family)
-    given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
-    sizes["dtype"] = dtype if given is None else None
-    what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
-    ignored = load.ignored(what.seq_kv, ignore) if problem is None and isinstance(what, Problem) else ()
-    preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
-    plan = _Plan(chosen, what, build_tiling(chosen.tiling, tiling or {}), device, preset)
-    refuse_beyond(limit_s, estimate(what, plan.tiling, method, (rows, heads) if numerics else None))
-    bits = _Bits(given, rows, heads, diagnose, progress) if numerics else None
+        return run_on_node(r)
+    device = r.machine()
+    chosen = find_schedule(r.schedule, device.family)
+    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    what = _stored(_seeded(r.problem or _problem(r, load, given), r.seed), r.layout, scales)
+    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
+    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
+    plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given)
+    refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     return RunResult(
-        name=_name(chosen.name, load, what), schedule=schedule, precision=preset.name, formats=preset.formats(),
-        device=device, workload=load.name, inputs=_inputs(tensors, what), problem=what, ignored=ignored, asked=words,
-        **_computed(plan, bits, method, trace_groups, progress, presets=presets),
+        name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
+        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=ignored,
+        asked=r.asked(), **_computed(plan),
     )  # fmt: skip
 
 
-def _computed(
-    plan: _Plan, wanted: _Bits | None, method: str, trace_groups: Sequence[int],
-    progress: Callable[[float], None] | None, *, presets: bool,
-) -> dict[str, Any]:  # fmt: skip
+def _computed(plan: _Plan) -> dict[str, Any]:
     """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
-    device = plan.device
+    device, r = plan.device, plan.request
     fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
     plan = replace(plan, tiling=fields)
     check(program, flag_budget(device))
-    timing = simulate_program(program, device, method, trace_groups, progress) if device.is_timed else None
-    bits, more = _evaluate(plan, program, wanted) if wanted is not None else (None, {})
+    timing = simulate_program(program, device, r.method, r.trace_groups, r.progress) if device.is_timed else None
+    bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {
         "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
-        "presets": _beside(plan, wanted, method) if wanted is not None and presets else (),
-        "notes": _notes(program, device, bits, timing, trace_groups),
+        "presets": _beside(plan) if r.numerics and r.presets else (),
+        "notes": _notes(program, device, bits, timing, r.trace_groups),
     }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be run, resolved: enough to build the program, with another precision too."""
+    """What is asked for, resolved: enough to build the program, with another precision too."""
 
+    request: Request
     schedule: Schedule
     problem: AnyProblem
     tiling: Tiling
     device: DeviceSpec
     precision: Precision
+    given: Mapping[str, NDArray[Any]] | None
+
+    def source(self, problem: Problem) -> HeadSource:
+        """Return the inputs: those given, or those of the recipe."""
+        return recipe_source(problem) if self.given is None else array_source(self.given, problem.data)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed."""
@@ -219,39 +211,23 @@ def _as_change(arithmetic: str | None) -> str | None:
     return arithmetic and f"arithmetic={arithmetic}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bits:
-    """Which bits are computed, of which inputs."""
-
-    given: Mapping[str, NDArray[Any]] | None
-    rows: Choice
-    heads: Choice
-    diagnose: bool
-    progress: Callable[[float], None] | None
-
-    def source(self, problem: Problem) -> HeadSource:
-        return recipe_source(problem) if self.given is None else array_source(self.given, problem.data)
-
-
-def _evaluate(
-    plan: _Plan, program: TileProgram, asked_for: _Bits
-) -> tuple[NumericResult | None, dict[str, Any]]:
+def _evaluate(plan: _Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
     """Return the bits of an attention program, and fields of the result that say more of them."""
-    problem, a = plan.problem, asked_for
+    problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
         return None, {}
-    source = a.source(problem)
+    source = plan.source(problem)
     bits = evaluate(
-        program, problem, source, rows=a.rows, heads=a.heads, diagnose=a.diagnose, progress=a.progress
+        program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress
     )
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
     return bits, {"spread": spread, "finite": finite}
 
 
-def _beside(plan: _Plan, asked_for: _Bits, method: str) -> tuple[PresetOutcome, ...]:
+def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
     """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
-    found = []
+    found, r = [], plan.request
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -259,9 +235,9 @@ def _beside(plan: _Plan, asked_for: _Bits, method: str) -> tuple[PresetOutcome, 
         other = replace(
             plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic)))))
         )
-        program, a = other.program(), asked_for
-        bits = evaluate(program, plan.problem, a.source(plan.problem), rows=a.rows, heads=a.heads)
-        timing = simulate_program(program, plan.device, method) if plan.device.is_timed else None
+        program = other.program()
+        bits = evaluate(program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads)
+        timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         error = bits.error
         rmse = None if error.nan_count or error.inf_count else float(error.rmse)
         found.append(PresetOutcome(name, rmse, None if timing is None else timing.latency_s * 1e6))
@@ -318,19 +294,15 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
     )
 
 
-def _problem(
-    load: Workload,
-    given: Mapping[str, NDArray[Any]] | None,
-    sizes: Mapping[str, Any],
-    causal: bool | None,
-) -> Problem:
+def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]] | None) -> Problem:
     if given is None:
-        return load.problem(causal=causal, **sizes)
+        return load.problem(**request.sizes())
     q, k, v = (given[name] for name in ("q", "k", "v"))
-    refuse(sizes, "sizes come from the tensors given; leave these options out")
+    said = {**request.sizes(), "dtype": None, "causal": None}  # tensors are rounded already, and have no mask
+    refuse(said, "sizes come from the tensors given; leave these options out")
     return load.problem(
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
-        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=cast("Dtype", str(q.dtype)),
+        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=request.causal, dtype=cast("Dtype", str(q.dtype)),
     )  # fmt: skip
 
 

@@ -18,26 +18,26 @@ from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Wa
 from npusim.node.machine import femtoseconds
 from npusim.node.reduction import execute, reduction_error
 from npusim.node.simulate import simulate, worst
+from npusim.request import refuse
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.node import LayerProblem, NodeDevice, load_node_device
-from npusim.spec.tiling import Tiling, build_tiling
+from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.ir.program import Item, TileProgram
     from npusim.node.collective import Algorithm
     from npusim.node.kernel import Child
     from npusim.node.result import NodeTiming
+    from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
     from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
     from npusim.spec.node import KernelTimes, NodeSpec
     from npusim.spec.problem import Problem
     from npusim.spec.workload import Workload
@@ -46,53 +46,33 @@ if TYPE_CHECKING:
 __all__ = ["kernel_timer", "layer_problem", "run_on_node", "time_on_node"]
 
 
-def run_on_node(
-    schedule: str,
-    *,
-    hw: str | Path | NodeSpec | NodeDevice,
-    load: Workload,
-    problem: AnyProblem | LayerProblem | None = None,
-    sizes: Mapping[str, Any] | None = None,
-    tiling: Mapping[str, object] | Tiling | None = None,
-    precision: str | None = None,
-    numerics: bool = False,
-    method: str = "auto",
-    ignore: Collection[str] = (),
-    trace_groups: Sequence[int] = (0,),
-    overrides: Mapping[str, str] | None = None,
-) -> RunResult:
-    """Predict the time of one node schedule; arguments are those of :func:`npusim.run`.
+def run_on_node(request: Request) -> RunResult:
+    """Predict the time of one node schedule; see :func:`npusim.run`.
 
     Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices.  Raises a
     subclass of `NpusimError` that says what is wrong.
     """
-    machine = load_node_device(hw, overrides)
+    r, load = request, request.load()
+    machine = load_node_device(cast("Any", r.place()), r.overrides)
     node = machine.node
-    chosen = find_schedule(schedule, machine.family)
-    given = problem or layer_problem(load, node, sizes or {})
-    keys = given.seq_kv if problem is None and isinstance(given, LayerProblem) else 0
-    if schedule != "tiling_allreduce":
-        refuse({"causal": (sizes or {}).get("causal")}, f"{schedule} computes no attention and has no mask")
-    preset = cast("PartialSums", chosen.precision(precision or _stored(given)))
-    what: Any = _problem_of(schedule, given, node, preset.partial)
-    fields = tiling if isinstance(tiling, Tiling) else build_tiling(chosen.tiling, tiling or {})
+    chosen = find_schedule(r.schedule, machine.family)
+    given = r.problem or layer_problem(load, node, r.sizes())
+    keys = given.seq_kv if r.problem is None and isinstance(given, LayerProblem) else 0
+    if r.schedule != "tiling_allreduce":
+        refuse({"causal": r.causal}, f"{r.schedule} computes no attention and has no mask")
+    preset = cast("PartialSums", chosen.precision(r.precision or _stored(given)))
+    what: Any = _problem_of(r.schedule, given, node, preset.partial)
+    fields = build_tiling(chosen.tiling, r.tiling or {})
     program = chosen.build(what, fields, machine, preset)
     check(program)
-    timing = time_on_node(program, machine, method, trace_groups)
+    timing = time_on_node(program, machine, r.method, r.trace_groups)
     return RunResult(
-        name=f"{schedule}-{node.name}-{load.name}", schedule=schedule, precision=preset.name,
+        name=f"{r.schedule}-{node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
         formats=preset.formats(), device=machine, workload=load.name, inputs="none",
-        problem=what, tiling=fields, program=program, timing=timing, numerics=None,
-        notes=_notes(node, timing, program, preset.partial, bits=numerics),
-        ignored=load.ignored(keys, ignore) if keys and schedule == "tiling_allreduce" else (),
+        problem=what, tiling=fields, program=program, timing=timing, numerics=None, asked=r.asked(),
+        notes=_notes(node, timing, program, preset.partial, bits=r.numerics),
+        ignored=load.ignored(keys, r.ignore) if keys and r.schedule == "tiling_allreduce" else (),
     )  # fmt: skip
-
-
-def refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise `SpecError` naming those options that are given, where they would change nothing."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise SpecError(f"{', '.join(given)}: {why}")
 
 
 def time_on_node(

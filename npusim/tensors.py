@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import read_archive
 from npusim.formats.float_format import format_of_dtype
+from npusim.request import Layout
 from npusim.spec.packaged import list_tensors, packaged_tensors
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from npusim.spec.workload import Workload
 
 Tensors = dict[str, "NDArray[Any]"]
-Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 #: Axes of each layout, by CANN's names for the inputs of its fused attention.
 LAYOUT_AXES = MappingProxyType(
     {

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("kernel", "run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
+    ("kernel", "run", "run_node", "run_result", "tensors", "spread", "finite", "request", "effort"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
@@ -36,9 +36,9 @@ WITHIN = frozenset(
         ("machines", "algorithms"),
         *(
             ("run", part)
-            for part in ("run_node", "run_result", "tensors", "spread", "finite", "command", "effort")
+            for part in ("run_node", "run_result", "tensors", "spread", "finite", "request", "effort")
         ),
-        ("run_result", "command"),
+        *((part, "request") for part in ("run_result", "run_node", "tensors")),
         ("run_node", "run_result"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),

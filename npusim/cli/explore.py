@@ -11,6 +11,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, say, show, show_json
 from npusim.cli.help import Command, examples
 from npusim.errors import TilingError
+from npusim.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,25 +63,14 @@ def add_to(app: typer.Typer) -> None:
     )(explore)
 
 
+@o.takes(
+    "arithmetic", "tensors", "prefix", "layout", "rows", "heads", "seed", "numerics", "diagnose", "presets",
+    "trace_groups", own_first=True,
+)  # fmt: skip
 def explore(
-    schedule: o.ScheduleName = None,
+    request: Request,
     *,
     fields: Fields = None,
-    workload: o.WorkloadName = o.DEFAULT_WORKLOAD,
-    seq: o.Seq = None,
-    seq_q: o.SeqQ = None,
-    seq_kv: o.SeqKv = None,
-    batch: o.Batch = None,
-    tensor_parallel: o.TensorParallel = None,
-    causal: o.Causal = None,
-    dtype: o.Dtype = None,
-    ignore: o.Ignore = None,
-    problem: o.ProblemText = None,
-    hw: o.Hw = None,
-    overrides: o.Overrides = None,
-    tiling: o.Tilings = None,
-    precision: o.Precision = None,
-    method: o.Method = "auto",
     jobs: Jobs = None,
     out: CsvFile = None,
     top: Top = 10,
@@ -90,12 +80,12 @@ def explore(
 
     Points that do not fit are kept, with the reason. Ctrl-C keeps what is done.
     """
-    from npusim.explore.search import explore as search
+    from npusim.explore.search import search
     from npusim.explore.space import parse_field
 
-    name = o.required_schedule(schedule, "explore")
+    name = request.schedule
     space = dict(parse_field(text) for text in fields or ())
-    path = out or _default_csv(name, workload, seq, seq_kv)
+    path = out or _default_csv(request)
     done: list[Outcome] = []
     interrupted, points = False, 0
     with progress(f"exploring {name}") as advance:
@@ -107,14 +97,7 @@ def explore(
             advance(len(done), total)
 
         try:
-            search(
-                name, space,
-                hw=hw, workload=workload, problem=o.problem_values(problem), seq=seq, seq_q=seq_q,
-                seq_kv=seq_kv, batch=batch, tensor_parallel=tensor_parallel, causal=causal,
-                dtype=dtype, ignore=o.ignored_names(ignore), tiling=o.tiling_values(tiling),
-                precision=precision, method=method, overrides=o.key_values(overrides, "-C"),
-                jobs=jobs or os.cpu_count() or 1, csv_path=path, on_outcome=on_outcome,
-            )  # fmt: skip
+            search(request, space, jobs or os.cpu_count() or 1, path, on_outcome)
         except KeyboardInterrupt:
             interrupted = True
     done.sort(key=lambda outcome: outcome.index)
@@ -146,12 +129,10 @@ def _fail(outcomes: "Sequence[Outcome]", path: Path, *, interrupted: bool) -> No
         raise TilingError(f"no point fits; the reasons stand in {path}")
 
 
-def _default_csv(schedule: str, workload: str, seq: int | None, seq_kv: int | None) -> Path:
-    from npusim.spec.load import load_workload
-
-    load = load_workload(workload)
-    keys = seq_kv or seq or load.seq_kv or load.seq
-    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
+def _default_csv(request: Request) -> Path:
+    load = request.load()
+    keys = request.seq_kv or request.seq or load.seq_kv or load.seq
+    return Path("runs") / "_".join(f"explore-{request.schedule}-{load.name}-{keys}.csv".split())
 
 
 def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.cli.console import show, show_json
 
 if TYPE_CHECKING:
+    from npusim.request import Request
     from npusim.spec.tiling import TilingField
 
 __all__ = ["show_fields"]
@@ -14,15 +16,14 @@ __all__ = ["show_fields"]
 SCHEMA_VERSION = 1
 
 
-def show_fields(name: str, hw: str | None, *, as_json: bool) -> None:
+def show_fields(request: Request, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
-    from npusim.cli.options import DEFAULT_HW
     from npusim.report.text import Cell, Facts, Grid, Heading, cells
-    from npusim.schedules import default_hw, find_schedule
-    from npusim.spec.node import load_machine
+    from npusim.schedules import find_schedule
     from npusim.spec.tiling import tiling_fields
 
-    schedule = find_schedule(name, load_machine(hw or default_hw(name, DEFAULT_HW)).family)
+    name = request.schedule
+    schedule = find_schedule(name, replace(request, overrides=None).machine().family)
     fields = tiling_fields(schedule.tiling)
     default = schedule.default_precision
     if as_json:

@@ -75,7 +75,7 @@ def show_one(
             "--basis", metavar="BASIS", help="vendor, measured, derived, fitted or assumed."
         ),
     ] = None,
-    overrides: o.Overrides = None,
+    overrides: Annotated[list[str] | None, o.told("overrides")] = None,
     json: o.Json = False,
 ) -> None:
     """Show every number of a device with its basis and source."""

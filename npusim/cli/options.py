@@ -1,29 +1,20 @@
 """Options that several verbs share, and the reading of their small notations."""
 
+import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from npusim.errors import SpecError
+from npusim.request import OPTIONS, Option, Request
 
 if TYPE_CHECKING:
     from npusim.spec.kernels import CopyProblem, GemmProblem
 
-__all__ = [
-    "DEFAULT_HW", "DEFAULT_WORKLOAD", "Batch", "Causal", "Dtype", "Hw", "Ignore", "Json", "Method", "Overrides",
-    "Precision", "ProblemText", "ScheduleName", "Seq", "SeqKv", "SeqQ", "TensorParallel", "Tilings",
-    "WorkloadName", "chosen", "count", "ignored_names", "indices", "key_values", "problem_values", "required_schedule",
-    "tiling_values",
-]  # fmt: skip
-
-# As in `npusim.run`, which is not imported for a help text: it would load numpy.
-DEFAULT_HW = "ascend_910b2"
-DEFAULT_WORKLOAD = "pangu_38b"
-
-_PROBLEM = "What to compute"
-_DEVICE = "On what"
-_HOW = "How"
+__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told"]
 
 
 def _devices() -> list[str]:
@@ -62,111 +53,84 @@ ScheduleName = Annotated[
         show_default=False,
     ),
 ]
-Hw = Annotated[
-    str | None,
-    typer.Option(
-        "--hw", metavar="NAME|FILE", rich_help_panel=_DEVICE, autocompletion=_devices,
-        show_default=f"{DEFAULT_HW}, or what the schedule is for",
-        help="Device: a name of npusim hw list, or your own .yaml.",
-    ),
-]  # fmt: skip
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-C", metavar="KEY=VALUE", rich_help_panel=_DEVICE,
-        help="Change one number of the device, by its dotted key; may be repeated.",
-    ),
-]  # fmt: skip
-WorkloadName = Annotated[
-    str,
-    typer.Option(
-        "--workload", "-w", metavar="NAME|FILE", rich_help_panel=_PROBLEM,
-        autocompletion=_workloads,
-        help="Model: a name of npusim workload list, or your own .yaml.",
-    ),
-]  # fmt: skip
-Seq = Annotated[
-    int | None,
-    typer.Option(
-        "--seq", metavar="TOKENS", parser=count("--seq"), rich_help_panel=_PROBLEM,
-        help="Queries and keys: 4096, or 8k.",
-    ),
-]
-SeqQ = Annotated[
-    int | None,
-    typer.Option(
-        "--seq-q", metavar="TOKENS", parser=count("--seq-q"), rich_help_panel=_PROBLEM, help="Queries alone."
-    ),
-]
-SeqKv = Annotated[
-    int | None,
-    typer.Option("--seq-kv", metavar="TOKENS", parser=count("--seq-kv"), rich_help_panel=_PROBLEM, help="Keys alone."),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", parser=count("--batch"), rich_help_panel=_PROBLEM, help="Sequences."),
-]
-TensorParallel = Annotated[
-    int | None,
-    typer.Option(
-        "--tensor-parallel", "--tp", metavar="N", parser=count("--tp"), rich_help_panel=_PROBLEM,
-        help="Devices that share the heads; one device's share is run.",
-    ),
-]  # fmt: skip
-Causal = Annotated[
-    bool | None,
-    typer.Option(
-        "--causal/--no-causal", rich_help_panel=_PROBLEM, show_default=False,
-        help="Mask the future, or do not; default: as the workload says.",
-    ),
-]  # fmt: skip
-Tilings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tiling", "-t", metavar="FIELD=VALUE,...", rich_help_panel=_HOW,
-        help="Tiling fields: -t block_kv=256,depth=2; may be repeated.",
-    ),
-]  # fmt: skip
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", metavar="NAME[,FIELD=FORMAT]", rich_help_panel=_HOW,
-        show_default="the schedule's",
-        help="Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
-    ),
-]  # fmt: skip
-Ignore = Annotated[
-    str | None,
-    typer.Option(
-        "--ignore", metavar="NAME,...", rich_help_panel=_PROBLEM,
-        help="Leave out what npusim does not model of the workload: window,softcap, ...",
-    ),
-]  # fmt: skip
-Dtype = Annotated[
-    Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None,
-    typer.Option(
-        "--dtype", rich_help_panel=_PROBLEM, show_default="the workload's",
-        help="Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
-    ),
-]  # fmt: skip
-ProblemText = Annotated[
-    str | None,
-    typer.Option(
-        "--problem", metavar="KEY=VALUE,...", rich_help_panel=_PROBLEM,
-        help="Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB).",
-    ),
-]  # fmt: skip
-Method = Annotated[
-    str,
-    typer.Option(
-        "--method", metavar="NAME", rich_help_panel=_HOW,
-        help="How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
-        "reserved: approximate; replay: where no link is shared.",
-    ),
-]  # fmt: skip
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)
 ]
+#: What stands for a number in a help text.
+_NUMBERS = ("TOKENS", "N")
+_COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
+#: Options that may be given more than once.
+_REPEATED = ("overrides", "tiling")
+
+
+def told(name: str) -> Any:
+    """Return a request's field as a typer option, with its names and help."""
+    option = OPTIONS[name]
+    more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
+    return typer.Option(
+        *option.names, metavar=option.metavar or None, rich_help_panel=option.panel, help=option.help,
+        show_default=option.shown, autocompletion=_COMPLETIONS.get(name), **more,
+    )  # fmt: skip
+
+
+def _kind(name: str, option: Option) -> Any:
+    """Return the type of a field as it is typed."""
+    kind: Any = int if option.metavar in _NUMBERS else list[str] if name in _REPEATED else str
+    if not option.metavar:
+        kind = Literal[option.choices] if option.choices else bool
+    return kind | None if option.typed is None else kind
+
+
+def takes(*but: str, own_first: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options of a request except ``but``; its function gets them as a `Request`, read.
+
+    The request comes first; the function's other arguments are the verb's own options, shown last unless
+    ``own_first``.
+    """
+    names = [name for name in OPTIONS if name not in but]
+
+    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+        @wraps(verb)
+        def called(schedule: str | None, **given: Any) -> None:
+            known = required_schedule(schedule, verb.__name__)
+            said = {name: given.pop(name) for name in names}
+            verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        first = inspect.Parameter("schedule", keyword, default=None, annotation=ScheduleName)
+        shared = [
+            inspect.Parameter(n, keyword, default=OPTIONS[n].typed, annotation=Annotated[_kind(n, OPTIONS[n]), told(n)])
+            for n in names
+        ]
+        _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+        signature = inspect.Signature([first, *own, *shared] if own_first else [first, *shared, *own])
+        called.__signature__ = signature  # type: ignore[attr-defined]  # what typer makes options of
+        called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        del called.__wrapped__
+        return called
+
+    return decorated
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return an option's value as the request has it."""
+    option = OPTIONS[name].names[0]
+    match name:
+        case "overrides":
+            return key_values(value, option)
+        case "tiling":
+            return tiling_values(value)
+        case "problem":
+            return problem_values(value)
+        case "ignore":
+            return ignored_names(value)
+        case "rows" | "heads":
+            return chosen(value, option)
+        case "trace_groups":
+            return indices(value, option)
+        case "numerics":
+            return not value  # its option switches it off
+    return value
 
 
 def required_schedule(name: str | None, verb: str) -> str:

@@ -54,7 +54,7 @@ def validate(
             help="Relative error allowed where the file states none.",
         ),
     ] = None,
-    method: o.Method = "auto",
+    method: Annotated[str, o.told("method")] = "auto",
     template: Annotated[
         bool,
         typer.Option("--template", show_default=False, help="Print a commented file of timings to begin with."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,11 +12,9 @@ from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
-from npusim.run import DEFAULT_HW, DEFAULT_WORKLOAD, run
-from npusim.schedules import default_hw, find_schedule
-from npusim.spec.device import DeviceSpec
-from npusim.spec.load import load_workload
-from npusim.spec.node import NodeDevice, NodeSpec, load_machine
+from npusim.request import DEFAULT_WORKLOAD, Request
+from npusim.run import run_request
+from npusim.schedules import find_schedule
 from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
@@ -24,110 +22,46 @@ if TYPE_CHECKING:
 
     from npusim.run_result import RunResult
     from npusim.schedules import Schedule
+    from npusim.spec.device import DeviceSpec
     from npusim.spec.kernels import AnyProblem
-    from npusim.spec.model import SpecModel
     from npusim.spec.problem import Dtype
     from npusim.spec.workload import Workload
 
-__all__ = ["Exploration", "Request", "explore", "precision_fields"]
+__all__ = ["Exploration", "explore", "precision_fields", "search"]
 
 #: The field whose values are presets of the precision.
 PRECISION = "precision"
 
 
-@dataclass(frozen=True)
-class Request:
-    """What all points of a search have in common."""
+def _grid(request: Request, fields: Mapping[str, Iterable[int | float | str]]) -> Space:
+    """Return the points to try; raise what every point would raise.
 
-    schedule: str
-    device: DeviceSpec
-    workload: Workload
-    problem: AnyProblem | None = None
-    seq: int | None = None
-    seq_q: int | None = None
-    seq_kv: int | None = None
-    batch: int | None = None
-    tensor_parallel: int | None = None
-    causal: bool | None = None
-    dtype: Dtype | None = None
-    tiling: tuple[tuple[str, object], ...] = ()
-    precision: str | None = None
-    method: str = "auto"
-    ignore: tuple[str, ...] = ()
+    That is what is no field, no preset or value of the precision, or sizes that make no problem.
+    """
+    device, schedule = cast("DeviceSpec", request.hw), _schedule(request)
+    free = precision_fields(schedule)
+    space = Space.of(schedule.tiling, fields, free)
+    for name in space.fields.keys() & set(free):
+        for value in space.fields[name]:
+            schedule.precision(at(request, {name: value}).precision)
+    if not device.is_timed:
+        raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
+    if request.problem is None:
+        request.load().ignored(request.attention().seq_kv, request.ignore)
+    return space
 
-    def check(self) -> None:
-        """Raise what every point would raise: sizes that make no problem, an unknown preset."""
-        if not self.device.is_timed:
-            raise SpecError(f"{self.device.name} has no timing model yet: nothing to compare")
-        if self.problem is not None:
-            return
-        problem = self.workload.problem(
-            seq=self.seq,
-            seq_q=self.seq_q,
-            seq_kv=self.seq_kv,
-            batch=self.batch,
-            tensor_parallel=self.tensor_parallel,
-            causal=self.causal,
-            dtype=self.dtype,
-        )
-        self.workload.ignored(problem.seq_kv, self.ignore)
 
-    def __getstate__(self) -> dict[str, object]:
-        # A device holds classes that pydantic makes while running, which do not pickle.
-        parts: tuple[SpecModel, ...] = (self.device,)
-        if isinstance(self.device, NodeDevice):
-            parts = (self.device.each, self.device.node)
-        return {**self.__dict__, "device": [part.model_dump_json(by_alias=True) for part in parts]}
+def _schedule(request: Request) -> Schedule:
+    return find_schedule(request.schedule, cast("DeviceSpec", request.hw).family)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        each, *node = state["device"]
-        device = DeviceSpec.model_validate_json(each)
-        if node:
-            device = NodeDevice.of(NodeSpec.model_validate_json(node[0]), device)
-        self.__dict__.update({**state, "device": device})
 
-    def run(self, point: Point) -> RunResult:
-        """Return the time of one point; no bits, no timeline."""
-        tiling, precision = self.split(point)
-        return run(
-            self.schedule,
-            hw=self.device,
-            workload=self.workload,
-            problem=self.problem,
-            seq=self.seq,
-            seq_q=self.seq_q,
-            seq_kv=self.seq_kv,
-            batch=self.batch,
-            tensor_parallel=self.tensor_parallel,
-            causal=self.causal,
-            dtype=self.dtype,
-            tiling=tiling,
-            precision=precision,
-            method=self.method,
-            ignore=self.ignore,
-            numerics=False,
-            trace_groups=(),
-        )
-
-    def grid(self, fields: Mapping[str, Iterable[int | float | str]]) -> Space:
-        """Return the points to try; raise what is no field, or no preset or value of the precision."""
-        schedule = find_schedule(self.schedule, self.device.family)
-        free = precision_fields(schedule)
-        space = Space.of(schedule.tiling, fields, free)
-        for name in space.fields.keys() & set(free):
-            for value in space.fields[name]:
-                schedule.precision(self.split({name: value})[1])
-        return space
-
-    def split(self, point: Point) -> tuple[dict[str, object], str | None]:
-        """Return the tiling fields of a point, and its precision: a preset and changes to it."""
-        schedule = find_schedule(self.schedule, self.device.family)
-        own = {field.name for field in tiling_fields(schedule.tiling)}
-        tiling = {**dict(self.tiling), **{k: v for k, v in point.items() if k in own}}
-        changes = [
-            str(v) if k == PRECISION else f"{k}={v}" for k, v in point.items() if k not in own
-        ]
-        return tiling, ",".join(filter(None, (self.precision, *changes))) or None
+def at(request: Request, point: Point) -> Request:
+    """Return the request of one point: its tiling fields, a preset and changes to it; no bits, no timeline."""
+    own = {field.name for field in tiling_fields(_schedule(request).tiling)}
+    tiling = {**cast("Any", request.tiling), **{k: v for k, v in point.items() if k in own}}
+    changes = [str(v) if k == PRECISION else f"{k}={v}" for k, v in point.items() if k not in own]
+    precision = ",".join(filter(None, (request.precision, *changes))) or None
+    return replace(request, tiling=tiling, precision=precision, numerics=False, trace_groups=())
 
 
 def precision_fields(schedule: Schedule) -> tuple[str, ...]:
@@ -165,13 +99,13 @@ class Exploration:
 
     def __repr__(self) -> str:
         """Return what was searched and the best point, on one line."""
-        r, best = self.request, self.best
+        best, device = self.best, cast("DeviceSpec", self.request.hw)
         found = "none fits"
         if best is not None:
             at = " ".join(f"{name}={value}" for name, value in best.point.items())
             found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
         fits = f"{len(self.feasible)} of {len(self.outcomes)} points fit"
-        return f"<Exploration of {r.schedule} on {r.device.name}: {fits}, {found}>"
+        return f"<Exploration of {self.request.schedule} on {device.name}: {fits}, {found}>"
 
     def to_pandas(self) -> Any:
         """Return `columns` as a pandas DataFrame; pandas has to be installed."""
@@ -235,14 +169,18 @@ def explore(
     >>> len(found.outcomes)
     2
     """
-    device = load_machine(default_hw(schedule, DEFAULT_HW) if hw is None else hw, overrides)
-    load = load_workload(workload) if isinstance(workload, str | Path) else workload
-    request = Request(
-        schedule, device, load, problem, seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype,
-        tuple((tiling or {}).items()), precision, method, tuple(ignore),
-    )  # fmt: skip
-    space = request.grid(fields)
-    request.check()
+    return search(Request.of(locals()), fields, jobs, csv_path, on_outcome)
+
+
+def search(
+    request: Request, fields: Mapping[str, Iterable[int | float | str]], jobs: int = 1,
+    csv_path: str | Path | None = None, on_outcome: Callable[[Outcome, int], None] | None = None,
+) -> Exploration:  # fmt: skip
+    """Run a request at every combination of the fields' values; see :func:`explore`."""
+    r = request
+    tiling = dict(cast("Any", r.tiling) or {})
+    request = replace(r, hw=r.machine(), overrides=None, workload=r.load(), tiling=tiling)
+    space = _grid(request, fields)
     if csv_path is None:
         return _search(request, space, jobs, on_outcome)
     with csv_store(Path(csv_path), list(space.fields)) as add:
@@ -253,12 +191,12 @@ def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
     """Return the outcome of one point; a tiling that does not fit is one, with its reason."""
     index, point = task
     try:
-        result = request.run(point)
+        result = run_request(at(request, point))
     except TilingError as error:
         return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
     busiest, share = _busiest(result)
     timing = result.timing
-    assert timing is not None  # `Request.check` refused devices without
+    assert timing is not None  # `_grid` refused devices without
     return Outcome(
         index, point, "ok",
         cycles=result.cycles, latency_us=result.latency_us, method=timing.method, band=timing.band,

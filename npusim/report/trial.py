@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.command import command
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.machines.ascend import slice_rows
+from npusim.request import command
 from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:

@@ -254,6 +254,10 @@ class DeviceSpec(SpecModel):
         """Yield every sourced number and choice with its dotted key."""
         yield from _facts("", self)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # A device holds classes that pydantic makes while running, which do not pickle.
+        return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
+
     def digest(self) -> str:
         """Return a hash of the content, the same for equal devices: for a result's provenance."""
         return content_digest(self)

@@ -207,6 +207,9 @@ class NodeDevice(DeviceSpec):
         own |= {"group_count": node.device_count, "links": {**device.links, **links}}
         return cls.model_construct(**{**dict(device), **own})
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self).of, (self.node, self.each)
+
     @property
     def is_timed(self) -> bool:
         """Whether kernels have times: from the node's table, or because the device's file has them."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
-from npusim.run import run
+from npusim.request import Request
+from npusim.run import run_request
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
 from npusim.spec.node import LayerProblem, NodeDevice, load_machine
@@ -236,10 +237,10 @@ class Predictor:
         text = f"{key.device} {key.schedule} {key.precision} {_tiling(key)} {key.workload!r}"
         if text not in self._done:
             machine = self.machine(case.device)
-            self._done[text] = run(
+            self._done[text] = run_request(Request(
                 case.schedule, hw=machine, tiling=_tiling(case), precision=case.precision,
                 numerics=False, method=self.method, trace_groups=(), **_what(case, machine),
-            )  # fmt: skip
+            ))  # fmt: skip
         result = self._done[text]
         if result.timing is None:
             raise SpecError(
@@ -256,7 +257,7 @@ def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
 
 
 def _what(case: MeasurementCase, machine: DeviceSpec) -> dict[str, Any]:
-    """Return what `run` is told to compute: a workload by name, or the problem itself."""
+    """Return what a request is told to compute: a workload by name, or the problem itself."""
     if case.workload.name is not None:
         return {"workload": case.workload.name, **case.workload.of_name()}
     return {"problem": _problem(case, machine)}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import npusim
 from npusim import formats
 from npusim.explore.search import explore
 from npusim.node.collective import collective
@@ -17,7 +18,6 @@ from npusim.node.program import cut_rows
 from npusim.node.reduction import execute, reduction_error
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.run_node import run_on_node
 from npusim.spec.kernels import CopyProblem
 from npusim.spec.load import load_workload
 from npusim.spec.node import LayerProblem, load_node, load_node_device
@@ -66,9 +66,9 @@ def layer(node: str, tokens: int) -> LayerProblem:
 @cache
 def tiled(node: str, tokens: int, driver: str, blocks: int) -> RunResult:
     """Return the run of a layer in ``blocks`` row blocks, its collectives moved by ``driver``."""
-    return run_on_node(
-        "tiling_allreduce", hw=_machine(node), load=load_workload(WORKLOAD), problem=layer(node, tokens),
-        tiling={"blocks": blocks, "collective": driver}, method=METHOD,
+    return npusim.run(
+        "tiling_allreduce", hw=_machine(node), workload=load_workload(WORKLOAD), problem=layer(node, tokens),
+        tiling={"blocks": blocks, "collective": driver}, method=METHOD, numerics=False,
     )  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def _share(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 def cluster(size_bytes: int, servers: int) -> RunResult:
     """Return an AllReduce over ``servers`` folded servers of eight 910B."""
-    return run_on_node(
-        "allreduce", hw=_machine("ascend_910b2_x8"), load=load_workload(WORKLOAD),
-        problem=CopyProblem(bytes=size_bytes), tiling={"servers": servers}, method=METHOD,
+    return npusim.run(
+        "allreduce", hw=_machine("ascend_910b2_x8"), workload=load_workload(WORKLOAD),
+        problem=CopyProblem(bytes=size_bytes), tiling={"servers": servers}, method=METHOD, numerics=False,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npusim.run_node import run_on_node
+import npusim
 from npusim.spec.load import load_workload
 from npusim.spec.node import load_node_device
 
@@ -23,12 +23,13 @@ def test_eight_npus_with_32k_tokens_take_a_second(blocks: int, capsys: Any) -> N
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        result = run_on_node(
+        result = npusim.run(
             "tiling_allreduce",
             hw=machine,
-            load=load,
-            sizes={"seq": 32768},
+            workload=load,
+            seq=32768,
             tiling={"blocks": blocks},
+            numerics=False,
         )
         seconds.append(time.perf_counter() - start)
     with capsys.disabled():

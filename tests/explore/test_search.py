@@ -8,7 +8,7 @@ import pytest
 
 from npusim.errors import OutputError, SpecError, TilingError
 from npusim.explore import explore
-from npusim.explore.search import Request
+from npusim.request import Request
 from npusim.run import run
 from npusim.spec.load import load_device, load_workload
 
@@ -90,5 +90,5 @@ def test_unwritable_csv_is_an_output_error(tmp_path: Path) -> None:
 
 
 def test_request_pickles_with_an_equal_device() -> None:
-    request = Request("flash", load_device("ascend_910b2"), load_workload("pangu_38b"), seq=256)
+    request = Request("flash", hw=load_device("ascend_910b2"), workload=load_workload("pangu_38b"), seq=256)
     assert pickle.loads(pickle.dumps(request)) == request

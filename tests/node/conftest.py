@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.run_node import run_on_node
+import npusim
 from npusim.spec.load import load_workload
 from npusim.spec.node import NodeSpec, load_node
 
@@ -32,7 +32,7 @@ def run_node() -> Callable[..., RunResult]:
     load = load_workload("pangu_38b")
 
     def run(schedule: str, hw: Any, problem: Any = None, **tiling: Any) -> RunResult:
-        return run_on_node(schedule, hw=hw, load=load, problem=problem, tiling=tiling)
+        return npusim.run(schedule, hw=hw, workload=load, problem=problem, tiling=tiling, numerics=False)
 
     return run
 

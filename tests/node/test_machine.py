@@ -10,12 +10,11 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError, TilingError
-from npusim.explore.search import Request
 from npusim.node.kernel import KernelWork
 from npusim.node.simulate import worst
 from npusim.report.output import save_run
 from npusim.report.result_json import load_result
-from npusim.run_node import run_on_node
+from npusim.request import Request
 from npusim.sensitivity import sensitivity
 from npusim.spec.kernels import CopyProblem
 from npusim.spec.load import load_device, load_workload
@@ -82,7 +81,7 @@ def test_faulty_overrides_name_their_key(key: str, value: str, message: str) -> 
 
 
 def test_request_of_a_search_on_a_node_pickles() -> None:
-    request = Request("tiling_allreduce", load_machine("h200_x2"), load_workload("pangu_38b"))
+    request = Request("tiling_allreduce", hw=load_machine("h200_x2"), workload=load_workload("pangu_38b"))
     assert pickle.loads(pickle.dumps(request)) == request
 
 
@@ -194,7 +193,7 @@ def test_methods_are_exact_alike(mesh: NodeSpec) -> None:
     layer = LayerProblem.around(Problem(heads=2, seq_q=256, head_dim=64), hidden=128, ranks=8)
     load = load_workload("pangu_38b")
     times = [
-        run_on_node("tiling_allreduce", hw=mesh, load=load, problem=layer, method=m).timing
+        npusim.run("tiling_allreduce", hw=mesh, workload=load, problem=layer, method=m, numerics=False).timing
         for m in ("des", "steady")
     ]
     assert len({t.latency_s for t in times if t is not None}) == 1

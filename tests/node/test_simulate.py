@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import npusim
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.driver import plan_collective
@@ -14,7 +15,6 @@ from npusim.node.kernel import Child, CollectiveCall, Kernel, KernelWork, Waves,
 from npusim.node.program import Communication, RowBlock, cut_rows, node_program
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
-from npusim.run_node import run_on_node
 from npusim.schedules.tiling_allreduce import row_pieces
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.load import load_device, load_workload
@@ -223,12 +223,13 @@ def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not(mesh: Nod
 
 def test_timeline_has_both_tracks_of_every_traced_device(mesh: NodeSpec) -> None:
     layer = LayerProblem.around(Problem(heads=1, seq_q=512, head_dim=64), hidden=256, ranks=8)
-    result = run_on_node(
+    result = npusim.run(
         "tiling_allreduce",
         hw=mesh,
-        load=load_workload("pangu_38b"),
+        workload=load_workload("pangu_38b"),
         problem=layer,
         trace_groups=(0, 7),
+        numerics=False,
     )
     assert result.timing is not None
     tracks = {(s.group, s.queue): [] for s in result.timing.spans}  # type: ignore[var-annotated]
@@ -277,7 +278,7 @@ def test_collective_carries_the_format_of_the_partial_sums(mesh: NodeSpec) -> No
     )
     load = load_workload("pangu_38b")
     for precision, size in ((None, 2), ("float32", 4)):
-        result = run_on_node("allreduce", hw=mesh, load=load, problem=layer, precision=precision)
+        result = npusim.run("allreduce", hw=mesh, workload=load, problem=layer, precision=precision, numerics=False)
         assert result.problem.bytes == 128 * 256 * size
         assert result.precision == (precision or "bfloat16")
 

@@ -1,0 +1,244 @@
+"""What is asked for, one object from the command line to the program: each option is named here and nowhere else.
+
+It imports nothing of weight, since a help text is made of it.
+"""
+# ruff: noqa: RUF009 - `_option` makes dataclass fields.
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.numerics.evaluate import Choice
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.kernels import AnyProblem
+    from npusim.spec.node import NodeSpec
+    from npusim.spec.problem import Dtype, Problem
+    from npusim.spec.tiling import Tiling
+    from npusim.spec.workload import Workload
+
+__all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "command", "refuse"]
+
+DEFAULT_HW = "ascend_910b2"
+DEFAULT_WORKLOAD = "pangu_38b"
+#: Options with their values, in the order of the command line; a flag has no value.
+Asked = tuple[tuple[str, str], ...]
+#: Axes of Q, K and V.
+Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
+
+_WHAT, _WHERE, _HOW, _BITS, _OUTPUT = "What to compute", "On what", "How", "Bits", "Output"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a command line says one field of a request.
+
+    ``names`` are its spellings, ``metavar`` what stands for its value (empty: a flag), ``panel`` the heading
+    of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
+    default as it is typed, ``shown`` what the help says of that; ``asks`` says whether it
+    changes what is run, not only what is shown of it.
+    """
+
+    names: tuple[str, ...]
+    metavar: str
+    panel: str
+    help: str
+    choices: tuple[str, ...] = ()
+    typed: object = None
+    shown: str | bool = True
+    asks: bool = True
+
+
+def _option(names: str, metavar: str, panel: str, text: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a request that a command line can say."""
+    more.setdefault("typed", default if isinstance(default, str | bool) else None)
+    spelled = (names,) if "/" in names else tuple(names.split())
+    return field(default=default, metadata={"option": Option(spelled, metavar, panel, text, **more)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
+
+    schedule: str = field(kw_only=False)
+    workload: str | Path | Workload = _option(
+        "--workload -w", "NAME|FILE", _WHAT, "Model: a name of npusim workload list, or your own .yaml.",
+        DEFAULT_WORKLOAD,
+    )  # fmt: skip
+    seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.")
+    seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.")
+    seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.")
+    batch: int | None = _option("--batch", "N", _WHAT, "Sequences.")
+    tensor_parallel: int | None = _option(
+        "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run."
+    )
+    causal: bool | None = _option(
+        "--causal/--no-causal", "", _WHAT, "Mask the future, or do not; default: as the workload says.", shown=False
+    )
+    dtype: Dtype | None = _option(
+        "--dtype", "", _WHAT, "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
+        choices=("float16", "bfloat16", "float8_e4m3fn", "float32"), shown="the workload's",
+    )  # fmt: skip
+    ignore: Collection[str] = _option(
+        "--ignore", "NAME,...", _WHAT, "Leave out what npusim does not model of the workload: window,softcap, ...", ()
+    )
+    problem: AnyProblem | None = _option(
+        "--problem", "KEY=VALUE,...", _WHAT, "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
+    )
+    hw: str | Path | DeviceSpec | NodeSpec | None = _option(
+        "--hw", "NAME|FILE", _WHERE, "Device: a name of npusim hw list, or your own .yaml.",
+        shown=f"{DEFAULT_HW}, or what the schedule is for",
+    )  # fmt: skip
+    overrides: Mapping[str, str] | None = _option(
+        "-C", "KEY=VALUE", _WHERE, "Change one number of the device, by its dotted key; may be repeated."
+    )
+    tiling: Mapping[str, object] | Tiling | None = _option(
+        "--tiling -t", "FIELD=VALUE,...", _HOW, "Tiling fields: -t block_kv=256,depth=2; may be repeated."
+    )
+    precision: str | None = _option(
+        "--precision", "NAME[,FIELD=FORMAT]", _HOW,
+        "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.", shown="the schedule's",
+    )  # fmt: skip
+    arithmetic: str | None = _option(
+        "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
+    )
+    method: str = _option(
+        "--method", "NAME", _HOW,
+        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
+        "reserved: approximate; replay: where no link is shared.", "auto",
+    )  # fmt: skip
+    tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
+        "--tensors", "FILE|NAME", _BITS,
+        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v.",
+    )  # fmt: skip
+    prefix: str = _option(
+        "--prefix", "TEXT", _BITS, "Of the tensors' keys: <prefix>.q; needed where a file holds several.", "",
+        shown=False, asks=False,
+    )  # fmt: skip
+    layout: Layout = _option(
+        "--layout", "", _BITS, "Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
+        "bnsd", choices=get_args(Layout),
+    )  # fmt: skip
+    rows: Choice = _option(
+        "--rows", "WHICH", _BITS, "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
+        "sample", asks=False,
+    )  # fmt: skip
+    heads: Choice = _option(
+        "--heads", "WHICH", _BITS, "Heads to compute: sample, all, or 0,2.", "sample", asks=False
+    )
+    seed: int | None = _option("--seed", "N", _BITS, "Of tensors drawn from the workload's recipe.", asks=False)
+    numerics: bool = _option(
+        "--no-numerics", "", _BITS, "Time only, no bits.", True, typed=False, shown=False, asks=False
+    )
+    diagnose: bool = _option(
+        "--diagnose", "", _BITS, "Ranges, resonance, underflow, mass lost and saturation too.", False, shown=False,
+        asks=False,
+    )  # fmt: skip
+    presets: bool | None = _option(
+        "--presets/--no-presets", "", _BITS, "Show what the schedule's other presets give on the same rows.", False,
+        typed=None, shown="where a schedule has some", asks=False,
+    )  # fmt: skip
+    trace_groups: Sequence[int] = _option(
+        "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
+    )
+    limit_s: float | None = None
+    progress: Callable[[float], None] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Request:
+        """Return the request of those entries that it knows: a function's arguments, a file's fields."""
+        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+
+    def sizes(self) -> dict[str, Any]:
+        """Return what replaces a workload's sizes, mask and format."""
+        names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
+        return {name: getattr(self, name) for name in names}
+
+    def load(self) -> Workload:
+        """Return the workload; raise `SpecError` as `load_workload`."""
+        from npusim.spec.load import load_workload
+
+        return load_workload(self.workload) if isinstance(self.workload, str | Path) else self.workload
+
+    def machine(self) -> DeviceSpec:
+        """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
+        from npusim.spec.node import load_machine
+
+        return load_machine(self.place(), self.overrides)
+
+    def place(self) -> str | Path | DeviceSpec | NodeSpec:
+        """Return the device as it is named, or that which the schedule is for."""
+        from npusim.schedules import default_hw
+
+        return default_hw(self.schedule, DEFAULT_HW) if self.hw is None else self.hw
+
+    def attention(self) -> Problem:
+        """Return one device's attention of the workload, sizes replaced."""
+        return self.load().problem(**self.sizes())
+
+    def asked(self) -> Asked | None:
+        """Return the options that say what is run, as a command line has them.
+
+        None where it cannot say it: a problem or a device made in Python, tensors of one's own.
+        """
+        if self.tensors is not None or self.arithmetic is not None or self.layout != "bnsd":
+            return None
+        found: list[tuple[str, str]] = []
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if not option.asks or value is None or value in (option.typed, ()):
+                continue
+            said = _said(option, value)
+            if said is None:
+                return None
+            found += said
+        return tuple(found)
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {f.name: f.metadata["option"] for f in fields(Request) if "option" in f.metadata}
+)
+
+
+def _said(option: Option, value: Any) -> list[tuple[str, str]] | None:
+    """Return one option as words; None where no words stand for its value."""
+    from npusim.spec.kernels import CopyProblem, GemmProblem
+    from npusim.spec.tiling import Tiling
+
+    name = min(option.names, key=len)
+    if isinstance(value, bool):
+        return [(name.split("/")[not value], "")]
+    if isinstance(value, Tiling):
+        value = value.model_dump(exclude_unset=True)
+    if isinstance(value, GemmProblem | CopyProblem):
+        value = [f"{key}={item}" for key, item in value.model_dump().items()]
+    if isinstance(value, dict | MappingProxyType):
+        return [(name, f"{key}={item}") for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(name, ",".join(value))]
+    return [(name, str(value))] if isinstance(value, str | int | Path) else None
+
+
+def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: Iterable[str]) -> str:
+    """Return ``npusim <verb> <schedule> ...`` as a shell takes it."""
+    words = ["npusim", verb, schedule]
+    for option, value in options:
+        words += [option, value] if value else [option]
+    return " ".join(shlex.quote(word) for word in (*words, *more))
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise `SpecError` naming those options that are given, where they would change nothing."""
+    given = [name for name, value in options.items() if value is not None and value != ()]
+    if given:
+        raise SpecError(f"{', '.join(given)}: {why}")

@@ -1,0 +1,128 @@
+"""One object from the command line to the program: its fields, what a line says of them, and back."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from dataclasses import MISSING, fields
+from typing import Any, get_args
+
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.explore.search import search
+from npusim.request import OPTIONS, Request, command
+from npusim.run import run_request
+from npusim.schedules import find_schedule
+from npusim.spec.baseline_file import BaselineFile
+from npusim.spec.kernels import CopyProblem, GemmProblem
+from npusim.spec.load import load_device, load_workload
+from npusim.spec.problem import Dtype
+from npusim.spec.tiling import build_tiling
+
+#: What `npusim.explore` has besides what it asks for.
+OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome"}
+
+
+def arguments(function: Any) -> dict[str, object]:
+    return {p.name: p.default for p in inspect.signature(function).parameters.values()}
+
+
+def defaults() -> dict[str, object]:
+    return {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(Request)}
+
+
+def test_the_arguments_of_run_are_the_fields_of_a_request() -> None:
+    assert arguments(npusim.run) == defaults()
+
+
+def test_the_arguments_of_explore_are_fields_of_a_request() -> None:
+    given = {name: value for name, value in arguments(npusim.explore).items() if name not in OF_A_SEARCH}
+    assert given == {name: defaults()[name] for name in given}
+    assert "tiling" in given
+
+
+def test_a_baseline_has_no_words_of_its_own() -> None:
+    own = {"schema_id", "description", "expect"}
+    assert set(BaselineFile.model_fields) - own <= {f.name for f in fields(Request)}
+
+
+def test_every_field_has_an_option_but_what_the_command_line_sets_itself() -> None:
+    assert {f.name for f in fields(Request)} - OPTIONS.keys() == {"schedule", "limit_s", "progress"}
+    names = [name for option in OPTIONS.values() for name in option.names]
+    assert len(names) == len(set(names))
+
+
+def test_formats_offered_are_those_of_a_problem() -> None:
+    # float64 is there to check schedules with, from Python.
+    assert set(OPTIONS["dtype"].choices) == set(get_args(Dtype)) - {"float64"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"workload": "qwen2_7b", "seq": 512, "tensor_parallel": 4}, "-w qwen2_7b --seq 512 --tp 4"),
+        ({"causal": False, "method": "auto", "numerics": False, "rows": "all"}, "--no-causal"),
+        ({"causal": True, "ignore": ("window", "softcap")}, "--causal --ignore window,softcap"),
+        ({"problem": GemmProblem(m=16, n=32, k=64)}, "--problem m=16,n=32,k=64,dtype=float16"),
+        ({"problem": CopyProblem(bytes=1024), "hw": "v100"}, "--problem bytes=1024 --hw v100"),
+        ({"tiling": {"block_kv": 64, "depth": 1}, "overrides": {"a.b": "2"}}, "-C a.b=2 -t block_kv=64 -t depth=1"),
+    ],
+)
+def test_what_is_run_is_said_as_a_command_line(given: dict[str, Any], words: str) -> None:
+    said = Request("flash", **given).asked()
+    assert said is not None
+    assert command("run", "flash", said, []) == shlex.join(["npusim", "run", "flash", *words.split()])
+
+
+def test_only_what_is_set_of_a_tiling_is_said() -> None:
+    fields_ = build_tiling(find_schedule("flash", "ascend").tiling, {"block_kv": 64})
+    assert Request("flash", tiling=fields_).asked() == (("-t", "block_kv=64"),)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tensors": "file.npz"}, {"arithmetic": "x"}, {"layout": "bsh"}, {"hw": load_device("v100")},
+     {"workload": load_workload("deit_b")}],
+)  # fmt: skip
+def test_what_no_command_line_can_say_is_not_said(given: dict[str, Any]) -> None:
+    assert Request("flash", **given).asked() is None
+
+
+def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option through the command line arrives in its field, read."""
+    found: list[Request] = []
+
+    def caught(request: Request) -> None:
+        found.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["npusim.run"], "run_request", caught)
+    line = (
+        "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
+        "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "
+        "--arithmetic a --method des --tensors f --prefix g --layout tnd --rows 0-2 --heads all --seed 7 "
+        "--no-numerics --diagnose --presets --no-save --force"
+    )
+    CliRunner().invoke(app, line.split())
+    (request,) = found
+    assert request.progress is not None
+    assert request == Request(
+        "flash", workload="deit_b", seq=2048, seq_q=1, seq_kv=3, batch=4, tensor_parallel=5, causal=True,
+        dtype="bfloat16", ignore=("window", "softcap"), problem=CopyProblem(bytes=1024), hw="v100",
+        overrides={"a": "1", "b": "2"}, tiling={"x": "1", "y": "2"}, precision="p", arithmetic="a", method="des",
+        tensors="f", prefix="g", layout="tnd", rows=[0, 1, 2], heads="all", seed=7, numerics=False, diagnose=True,
+        presets=True, trace_groups=(), limit_s=None, progress=request.progress,
+    )  # fmt: skip
+
+
+def test_a_request_runs_and_is_searched() -> None:
+    request = Request("flash", seq=256, numerics=False, trace_groups=())
+    result = run_request(request)
+    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]})
+    assert found.best is not None
+    assert found.best.cycles == result.cycles
