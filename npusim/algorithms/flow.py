@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
+from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.phase import BySize, Phase
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
 #: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
@@ -21,19 +22,23 @@ Place = Literal["global", "down", "up", "out", "state", "carried", "work", "mask
 def flow(phase: Phase) -> dict[str, Place]:
     """Return the place of every name; a machine's routes turn it into storage.
 
-    Raises `ProgramError` for an input or mask that a stage writes, and for names nobody declared.
+    What is bound to a tensor is global or out, whatever its role.  Raises `ProgramError` for an input or mask
+    that a stage writes, for operands and results bound to no tensor, and for names nobody declared.
     """
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
     _check_declared(phase)
     for n, what in names.items():
         writers = [s for s in stages if n in s.written]
         readers = [s for s in stages if n in s.read]
-        if what.role in ("operand", "mask"):
-            if writers:
-                raise ProgramError(f"{phase.name}: stage {writers[0].name} writes {n}, which is an input")
-            places[n] = "global" if what.role == "operand" else "mask"
-        elif what.role == "result":
-            places[n] = "out"
+        bound = phase.tensors.get(n)
+        if writers and (n in phase.masks or (bound is not None and not _may_be_written(bound))):
+            raise ProgramError(f"{phase.name}: stage {writers[0].name} writes {n}, which is an input")
+        if bound is None and what.role in ("operand", "result"):
+            raise ProgramError(f"{phase.name}: {what.role} {n} is bound to no tensor")
+        if n in phase.masks:
+            places[n] = "mask"
+        elif bound is not None:
+            places[n] = "out" if writers else "global"
         elif what.start is not None:
             places[n] = "state"
         elif any(s.is_product for s in writers):
@@ -45,6 +50,10 @@ def flow(phase: Phase) -> dict[str, Place]:
         else:
             places[n] = "work"
     return places
+
+
+def _may_be_written(bound: GlobalTensor | BySize) -> bool:
+    return isinstance(bound, GlobalTensor) and bound.role in ("output", "workspace")
 
 
 def _check_declared(phase: Phase) -> None:

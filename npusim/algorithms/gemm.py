@@ -10,22 +10,23 @@ from npusim.algorithms.table import Stage, product, row
 from npusim.ir.op import Opcode
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Role
     from npusim.ir.tile import GlobalTensor
 
 
 def gemm(
     label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tile: tuple[int, int], *,
-    is_transposed: bool = False, arithmetic: str = "", result: str = "c",
+    is_transposed: bool = False, arithmetic: str = "", result: str = "c", role: Role = "result",
 ) -> Phase:  # fmt: skip
     """Return C = A B, or A B^T, for every head of a batch, a tile of C a cell; A's heads may share B's.
 
-    ``result`` is what the algorithm calls C.
+    ``result`` is what the algorithm calls C, ``role`` what it is to it.
     """
     m, n = tile
     names = {
         "a": name("operand", "m k", a.fmt),
         "b": name("operand", "n k" if is_transposed else "k n", b.fmt),
-        result: name("result", "m n", c.fmt, label=label),
+        result: name(role, "m n", c.fmt, label=label),
     }
     return Phase(
         name=label, names=names, cells=grid(c, ("m", m), ("n", n)), sizes={"m": m, "n": n, "k": a.cols},

@@ -140,7 +140,7 @@ def softmax(
     names = {
         "S_in": name("operand", tile, source.fmt, label="S"),
         "P": name("result", tile, out.fmt),
-        "X": name("score", tile, fmt),
+        "X": name("work", tile, fmt),
         "m": name("max", vector, fmt, start=None if is_whole else -math.inf),
         "m_new": name("max", vector, fmt),
         "m_part": name("max", vector, fmt),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -113,6 +113,7 @@ class Phase:
     global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
     ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
+    ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
     """
 
@@ -124,6 +125,7 @@ class Phase:
     assignment: Assignment = "round_robin"
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""

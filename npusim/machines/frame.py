@@ -35,6 +35,7 @@ class Frame:
         self.stages = phase.stages
         self.row_axis, self.loop_axis = phase.row_axis, phase.loop_axis
         self.label = phase.label
+        self.roles = {n: what.role for n, what in phase.names.items()}
         self._heads = max(t.heads for t in phase.all_tensors())
 
     @property

@@ -113,12 +113,12 @@ class Probe:
 
     def __call__(self, moment: Moment) -> None:
         """Look at one executed step."""
-        match moment.step.name, moment.step.opcode:
-            case "S_in", Opcode.MATMUL:  # scores stay in the accumulator
+        match moment.role, moment.step.opcode:
+            case "score", Opcode.MATMUL:  # scores stay in the accumulator
                 self.scores.look(moment.result)
-            case "S_in", _:
+            case "score", (Opcode.COPY | Opcode.CAST):
                 self.scores.look(moment.sources[0])
-            case "k_shifted", _:
+            case "result", _ if moment.step.name == "k_shifted":
                 self.shifted_keys.look(moment.result)
             case _:
                 self.underflow(moment)

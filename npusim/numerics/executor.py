@@ -36,7 +36,8 @@ class Moment:
     """One executed step, as observers see it: its place, what it read and what it wrote.
 
     ``index`` is the step's position in its operation; arrays are (lanes, rows, cols), lane i
-    belonging to ``blocks[i]``; sources are views that later steps overwrite.
+    belonging to ``blocks[i]``; sources are views that later steps overwrite.  ``role`` is what the
+    destination means to the algorithm (`npusim.algorithms.phase.Role`).
     """
 
     phase: str
@@ -46,6 +47,7 @@ class Moment:
     step: Step
     sources: Sequence[Array]
     result: Array
+    role: str = ""
 
 
 Observer = Callable[[Moment], None]
@@ -153,7 +155,8 @@ class _Lockstep:
             read = [*sources, before] if step.attributes.accumulate else sources
             self.events.look(resolved, step, np.broadcast_to(result, before.shape), read)
         for observer in self.observers:
-            observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result))
+            role = self.phase.roles.get(step.name, "")
+            observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result, role))
         if is_global:
             for lane, one in enumerate([step, *same]):
                 assert isinstance(one.dst, GlobalTile)

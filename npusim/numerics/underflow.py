@@ -1,9 +1,8 @@
 """What becomes zero on the way from scores to the second product, and the mass that is lost with it.
 
-An observer of executions.  It reads the names that step tables give their rows: ``P`` (the
-exponential), ``P_fp8`` and ``P_out`` (its casts), ``alpha`` or ``e_old`` and ``e_tile`` (what
-rescales earlier tiles and this one), ``l`` (the row sum) and ``O_normal`` (the division by it); and
-the name that mappings give the loads of keys, ``k``.
+An observer of executions.  It goes by the roles of what steps write: an exponential that is a ``weight``
+(P) and its casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles and this one),
+what adds to the ``sum`` (the tile ends) and the ``output`` divided by it; and by the name of keys, ``k``.
 """
 
 from __future__ import annotations
@@ -58,25 +57,25 @@ class Underflow:
         if moment.blocks is not self._blocks:
             self._blocks, self._lost = moment.blocks, {}
         step = moment.step
-        match step.name, step.opcode:
-            case "k", _ if isinstance(step.srcs[0], GlobalTile):
+        match moment.role, step.opcode:
+            case "operand", _ if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
                 self._load_keys(step.srcs[0].row)
-            case "S", Opcode.SELECT:
+            case _, Opcode.SELECT if isinstance(step.srcs[2], float):
                 self._mask = np.asarray(moment.sources[0] != 0)
-            case "P", Opcode.EXP:
+            case "weight", Opcode.EXP:
                 self._exact = _exact_exponential(step, moment.sources[0])
                 self._gone = np.asarray(moment.result == 0)
                 self._is_loading = False
-            case (("P_fp8" | "P_out"), Opcode.CAST):
+            case "weight", Opcode.CAST:
                 self._gone = np.asarray(moment.result == 0)
                 self.saturated += _count_saturated(step, moment.sources[0])
-            case (("alpha" | "e_old"), Opcode.EXP):
+            case "decay", Opcode.EXP:
                 self._old_factor = moment.result.astype(np.float64)[..., 0]
-            case "e_tile", Opcode.EXP:
+            case "gain", Opcode.EXP:
                 self._tile_factor = moment.result.astype(np.float64)[..., 0]
-            case "l", Opcode.ADD:
+            case "sum", Opcode.ADD:
                 self._finish_tile(step.dst)
-            case "O_normal", Opcode.DIV:
+            case "output", Opcode.DIV:
                 self._finish_rows(step.srcs[1], moment.sources[1].astype(np.float64)[..., 0])
             case _:
                 pass

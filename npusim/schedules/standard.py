@@ -72,7 +72,10 @@ def build(
     tile, rows = (t.block_m, t.block_n), (t.block_rows, min(p.seq_kv, SLICE_ELEMENTS))
     constants = {"scale": p.scale, "masked": -math.inf}
     phases = (
-        gemm("scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=choice.arithmetic, result="S_in"),
+        gemm(
+            "scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=choice.arithmetic, result="S_in",
+            role="score",
+        ),
         element_wise("scale_mask", SCALE_MASK, raw, scores, rows, constants, mask=mask, offset=p.causal_offset),
         softmax(scores, weights, rows, choice),
         gemm("values", weights, io.v, io.o, tile, arithmetic=choice.arithmetic),

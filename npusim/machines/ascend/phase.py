@@ -86,8 +86,9 @@ class AscendPhase:
         """Return the phase of the program."""
         p = self.phase
         return BuiltPhase(
-            p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves
-        )
+            p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves,
+            roles=self.frame.roles,
+        )  # fmt: skip
 
     def _times(self, name: str, cell: Cell) -> int:
         """Return how often a cell reads all of an operand in one tile."""

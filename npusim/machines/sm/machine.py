@@ -75,8 +75,9 @@ class SmMachine:
             return places[cell.place].items(cell)
 
         return BuiltPhase(
-            phase.name, cells, items, _shape, partial(touches, places[0].frame, once), serves=phase.serves, dealt=shares
-        )
+            phase.name, cells, items, _shape, partial(touches, places[0].frame, once), serves=phase.serves,
+            dealt=shares, roles=places[0].frame.roles,
+        )  # fmt: skip
 
 
 def dealt_out(
