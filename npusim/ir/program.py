@@ -70,7 +70,6 @@ class Loop:
 Item = TileOp | Loop
 #: A block is whatever a phase's body understands: a frozen value with its coordinates.
 Block = Any
-Assignment = Literal["round_robin"]
 Serves = Literal["rows", "kv_head"]
 
 
@@ -121,7 +120,6 @@ class Phase:
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
     touches: Callable[[Sequence[Block]], Iterable[Touch]]
-    assignment: Assignment = "round_robin"
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
 
