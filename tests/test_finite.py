@@ -28,7 +28,7 @@ def overflowing(**fields: Any) -> Any:
             {"schedule": "flash", "hw": "h200", "precision": "scores=float16", "tiling": {"block_q": 64}},
             [("flash", "fa2_fp32"), ("pasa", "fp16_mean")],
         ),
-        ({"schedule": "volta_flash"}, [("volta_flash", "acc_fp32")]),
+        ({"schedule": "volta_flash"}, [("volta_flash", "acc_fp32"), ("flash", "fa2_fp32")]),
     ],
 )  # fmt: skip
 def test_what_is_finite_on_the_same_sample_is_named_with_its_error(

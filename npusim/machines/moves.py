@@ -16,7 +16,6 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
 from npusim.spec.engine import DmaEngine, FixpipeEngine, RouteSpec
-from npusim.units import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +48,7 @@ class Moves:
             what = f"{step.opcode.name} of {step.dst.rows} x {step.dst.cols} {step.dst.fmt}"
             raise SpecError(f"{self.device.name}: {key}: {error}, and {what} takes it") from None
         path = f"{key}.routes.{_route_name(spec, route)}"
-        moved = max(_stored_bytes(src, source), _stored_bytes(step.dst, destination))
+        moved = max(self.stored_bytes(src, source), self.stored_bytes(step.dst, destination))
         if isinstance(spec, FixpipeEngine):
             _check_output(step, spec, route, path)
             moved = step.dst.payload_bytes
@@ -72,6 +71,10 @@ class Moves:
             )
         latency += self._miss_latency(step.srcs[0])
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
+
+    def stored_bytes(self, operand: Operand, _memory: str) -> int:
+        """Return an operand's bytes in a memory: those of its elements, where nothing is padded."""
+        return operand.payload_bytes
 
     def _through_memory(
         self, step: Step, route: RouteSpec, port: float
@@ -155,15 +158,3 @@ def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
         if not is_run and pitch * get_format(operand.fmt).size_bytes % request_bytes:
             return True
     return False
-
-
-#: Rows and columns of a fractal: operands in L1 and L0 are padded to whole fractals (ascend.md 1.2).
-FRACTAL = 16
-
-
-def _stored_bytes(operand: Operand, memory: str) -> int:
-    """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C."""
-    if memory in ("GM", "UB"):
-        return operand.payload_bytes
-    size = get_format(operand.fmt).size_bytes
-    return round_up(operand.rows, FRACTAL) * round_up(operand.cols, FRACTAL) * size

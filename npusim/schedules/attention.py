@@ -23,8 +23,9 @@ def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
 
 def ascend_tiling(
     machine: AscendMachine, sizes: tuple[int, int], vector_rows: int | None, ahead: int,
-    elements: int = SLICE_ELEMENTS,
+    elements: int = SLICE_ELEMENTS, spilled: tuple[str, ...] = (),
 ) -> AscendTiling:  # fmt: skip
     """Return the tiling of attention's loop: slices of ``vector_rows``, or of ``elements`` by default."""
     share = machine.group.largest_share(sizes[0])
-    return AscendTiling(elements=slice_elements(vector_rows, share, sizes[1], elements), ahead=ahead)
+    slices = slice_elements(vector_rows, share, sizes[1], elements)
+    return AscendTiling(elements=slices, ahead=ahead, spilled=spilled)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.cells import Deal, attention_cells, dealt
 from npusim.algorithms.flash import FlashPrecision, flash
@@ -47,6 +47,9 @@ class FlashTiling(Tiling):
         default=2, ge=0, le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )  # fmt: skip
+    running: Literal["ub", "gm"] = Field(
+        default="ub", description="where O stays between tiles: in UB, or in global memory, so that larger blocks fit"
+    )
 
 
 FA2_FP32 = FlashPrecision(
@@ -85,7 +88,8 @@ def build_on_ascend(
     tensors = attention_tensors(problem, p.output)
     phase = flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
     machine = AscendMachine(device)
-    fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth)
+    spilled = ("O",) if tiling.running == "gm" else ()
+    fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
     return machine.build(name, [(phase, fields)], problem.flops())
 
 

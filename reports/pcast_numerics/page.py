@@ -22,6 +22,8 @@ __all__ = ["TABLE_1", "TABLE_2", "write"]
 SINKS = 4
 KEYS = 4096
 GAP = 7.0
+#: Up to this gap not nearly all normal keys are zeroed at S = 1.
+GAP_PARTLY = 8
 #: P-Cast table 1: gap -> percent zeroed at S = 1, at S = 256, non-sink mass, "effective loss".
 TABLE_1: Mapping[int, tuple[float, float, float, float]] = MappingProxyType(
     {
@@ -102,8 +104,9 @@ def _collapse() -> Section:
     """Table 1: fractions and masses in forward order."""
     rows: list[list[str]] = []
     data: dict[int, object] = {}
+    found_by_gap: dict[int, list[study.Mean]] = {}
     for gap, paper in TABLE_1.items():
-        found = study.mean_of_rows([_fractions(gap, draw) for draw in range(DRAWS)])
+        found = found_by_gap[gap] = study.mean_of_rows([_fractions(gap, draw) for draw in range(DRAWS)])
         measured, errors = [m.value for m in found], [m.error for m in found]
         exact = theory.expectation(float(gap), 1.0, SINKS, KEYS)
         formula = 100 * theory.closed_form(float(gap), 1.0, SINKS)
@@ -117,7 +120,23 @@ def _collapse() -> Section:
         "gap", "zeroed, S=1", "zeroed, S=256", "normal keys' mass", '"effective loss"', "mass truly zeroed",
         "expected", "zeroed, S=1, expected", "by equation 7",
     ]  # fmt: skip
-    return {"table_1": table(header, rows)}, {"table_1": data}
+    return {"table_1": table(header, rows), **_told(found_by_gap)}, {"table_1": data}
+
+
+def _told(found: Mapping[int, list[study.Mean]]) -> dict[str, object]:
+    """Return what the text says of table 1: mass truly zeroed over the product, and equation 7's errors."""
+    lost, product = ({gap: f[i].value for gap, f in found.items()} for i in (-1, 3))
+    shares = [lost[gap] / product[gap] for gap in found if gap <= GAP_PARTLY]
+    top = max(lost, key=lambda gap: lost[gap])
+    errors = [
+        100 * (theory.closed_form(float(gap), 1.0, SINKS) - theory.expectation(float(gap), 1.0, SINKS, KEYS).zeroed)
+        for gap in found
+    ]
+    return {
+        "share_low": f"{100 * min(shares):.0f}", "share_high": f"{100 * max(shares):.0f}",
+        "peak": f"{lost[top]:.0f}", "peak_gap": top, "peak_paper": f"{max(p[-1] for p in TABLE_1.values()):.0f}",
+        "formula_low": f"{-min(errors):.1f}", "formula_high": f"{max(errors):.1f}",
+    }  # fmt: skip
 
 
 def _fractions(gap: int, draw: int) -> tuple[float, ...]:
@@ -280,6 +299,8 @@ def _real() -> Section:
         "plain_product": f"{plain.product_mass_percent:.0f}", "plain_squared": f"{squared(plain):.1f}",
         "plain_ratio": f"{plain.error / best.error:.1f}", "forward_ratio": f"{forward.error / best.error:.2f}",
         "forward_squared": f"{squared(forward):.2f}", "max_reverse": f"{last:.2f}",
+        "order_gain": f"{100 * (1 - best.error / forward.error):.0f}",
+        "order_gain_real": f"{100 * (1 - 1 / squared(forward)):.0f}",
         "max_forward": f"{found['forward, S=448'].error / forward.error:.2f}",
     }  # fmt: skip
     return fields, {"real": found}

@@ -261,6 +261,11 @@ WRONG = (
     ("layout m8n8k4 --arrangement 3x3", "arrangement 3x3: m8n8k4 has 4 groups of lanes,"),
     ("layout m16n8k16 --a col", "m16n8k16: A is always row and B col, not col and"),
     ("layout m8n8k4 --svg file/a.svg", "file/a.svg: cannot be written: file is not a"),
+    ("new schedule flash", "'flash' is a schedule of npusim's own; choose another name"),
+    ("new schedule 2nd", "'2nd' is no name for a schedule"),
+    ("new kernel mine", "No such command 'kernel'"),
+    ("run mine.py:MINE", "mine.py: no such file; a schedule of one's own is FILE.py:NAME"),
+    ("run no.such.module:MINE", "module no.such.module: ModuleNotFoundError"),
 )  # fmt: skip
 
 

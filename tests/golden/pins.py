@@ -61,7 +61,9 @@ SMALL: dict[str, dict[str, dict[str, object]]] = {
 EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("flash", "ascend_910b2", "causal", "", {"block_kv": 32, "depth": 0, "deal": "balanced"}),
     ("flash", "ascend_910b2", "long", "fa16", {"block_kv": 256, "depth": 3, "vector_rows": 7}),
+    ("flash", "ascend_910b2", "causal", "", {"running": "gm", "vector_rows": 24}),
     ("flash", "h200", "causal", "accumulate=fresh", {}),
+    ("flash", "v100", "causal", "accumulate=fresh", {}),
     ("pasa", "ascend_910b2", "ragged", "fp32_mean", {"scale_in": "scores", "optimise": True}),
     ("pasa", "ascend_910b2", "causal", "fixed_reference", {"block_kv": 64}),
     ("pasa", "h200", "causal", "fixed_reference", {"block_kv": 64}),

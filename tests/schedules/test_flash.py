@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from ir.toy import flatten
 
@@ -13,7 +14,7 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
-from npusim.run import flag_budget
+from npusim.run import flag_budget, run
 from npusim.schedules import find_schedule
 from npusim.spec.load import load_workload
 from npusim.spec.problem import Problem
@@ -212,3 +213,28 @@ def test_a_schedule_without_a_mapping_for_a_family_is_refused_with_those_that_ha
         SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"
     ):
         find_schedule("flash", "tpu")
+
+
+@pytest.mark.parametrize("shape", [{"seq_q": 150, "seq_kv": 333}, {"seq_q": 1, "seq_kv": 200}])
+def test_o_in_global_memory_changes_no_bit(shape: dict[str, int]) -> None:
+    """Slices of O come and go between tiles; one core of a decode has none of them."""
+    problem = Problem(heads=2, kv_heads=1, head_dim=64, causal=True, **shape)
+    found = [
+        run("flash", problem=problem, tiling={"block_kv": 64, "vector_rows": 16, "running": place}, rows="all")
+        for place in ("ub", "gm")
+    ]
+    np.testing.assert_array_equal(*(r.output.view(np.uint16) for r in found))
+    assert found[0].cycles < found[1].cycles
+
+
+def test_o_in_global_memory_makes_room_for_larger_first_level_blocks(
+    build_flash: Callable[..., TileProgram], device: DeviceSpec
+) -> None:
+    """FastAttention's B_r = 512 with B_c = 512: O alone would take 128 KiB of an AIV's 192."""
+    tiling = {"block_q": 512, "vector_rows": 8}
+    with pytest.raises(BufferOverflowError, match="O 128 KiB"):
+        build_flash(tiling, **PANGU)
+    program = build_flash({**tiling, "running": "gm"}, **PANGU)
+    check(program, flag_budget(device))
+    used, there = program.occupancy_bytes()["aiv0.UB"]
+    assert used < there

@@ -50,11 +50,18 @@ def halves(row: Any) -> Any:
     return row[0]
 
 
+def neighbours(row: Any) -> Any:
+    while len(row) > 1:
+        row = row[::2] + row[1::2]
+    return row[0]
+
+
 def lanes_of_32_bytes(row: Any) -> Any:
-    """Blocks of 32 bytes, each folded in halves; their sums again, until one is left."""
+    """Blocks of 32 bytes, each a tree of neighbours; their sums again, until one is left."""
     width = 32 // row.dtype.itemsize
     while len(row) > 1:
-        row = np.array([halves(row[i : i + width]) for i in range(0, len(row), width)], row.dtype)
+        blocks = [neighbours(row[i : i + width]) for i in range(0, len(row), width)]
+        row = np.array(blocks, row.dtype)
     return row[0]
 
 

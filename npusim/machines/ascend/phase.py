@@ -157,7 +157,8 @@ class AscendPhase:
                 for part, lag in zip(self.parts, lags, strict=True)
                 if 0 <= start - lag < total
             ]
-            yield Repeat(self.frame.loop_axis, range(start, end), partial(_step, cell, met))
+            if met:  # with fewer tiles than steps ahead nothing happens in between
+                yield Repeat(self.frame.loop_axis, range(start, end), partial(_step, cell, met))
 
     def _part(self, part: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[Item]:
         for s in part:

@@ -53,12 +53,15 @@ class AscendTiling:
         number one more.
     period
         Releases of such a slot that one flag acknowledges.
+    spilled
+        States that stay in global memory between tiles, for want of room in UB.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
     elements: int = SLICE_ELEMENTS
     ahead: int = 0
     period: int = 1
+    spilled: tuple[str, ...] = ()
 
 
 def gemm_tiling(stage: str, m: int, n: int, k: int) -> AscendTiling:

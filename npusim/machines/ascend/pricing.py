@@ -6,18 +6,20 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError, UnknownOpcodeError
+from npusim.formats import get_format
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.moves import Moves
 from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
-from npusim.units import ceil_div
+from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
+    from npusim.ir.tile import Operand
     from npusim.spec.device import BankSpec, DeviceSpec
     from npusim.spec.engine import EngineSpec
 
@@ -27,8 +29,16 @@ class AscendPricing(Moves):
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
+        self._fractal = device.matrix_engine("aic").fractals["float16"].m_elements.value
         self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
+
+    def stored_bytes(self, operand: Operand, memory: str) -> int:
+        """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
+        if memory in ("GM", "UB"):
+            return operand.payload_bytes
+        size, edge = get_format(operand.fmt).size_bytes, self._fractal
+        return round_up(operand.rows, edge) * round_up(operand.cols, edge) * size
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.table import bind, choose
 from npusim.ir.op import Attributes, Opcode, Step
-from npusim.machines.ascend.group import PING_PONG, RowSlice, compute, move, pass_on
+from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move, pass_on
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ def rows_stage(frame: Frame, stage: Stage, group: AscendGroup, elements: int) ->
     return RowsStage(stage, table, inputs, outputs, masks, names, moved, height)
 
 
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A state outside UB: its place in global memory, the slots it comes and goes through, rows of a slice."""
+
+    memory: Ring
+    slot: Ring
+    back: Ring
+    height: int
+
+
 class VectorShare:
     """One vector core's part of a phase: its memory, and stages bound to slices of its rows."""
 
@@ -87,6 +97,7 @@ class VectorShare:
                 # One slot beside products: only the tiles on the diagonal need a mask.
                 depth = PING_PONG if self.is_alone else 1
                 self.masks.setdefault(n, group.ub_in(core, frame.prefix + n, s.height * frame.width(n), depth))
+        self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
         self._place_kept(stages, tiling)
 
     def _place_ends(self, s: RowsStage) -> None:
@@ -108,6 +119,21 @@ class VectorShare:
                 depth = 1 if s.stage in frame.phase.finish else PING_PONG
                 self.outs[n] = ends.ub_out(core, self._ring(n, "out"), size, depth)
 
+    def _place_spilled(self, n: str, stages: Sequence[RowsStage]) -> Spilled:
+        """Place a state in global memory, and the slots in UB that its slices pass through.
+
+        Two generations: slices of the next are stored while this one's are still loaded.
+        """
+        frame, core, group = self.frame, self.core, self.group
+        height = min(s.height for s in stages if n in s.names)
+        row = frame.size_bytes(n, frame.width(n))
+        return Spilled(
+            group.allocator.ring(
+                GM, f"{core.name} {n}", self.rows * row, PING_PONG, producers=[core.store], consumers=[core.load]
+            ),
+            group.ub_in(core, f"{n} in", height * row, 1), group.ub_out(core, f"{n} back", height * row, 1), height,
+        )  # fmt: skip
+
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
@@ -115,6 +141,8 @@ class VectorShare:
         self.kept: dict[str, Tile] = {}
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
+            if n in self.spilled:
+                continue
             if frame.places[n] == "state" and not self.is_alone:
                 self.kept[n] = tile(ub, n, self.rows, width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
@@ -161,10 +189,17 @@ class VectorShare:
         fills = [
             Step(Opcode.FILL, self.kept[n].part(0, mine.rows), (w.start,))
             for n, w in names.items()
-            if w.start is not None
+            if w.start is not None and n not in self.spilled
         ]
         if fills:
             yield compute("state.start", self.core.vector, fills)
+        for n, at in self.spilled.items():
+            start = names[n].start
+            assert start is not None
+            for part in self.slices(mine, at.height):
+                back = at.back.fill(part.rows, self.frame.width(n), self.frame.fmt(n))
+                yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
+                yield self._spill(n, mine, part)
 
     def items(self, s: RowsStage, cell: Cell, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield one stage on this core's share: loads, work and stores, slice by slice."""
@@ -177,6 +212,12 @@ class VectorShare:
                 ring, shape = self.ins[n], self._shape(n, cell, tile, part)
                 views[n], source = ring.front(*shape), self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
+            again = [n for n in self.spilled if n in s.stage.read]
+            for n in again:
+                whole = self._held(n, mine, part, is_write=False)
+                slot = self.spilled[n].slot
+                yield move(f"{n}.reload", self.core.load, slot.fill(part.rows, whole.cols, whole.fmt), whole)
+                views[n] = slot.front(part.rows, whole.cols, whole.fmt)
             for n in s.outputs:
                 if n not in s.moved:
                     views[n] = self.outs[n].fill(*self._shape(n, cell, tile, part))
@@ -189,11 +230,39 @@ class VectorShare:
             if not s.moved:
                 own = 0 if self.is_alone else part.row - mine.row
                 bound = self._bindings(s, part, own, views, cell, tile)
-                yield compute(s.name, self.core.vector, bind(s.table, bound))
+                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part))
+            for n in again:
+                if n in s.stage.written:
+                    yield self._spill(n, mine, part)
             for n in s.outputs:
                 ring = self.ins[s.moved[n]] if n in s.moved else self.outs[n]
                 done, target = ring.front(*self._shape(n, cell, tile, part)), self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
+
+    def _steps(
+        self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice
+    ) -> tuple[Step, ...]:
+        """Return a stage's rows as steps; from its first write on a spilled state lies where it is stored from."""
+        moved = next((n for n in again if n in s.stage.written), None)
+        if moved is None:
+            return bind(s.table, bound)
+        at = next(i for i, r in enumerate(s.table) if r.dst == moved)
+        first = s.table[at]
+        back = self.spilled[moved].back.fill(part.rows, self.frame.width(moved), self.frame.fmt(moved))
+        turn = Step(first.opcode, back, tuple(bound[n] for n in first.srcs), first.attributes, first.dst)
+        return (*bind(s.table[:at], bound), turn, *bind(s.table[at + 1 :], {**bound, moved: back}))
+
+    def _held(self, n: str, mine: RowSlice, part: RowSlice, *, is_write: bool) -> RingTile:
+        """Return a slice's place in the share of a spilled state in global memory."""
+        ring = self.spilled[n].memory
+        view = ring.fill if is_write else ring.front
+        whole = view(self.rows, self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
+        return whole.part(part.row - mine.row, part.rows)
+
+    def _spill(self, n: str, mine: RowSlice, part: RowSlice) -> TileOp:
+        """Return the store of a slice of a spilled state."""
+        back = self.spilled[n].back.front(part.rows, self.frame.width(n), self.frame.fmt(n))
+        return move(f"{n}.spill", self.core.store, self._held(n, mine, part, is_write=True), back)
 
     def _shape(self, n: str, cell: Cell, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
         return part.rows, self.frame.cols(n, cell, tile), self.frame.fmt(n)
