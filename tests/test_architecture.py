@@ -67,7 +67,7 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "simpy": ("timing/des.py", "timing/link.py", "node/"),
-    "networkx": ("ir/graph.py", "node/topology.py"),
+    "networkx": ("node/topology.py",),
     "pydantic": ("spec/",),
     "pydantic_core": ("spec/",),
     "ruamel": ("spec/",),

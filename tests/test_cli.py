@@ -32,7 +32,7 @@ QUICK = ("--seq", "256", "--no-numerics")
 VERBS = (
     "run", "compare", "explore", "check",
     "hw list", "hw show", "hw schema", "hw validate",
-    "workload list", "workload show", "workload schema", "workload import",
+    "workload list", "workload show", "workload schema", "workload import", "new schedule",
 )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Overflow = Literal["inf", "nan", "saturate", "ascend_saturate"]
-NanRule = Literal["canonical", "keep_sign", "truncate"]
 
 #: Rounding modes and the number the kernels know them by.  ``none`` and ``rint`` are the Ascend
 #: names (CAST_NONE, CAST_RINT) of nearest even.

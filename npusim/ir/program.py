@@ -70,7 +70,6 @@ class Loop:
 Item = TileOp | Loop
 #: A block is whatever a phase's body understands: a frozen value with its coordinates.
 Block = Any
-Assignment = Literal["round_robin"]
 Serves = Literal["rows", "kv_head"]
 
 
@@ -122,7 +121,6 @@ class Phase:
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
     touches: Callable[[Sequence[Block]], Iterable[Touch]]
-    assignment: Assignment = "round_robin"
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)

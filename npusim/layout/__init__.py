@@ -1,9 +1,9 @@
 """Coordinate to index functions: layouts and their algebra, fractals, fragments, banks.
 
-* ``algebra`` (shape:stride), ``tiling``, ``swizzle``, ``gf2``: layouts as such.
+* ``algebra`` (shape:stride), ``tiling``, ``swizzle``: layouts as such.
 * ``fractal``: ND, NZ, ZN, ZZ of the Ascend.
 * ``instruction``, ``fragment``, ``arrangement``: which lane of a warp holds what.
-* ``execute``: products from registers to registers; ``chain``, ``order``: one into the next.
+* ``execute``: products from registers to registers; ``chain``: one into the next.
 * ``memory``: wavefronts of shared-memory banks, sectors of global loads.
 
 Importing it imports no numpy.
@@ -33,7 +33,6 @@ from npusim.layout.execute import (
 )
 from npusim.layout.fractal import BUFFER_FORMATS, nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
-from npusim.layout.gf2 import BitMatrix
 from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants
 from npusim.layout.memory import (
     SECTOR_BYTES,
@@ -47,7 +46,6 @@ from npusim.layout.memory import (
     swizzled,
     wavefronts,
 )
-from npusim.layout.order import best_order, in_place_table, tally_orders
 from npusim.layout.swizzle import Swizzle, SwizzledLayout
 from npusim.layout.tiling import logical_divide, logical_product, zipped_divide, zipped_product
 
@@ -60,7 +58,6 @@ __all__ = [
     "WARP_LANES",
     "Arrangement",
     "BankModel",
-    "BitMatrix",
     "Chain",
     "ChainCost",
     "Fragment",
@@ -71,7 +68,6 @@ __all__ = [
     "Swizzle",
     "SwizzledLayout",
     "arrangement",
-    "best_order",
     "bundle",
     "chain",
     "chained_product",
@@ -82,7 +78,6 @@ __all__ = [
     "fragment_addresses",
     "from_registers",
     "gather",
-    "in_place_table",
     "instruction",
     "left_inverse",
     "logical_divide",
@@ -98,7 +93,6 @@ __all__ = [
     "scatter",
     "sectors",
     "swizzled",
-    "tally_orders",
     "to_registers",
     "variants",
     "warp_product",

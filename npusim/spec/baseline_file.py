@@ -16,8 +16,6 @@ from npusim.spec.model import NonNegativeInt, PositiveInt, SpecModel, StrictBool
 
 __all__ = ["BaselineFile", "ExpectedCycles", "load_baseline", "write_expected"]
 
-BASELINE_SCHEMA = "npusim.baseline/1"
-
 
 class ExpectedCycles(SpecModel):
     """What a case gave when it was accepted; whole numbers, compared exactly."""

@@ -28,9 +28,7 @@ from npusim.spec.quantity import (
     WholeQuantity,
 )
 
-DEVICE_SCHEMA = "npusim.device/1"
 GM = "GM"
-
 
 #: Numbers and choices with their sources, under the keys that a model would have them by.
 Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")

@@ -63,10 +63,6 @@ class _MoverSpec(_QueueSpec):
         known = ", ".join(f"{r.source}->{r.destination}" for r in self.routes.values())
         raise SpecError(f"no route {source}->{destination}; routes here: {known}")
 
-    def has_route(self, source: str, destination: str) -> bool:
-        """Return whether bytes can go from ``source`` to ``destination`` on this engine."""
-        return any((r.source, r.destination) == (source, destination) for r in self.routes.values())
-
 
 class DmaEngine(_MoverSpec):
     """A pipe that copies: MTE1, MTE2, MTE3."""
@@ -103,11 +99,6 @@ class MatrixEngine(_QueueSpec):
     startup_cycles: WholeQuantity
     accumulator_format: Text
     arithmetic: dict[str, Choice[str]] = Field(description="registry name by input format")
-
-    @property
-    def input_formats(self) -> tuple[str, ...]:
-        """Formats it multiplies, in the order of the file."""
-        return tuple(self.fractals)
 
     def fractal(self, input_format: str) -> FractalSpec:
         """Return the step size for a format; raise `SpecError` naming those supported."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npusim import formats
 from npusim.errors import FormatError
 from npusim.formats import get_format
-from npusim.formats.reference import fma_reference, operation_reference
+from tests.formats.reference import fma_reference, operation_reference
 
 NAMES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "tf32", "float32")
 BINARY = {

@@ -11,9 +11,9 @@ import pytest
 from npusim.formats import cast, get_arithmetic, get_format, matmul
 from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import matmul_on_path
-from npusim.formats.mma_reference import matmul_reference
 from npusim.formats.mma_registry import ARITHMETICS
 from npusim.formats.reduction_kernels import round_sum
+from tests.formats.mma_reference import matmul_reference
 
 CUBES = ("ascend.cube.k16.f16.f32", "ascend.cube.k16.bf16.f32")
 #: Terms of a block: factors by their place in it.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
 from npusim.formats.matmul import matmul_on_path
-from npusim.formats.mma_reference import matmul_reference
+from tests.formats.mma_reference import matmul_reference
 
 from .families import FAMILIES, operands
 

@@ -7,7 +7,7 @@ import pytest
 
 from npusim.errors import FormatError
 from npusim.formats import cast, get_format, reduce_max, reduce_sum
-from npusim.formats.reference import operation_reference
+from tests.formats.reference import operation_reference
 
 NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "tf32", "float64")
 

@@ -12,8 +12,8 @@ from npusim.errors import FormatError
 from npusim.formats import VARIANTS, get_format
 from npusim.formats.exact import function_value
 from npusim.formats.exponential import RELATIVE_ERROR
-from npusim.formats.reference import decode, encode, fma_reference
 from npusim.formats.unary import FUNCTIONS, unary_table
+from tests.formats.reference import decode, encode, fma_reference
 
 CALLS = {name: getattr(formats, name) for name in FUNCTIONS}
 SMALL = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir.toy import RandomProgram, Toy, fill, front, order_graph
-from npusim.ir.graph import critical_path, window_graph
 from npusim.ir.walk import ResolvedOp, Walker, walk
+from tests.ir.graph import critical_path, window_graph
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -151,7 +151,7 @@ def order_graph(
     """Return the order that queues and waits keep, and ``{(endpoint, count): operation that sets it}``.
 
     Written from the rules alone (a queue is in order; a wait for count n of an endpoint comes after
-    the n-th set of it), without ``npusim.ir.graph`` or ``npusim.ir.races``.
+    the n-th set of it), without ``tests.ir.graph`` or ``npusim.ir.races``.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     sets: dict[tuple[int, int], int] = {}

@@ -7,7 +7,6 @@ import pytest
 from npusim.errors import LayoutError
 from npusim.layout import (
     BUFFER_FORMATS,
-    BitMatrix,
     Layout,
     Swizzle,
     SwizzledLayout,
@@ -21,6 +20,7 @@ from npusim.layout import (
     zn,
     zz,
 )
+from tests.layout.gf2 import BitMatrix
 
 # ---------------------------------------------------------------- swizzle
 

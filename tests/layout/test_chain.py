@@ -14,17 +14,15 @@ from npusim.layout import (
     Arrangement,
     ChainCost,
     arrangement,
-    best_order,
     chain,
     composition,
     from_registers,
-    in_place_table,
     instruction,
     right_inverse,
-    tally_orders,
     to_registers,
     warp_product,
 )
+from tests.layout.orders import best_order, in_place_table, tally_orders
 
 ORDERS = 40320  # 8!
 

@@ -41,7 +41,7 @@ def new(*words: str) -> Result:
 def test_the_file_is_flash_until_it_is_changed(hw: str, change: str) -> None:
     said = new("mine")
     assert said.exit_code == 0
-    assert "wrote mine.py; next: npusim run mine.py:mine" in said.stderr
+    assert "wrote mine.py; run it: npusim run mine.py:mine" in said.stderr
     problem = Problem(heads=2, kv_heads=1, seq_q=150, seq_kv=200, head_dim=64, causal=True)
     tiling = {"block_q": 64, "block_kv": 64}
     mine = npusim.run("mine.py:mine", hw=hw, problem=problem, tiling=tiling, precision=f"fp32{change}", rows="all")
@@ -66,9 +66,9 @@ def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsew
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my-schedule", "'my-schedule': write a Python name"),
-        ("a/b", "'a/b': write a Python name"),
-        ("class", "'class': write a Python name"),
+        ("my-schedule", "'my-schedule' is no name for a schedule"),
+        ("a/b", "'a/b' is no name for a schedule"),
+        ("class", "'class' is no name for a schedule"),
         ("flash", "'flash' is a schedule of npusim's own"),
         ("phases", "'phases' means something else in the file"),
         ("tuple", "'tuple' means something else in the file"),
