@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from npusim.errors import ProgramError
-from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.table import Stage
     from npusim.ir.program import Serves
-    from npusim.ir.tile import GlobalTile
+    from npusim.ir.tile import GlobalTensor, GlobalTile
 
 #: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
 #: who reads it (`npusim.algorithms.flow`).
@@ -193,6 +192,23 @@ class BySize:
         return self.tensors[span[1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A tensor of ``count`` matrices a head, one for each place along ``axis``: what splits leave.
+
+    They take the place of a batch: matrix (b, place) is the tensor's batch ``b * count + place``.
+    """
+
+    axis: str
+    count: int
+    tensor: GlobalTensor
+
+
+def tensor_of(bound: GlobalTensor | Stacked) -> GlobalTensor:
+    """Return the tensor that a name is bound to."""
+    return bound.tensor if isinstance(bound, Stacked) else bound
+
+
 def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
     """Return no constants: every tile has the same."""
     return {}
@@ -225,7 +241,7 @@ class Phase:
     cells: tuple[Cell, ...]
     sizes: Mapping[str, int]
     loops: tuple[Loop, ...]
-    tensors: Mapping[str, GlobalTensor | BySize]
+    tensors: Mapping[str, GlobalTensor | BySize | Stacked]
     finish: tuple[Stage, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
     per_tile: Callable[[Visit], Mapping[str, float]] = nothing_per_tile
@@ -256,7 +272,7 @@ class Phase:
     def all_tensors(self) -> Iterator[GlobalTensor]:
         """Yield every tensor it reads or writes, constants included."""
         for bound in self.tensors.values():
-            yield from (bound,) if isinstance(bound, GlobalTensor) else bound.tensors.values()
+            yield from bound.tensors.values() if isinstance(bound, BySize) else (tensor_of(bound),)
         for mask in self.masks.values():
             yield mask.tensor()
 

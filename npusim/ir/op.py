@@ -32,6 +32,7 @@ class Opcode(Enum):
     DIV = "div"  #: dst = a / b
     MAX = "max"  #: dst = max(a, b)
     EXP = "exp"  #: dst = e^a, or another exponential named by ``variant``
+    LOG = "log"  #: dst = ln a, or another logarithm named by ``variant``
     ROW_MAX = "row_max"  #: dst (rows, 1) = maximum of each row
     ROW_SUM = "row_sum"  #: dst (rows, 1) = sum of each row, in the named order
     SELECT = "select"  #: dst = a where mask (int8) is non-zero, else the constant
@@ -47,7 +48,7 @@ class Attributes:
     accumulate: bool = False
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential
+    variant: str = ""  #: named exponential or logarithm
     order: str = ""  #: order of a row sum
     started: bool = False  #: a row sum whose last source is its start value
     rounding: str = "nearest_even"

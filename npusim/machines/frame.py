@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import flow, storage
-from npusim.algorithms.phase import BySize, Cell, Visit
+from npusim.algorithms.phase import BySize, Cell, Stacked, Visit, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.opaque import varying
@@ -82,12 +82,22 @@ class Frame:
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
         bound = self.phase.tensors[n]
-        return 1 if isinstance(bound, BySize) else self._heads // bound.heads
+        return 1 if isinstance(bound, BySize) else self._heads // tensor_of(bound).heads
 
     def tensor(self, n: str, cell: Cell) -> GlobalTensor:
         """Return the tensor that an operand or result is bound to."""
         bound = self.phase.tensors[n]
-        return bound.of(cell) if isinstance(bound, BySize) else bound
+        return bound.of(cell) if isinstance(bound, BySize) else tensor_of(bound)
+
+    def stack(self, n: str) -> Stacked | None:
+        """Return the stack of matrices that a name is bound to, if it is one."""
+        bound = self.phase.tensors.get(n)
+        return bound if isinstance(bound, Stacked) else None
+
+    def is_visited(self, n: str) -> bool:
+        """Return whether the loop goes along an operand or result, tile after tile."""
+        stack = self.stack(n)
+        return self.loop_axis in (*self.axes(n), stack.axis if stack else None)
 
     def cut(
         self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None
@@ -103,7 +113,9 @@ class Frame:
             share = self.sharing(n)
             # Heads that share are no sums of a cell's coordinates; only inputs are shared.
             head = cell.head if share == 1 else varying(lambda h: h // share, cell.head)
-            batch = cell.batch
+            stack = self.stack(n)
+            place = self.span(cell, stack.axis, tile)[0] if stack else 0
+            batch = cell.batch * (stack.count if stack else 1) + place
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from npusim.algorithms.phase import Cell
-    from npusim.ir.tile import GlobalTile
     from npusim.machines.frame import Frame
-
 
 
 def once(_name: str, _cell: Cell) -> int:
@@ -34,21 +32,25 @@ def touches(frame: Frame, times: Callable[[str, Cell], int], cells: Sequence[Cel
         if place not in ("global", "out"):
             continue
         each = 0 if place == "out" else passes
-        if is_joined and frame.loop_axis in frame.axes(n):
+        if is_joined and frame.is_visited(n):
             yield from _visited(frame, times, n, cells)
         elif is_joined:
             for cell, rows in neighbours(cells):
                 yield Touch(frame.cut(n, cell, WHOLE, (0, rows)), each)
         else:
             for cell in cells:
-                yield Touch(_whole(frame, n, cell), each)
+                for tile in _tiles(frame, n, cell):
+                    yield Touch(frame.cut(n, cell, tile), each)
 
 
-def _whole(frame: Frame, n: str, cell: Cell) -> GlobalTile:
-    """Return all that a cell touches of a name's tensor."""
-    if not cell.runs:
-        return frame.cut(n, cell, WHOLE)
-    return frame.cut(n, cell, Visit(0, cell.first, cell.last - cell.first))
+def _tiles(frame: Frame, n: str, cell: Cell) -> Iterator[Visit]:
+    """Yield visits that together touch all that a cell does of a name's tensor."""
+    if not cell.runs or any(n in s.written for s in frame.phase.finish):
+        yield WHOLE
+    elif frame.stack(n) and frame.is_visited(n):
+        yield from (Visit(0, at, 1) for at in range(cell.first, cell.last))
+    else:
+        yield Visit(0, cell.first, cell.last - cell.first)
 
 
 def _visited(
@@ -67,12 +69,17 @@ def _visited(
         yield Touch(region, most, region.payload_bytes // rows * total)
 
 
+def _place(cell: Cell, rows: int) -> object:
+    """Return the head, the row after so many, and what else says where a cell lies."""
+    return cell.batch, cell.head, cell.row + rows, cell.spans[1:]
+
+
 def neighbours(cells: Sequence[Cell]) -> Iterator[tuple[Cell, int]]:
     """Yield cells, and rows from theirs on: those that follow one another in a head as one."""
     first: Cell | None = None
     rows = 0
     for cell in cells:
-        if first and (cell.batch, cell.head, cell.row) == (first.batch, first.head, first.row + rows):
+        if first and _place(cell, 0) == _place(first, rows):
             rows += cell.rows
             continue
         if first:

@@ -69,18 +69,18 @@ def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
     return run
 
 
-def _exp(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    function, _, variant = (attributes.variant or "exp.correct").partition(".")
-    if function not in EXPONENTIALS or not variant:
-        known = ", ".join(f"{f}.{v}" for f in EXPONENTIALS for v in formats.VARIANTS[f])
-        raise FormatError(f"unknown exponential {attributes.variant!r}; there are {known}")
-    return EXPONENTIALS[function](sources[0], fmt, variant=variant)
+def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:
+    """Return a function by its name and variant, ``exp.correct``; the first one's ``correct`` by default."""
 
+    def run(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+        chosen = attributes.variant or f"{next(iter(functions))}.correct"
+        function, _, variant = chosen.partition(".")
+        if function not in functions or not variant:
+            known = ", ".join(f"{f}.{v}" for f in functions for v in formats.VARIANTS[f])
+            raise FormatError(f"unknown {kind} {chosen!r}; there are {known}")
+        return functions[function](sources[0], fmt, variant=variant)
 
-#: What an exponential's name starts with: the function; the variant follows after a dot.
-EXPONENTIALS: Mapping[str, Callable[..., Array]] = MappingProxyType(
-    {"exp": formats.exp, "exp2": formats.exp2}
-)
+    return run
 
 
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
@@ -111,7 +111,8 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.MUL: _binary(formats.mul),
         Opcode.DIV: _binary(formats.div),
         Opcode.MAX: _binary(formats.maximum),
-        Opcode.EXP: _exp,
+        Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
+        Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
         Opcode.SELECT: _select,

@@ -21,6 +21,7 @@ from npusim.schedules import (
     gemm_allreduce,
     pasa,
     plugins,
+    split_kv,
     standard,
     tiling_allreduce,
     two_level,
@@ -37,7 +38,7 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, standard, gemm, copy)),
+            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy)),
             *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, volta_flash)),
         )
     }

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, slice_elements
 
 if TYPE_CHECKING:
+    from npusim.algorithms.flash import FlashPrecision
+    from npusim.algorithms.phase import Phase
     from npusim.machines.ascend import AscendMachine
     from npusim.spec.problem import Problem
+
+
+#: ``make(phase, precision, places)`` returns what becomes of FlashAttention's phase on so many places
+#: where cells run at a time, and what is to be said of it.
+Make = Callable[["Phase", "FlashPrecision", int], tuple[tuple["Phase", ...], tuple[str, ...]]]
+
+
+def alone(phase: Phase, _precision: FlashPrecision, _places: int) -> tuple[tuple[Phase, ...], tuple[str, ...]]:
+    """Return the phase as it is."""
+    return (phase,), ()
 
 
 def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:

@@ -15,11 +15,11 @@ from npusim.algorithms.flash import FlashPrecision, flash
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
 from npusim.errors import TilingError
-from npusim.machines.ascend import AscendMachine
+from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted, lanes_of
-from npusim.schedules.attention import ascend_tiling, causal_mask
+from npusim.schedules.attention import Make, alone, ascend_tiling, causal_mask
 from npusim.schedules.registry import Schedule
 from npusim.spec.tiling import Field, Tiling
 
@@ -80,17 +80,18 @@ GPU_PRECISIONS = MappingProxyType(
 
 
 def build_on_ascend(
-    problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash"
-) -> TileProgram:
+    problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
+    make: Make = alone,
+) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
-    p, sizes = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv)
-    cells = dealt(attention_cells(problem, *sizes), device.group_count.value, tiling.deal)
-    tensors = attention_tensors(problem, p.output)
-    phase = flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
+    (first, *rest), notes = make(_phase(problem, sizes, p), p, groups)
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
-    return machine.build(name, [(phase, fields)], problem.flops())
+    first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
+    phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
+    return machine.build(name, phases, problem.flops(), notes)
 
 
 EXPONENTIAL = "MUFU.EX2's bits are not public: powers of two are taken as correctly rounded"
@@ -99,36 +100,39 @@ GPU_KEYS = 64
 
 
 def build_on_gpu(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision
-) -> TileProgram:
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
+    make: Make = alone,
+) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
     p = for_inputs(precision, problem.dtype)
     if device.is_timed:
-        return build_with_warps(problem, tiling, device, p, "flash")
+        return build_with_warps(problem, tiling, device, p, name, make)
     tiling.check_no_lanes(device.name)
-    sizes = tiling.block_q, tiling.block_kv or GPU_KEYS
-    return SmMachine(device).build("flash", [(_on_gpu(problem, sizes, p), SmTiling())], problem.flops())
+    phase = _phase(problem, (tiling.block_q, tiling.block_kv or GPU_KEYS), p)
+    phases, notes = make(phase, p, device.group_count.value)
+    return SmMachine(device).build(name, [(ph, SmTiling()) for ph in phases], problem.flops(), notes)
 
 
 def build_with_warps(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str, make: Make = alone
 ) -> TileProgram:
     """Return the program with its tiles in the lanes of warps; fields left open are the largest that fit."""
     tiling, found = fitted(problem, tiling, device, precision)
     if tiling.residents and tiling.residents > found.blocks:
         raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
     sizes = tiling.block_q, tiling.keys
-    phase = _on_gpu(problem, sizes, precision)
-    if tiling.launch == "longest_first":
-        phase = replace(phase, cells=tuple(sorted(phase.cells, key=lambda c: c.first - c.last)))
     lanes = lanes_of(tiling, precision, problem)
     fields = replace(lanes, residents=tiling.residents or found.blocks)
+    places = device.group_count.value * fields.residents
+    (first, *rest), said = make(_phase(problem, sizes, precision), precision, places)
+    if tiling.launch == "longest_first":
+        first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
     where = "registers" if lanes.holds_in_registers else "shared memory"
-    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL)
-    return SmMachine(device).build(name, [(phase, fields)], problem.flops(), notes)
+    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL, *said)
+    return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
 
 
-def _on_gpu(problem: Problem, sizes: tuple[int, int], p: FlashPrecision) -> Phase:
+def _phase(problem: Problem, sizes: tuple[int, int], p: FlashPrecision) -> Phase:
     tensors, cells = attention_tensors(problem, p.output), attention_cells(problem, *sizes)
     return flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
 

@@ -99,6 +99,8 @@ def _path_in_data(details: ErrorDetails, data: object) -> tuple[str | int, ...]:
     for index, part in enumerate(parts):
         if isinstance(node, dict) and part not in node and index != absent_is_a_key:
             continue
+        if path and not isinstance(node, dict | list | tuple) and data is not None:
+            continue
         node = _child(node, part)
         path.append(part)
     return tuple(path)

@@ -50,7 +50,10 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
-        lines = [f"{key}: {text}" if key else text for key, text in explain(error)]
+        faults: dict[str, list[str]] = {}
+        for key, text in explain(error, dict(values)):
+            faults.setdefault(key, []).append(text)
+        lines = [f"{key}: {'; '.join(texts)}" if key else "; ".join(texts) for key, texts in faults.items()]
         raise TilingError("\n".join(lines)) from None
 
 

@@ -463,6 +463,7 @@ ATTENTION: dict[str, Any] = {
 }
 FIELDS: dict[str, dict[str, Any]] = {
     "flash": {"block_q": 64, "block_kv": 64, "vector_rows": 16},
+    "split_kv": {"block_q": 64, "block_kv": 64, "vector_rows": 16, "splits": 3},
     "pasa": {"block_q": 64, "block_kv": 64, "vector_rows": 16},
     "fp8_attention": {"block_q": 64, "block_kv": 64, "vector_rows": 16},
     "two_level": {"block_q": 64, "block_kv": 64, "vector_rows": 16},

@@ -105,7 +105,7 @@ LARGEST_ERROR = {"fp8_attention": 2**-4}
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize(
     ("schedule", "hw"),
-    [(s, "ascend_910b2") for s in ATTENTION] + [(s, "h200") for s in ON_A_GPU],
+    [(s, "ascend_910b2") for s in (*ATTENTION, "split_kv")] + [(s, "h200") for s in (*ON_A_GPU, "split_kv")],
 )
 def test_every_shape_gives_attention(schedule: str, hw: str, shape: str) -> None:
     problem = Problem(**SHAPES[shape])

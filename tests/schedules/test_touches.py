@@ -49,6 +49,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True},
     ),
+    "split_kv": (
+        "split_kv",
+        {"splits": 3, "block_kv": 64},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64},
+    ),
+    "split_kv, tree": (
+        "split_kv",
+        {"splits": 5, "block_kv": 64, "merge": "tree"},
+        {"heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64, "causal": True},
+    ),
     "two_level": ("two_level", {}, {"heads": 2, "seq_q": 197, "seq_kv": 300, "head_dim": 64}),
 }
 

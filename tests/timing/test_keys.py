@@ -57,6 +57,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
         "flash", small(heads=3, seq_q=100, head_dim=256, causal=True),
         {"block_q": 32, "block_kv": 16, "vector_rows": 16, "depth": 3}, None,
     ),
+    "split": ("split_kv", small(), {"splits": 2, "block_kv": 64}, None),
     "pasa": ("pasa", small(causal=True), {"block_kv": 128}, None),
     "unfused": ("standard", small(), {}, None),
     "gemm": ("gemm", GemmProblem(m=256, n=256, k=256), {}, None),
@@ -74,14 +75,14 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
 #: Which programs tell about a key, the first match counts; ``rebuild``: whether they are built anew.
 WHERE = {
     "ascend": (
-        ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
+        ("*.log_float32.*", ("split",)), ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
         ("*.gm_l1.unaligned_factor", ("odd",)), ("*.unaligned_factor", ("ragged",)),
         ("*.FIXP.issue_interval_cycles", ("ragged",)), ("*.MTE3.queue_depth_count", ("ragged",)),
         ("cores.aic.*.MTE2.queue_depth_count", ("thin",)), ("cores.aiv.*.MTE2.queue_depth_count", ("wide",)),
         ("*.CUBE.queue_depth_count", ("gemm",)), ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),
     ),
     "nvidia": (
-        ("*.64.lanes_count", ("narrow",)), ("memory.l2.capacity_bytes", ("long",)),
+        ("*.MUFU.ops.log.*", ("split",)), ("*.64.lanes_count", ("narrow",)), ("memory.l2.capacity_bytes", ("long",)),
         ("*LDG.issue_interval_cycles", ("plain",)), ("*", ("volta", "volta32", "plain", "swizzled", "narrow")),
     ),
 }  # fmt: skip

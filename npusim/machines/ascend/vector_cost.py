@@ -117,7 +117,7 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
     def instructions(step: Step, spec: VectorEngine) -> Instructions:
         tiles = [s for s in step.srcs if isinstance(s, (Tile, RingTile, GlobalTile))]
         chosen = "scalar" if name == "binary" and len(tiles) < len(step.srcs) else name
-        if chosen in ("exp", "div"):
+        if chosen in ("exp", "log", "div"):
             chosen = f"{name}_{step.dst.fmt}"
         # An operand with gaps between its rows needs repeats of its own for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
@@ -179,6 +179,7 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.MAX: _elementwise("binary"),
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),
+        Opcode.LOG: _elementwise("log"),
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

@@ -49,7 +49,7 @@ class SmPlace:
         self.loader = f"{SM}.B{number}{LDG}"
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
         read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
-        self.held = tuple(n for n in read if frame.loop_axis and frame.loop_axis not in frame.axes(n))
+        self.held = tuple(n for n in read if frame.loop_axis and not frame.is_visited(n))
         self.visited = tuple(n for n in read if n not in self.held)
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
@@ -298,9 +298,10 @@ class SmPlace:
         frame, (row, rows) = self.frame, share
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
-            if n in self.near:
+            near = self.near.get(frame.storage.get(n, n))
+            if near is not None:
                 height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
-                bound[n] = self.near[n].front(height, width, frame.fmt(n)).part(row, rows)
+                bound[n] = near.front(height, width, frame.fmt(n)).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, cell, tile, share)

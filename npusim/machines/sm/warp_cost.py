@@ -43,7 +43,7 @@ EngineType = TypeVar("EngineType")
 #: Names of the device file's pipes (design section 6).
 ISSUE, TENSOR, FMA, MUFU, LSU = "WARPS", "TENSOR", "FMA", "MUFU", "LSU"
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
 WarpCost = tuple[

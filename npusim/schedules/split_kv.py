@@ -1,0 +1,84 @@
+"""Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
+
+`flash` with its phase cut along the keys; one split is flash itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from npusim.algorithms.split import ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.errors import TilingError
+from npusim.machines.sm.fields import SmFields
+from npusim.schedules import flash
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from npusim.algorithms.flash import FlashPrecision
+    from npusim.algorithms.phase import Phase
+    from npusim.ir.program import TileProgram
+    from npusim.spec.device import DeviceSpec
+    from npusim.spec.problem import Problem
+
+
+class _Splits(Tiling):
+    """How keys are split, and how what splits leave is merged."""
+
+    splits: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", description="blocks that share a query's keys; auto: so that rounds are least"
+    )
+    merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
+
+
+class SplitTiling(_Splits, flash.FlashTiling):
+    """Tiling fields of split-KV attention on Ascend."""
+
+
+class GpuSplitTiling(_Splits, SmFields):
+    """The same on streaming multiprocessors."""
+
+    def check_no_lanes(self, device: str) -> None:
+        """Raise `TilingError` for fields of lanes on a device that is described for its values only."""
+        SmFields(**self.model_dump(include=self.model_fields_set - {"splits", "merge"})).check_no_lanes(device)
+
+
+def _split(
+    fields: _Splits, phase: Phase, precision: FlashPrecision, places: int
+) -> tuple[tuple[Phase, ...], tuple[str, ...]]:
+    tiles, keys = max(map(tiles_of, phase.cells)), phase.sizes["key"]
+    splits, said = fields.splits, tuple[str, ...]()
+    if splits == "auto":
+        splits = ROUNDS.splits(len(phase.cells), places, tiles)
+        said = (f"splits=auto: {splits}, for {len(phase.cells)} blocks of queries on {places} places",)
+    if splits > tiles:
+        raise TilingError(
+            f"splits: {splits} of {tiles} tiles of {keys} keys: a split is one tile at least; take splits={tiles} at "
+            "most, or a smaller block_kv"
+        )
+    return split_kv(phase, splits, fields.merge, precision), said
+
+
+def _build(on: Any, problem: Problem, tiling: _Splits, device: DeviceSpec, precision: SplitPrecision) -> TileProgram:
+    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_split, tiling))
+    return program
+
+
+SUMMARY = "flash-decoding: keys split among blocks, partial outputs merged"
+
+
+def _presets(precisions: Any) -> Any:
+    return MappingProxyType({n: SplitPrecision(**asdict(p)) for n, p in precisions.items()})
+
+
+ASCEND = replace(
+    flash.ASCEND, name="split_kv", summary=SUMMARY, tiling=SplitTiling, precisions=_presets(flash.PRECISIONS),
+    build=partial(_build, flash.build_on_ascend),
+)  # fmt: skip
+GPU = replace(
+    flash.GPU, name="split_kv", summary=SUMMARY, tiling=GpuSplitTiling, precisions=_presets(flash.GPU_PRECISIONS),
+    build=partial(_build, flash.build_on_gpu),
+)  # fmt: skip
+SCHEDULES = (ASCEND, GPU)
