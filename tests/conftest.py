@@ -6,6 +6,8 @@ import os
 
 # Read when numpy loads: threads cost more than they save on products as small as the tests'.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# What commands print must not hang on the terminal that the tests run in.
+os.environ.pop("COLUMNS", None)
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
