@@ -11,7 +11,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import BySize, Phase
+    from npusim.algorithms.phase import Phase
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
 #: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
@@ -52,7 +52,7 @@ def flow(phase: Phase) -> dict[str, Place]:
     return places
 
 
-def _may_be_written(bound: GlobalTensor | BySize) -> bool:
+def _may_be_written(bound: object) -> bool:
     return isinstance(bound, GlobalTensor) and bound.role in ("output", "workspace")
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from ir.toy import flatten
+from npusim.formats.mma_reference import matmul_reference
 
 from npusim.algorithms.phase import Run
 from npusim.algorithms.split import ROUNDS, cut_runs
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.exact import function_value, round_fraction
-from npusim.formats.mma_reference import matmul_reference
 from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
