@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
-from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.phase import Phase, Stacked
+    from npusim.ir.tile import GlobalTensor
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
 #: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
@@ -52,8 +53,8 @@ def flow(phase: Phase) -> dict[str, Place]:
     return places
 
 
-def _may_be_written(bound: object) -> bool:
-    return isinstance(bound, GlobalTensor) and bound.role in ("output", "workspace")
+def _may_be_written(bound: GlobalTensor | BySize | Stacked) -> bool:
+    return not isinstance(bound, BySize) and tensor_of(bound).role in ("output", "workspace")
 
 
 def _check_declared(phase: Phase) -> None:

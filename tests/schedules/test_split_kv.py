@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 from npusim.formats.mma_reference import matmul_reference
 
