@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from formats.mma_reference import matmul_reference
 from ir.toy import flatten
-from npusim.formats.mma_reference import matmul_reference
 
 from npusim.algorithms.phase import Run
 from npusim.algorithms.split import ROUNDS, cut_runs
