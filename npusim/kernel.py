@@ -7,7 +7,6 @@ the README has a worked example.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,14 +28,14 @@ from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.table import Row, Stage, choose, product, row
 from npusim.algorithms.tensors import AttentionTensors, attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
-from npusim.errors import BufferOverflowError, NpusimError, ProgramError, SpecError, TilingError
+from npusim.errors import ProgramError, SpecError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendMachine, AscendTiling, ProductPlan, slice_elements
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.schedules.attention import causal_mask
-from npusim.schedules.plugins import describe, place_of
+from npusim.schedules.plugins import origin_of
 from npusim.schedules.registry import Schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.problem import Problem
@@ -100,37 +99,29 @@ def schedule(
     problem
         What it computes: `Problem`, `GemmProblem` or `CopyProblem`.
     """
-    path = inspect.getsourcefile(phases) or called
     presets = MappingProxyType({p.name: p for p in precisions})
     if not presets:
         raise SpecError(f"schedule {called}: it needs at least one precision")
     return tuple(
         Schedule(
             name=called, family=family, summary=summary, tiling=tiling, precisions=presets,
-            default_precision=precisions[0].name, build=partial(_build, called, phases, path), problem=problem,
+            default_precision=precisions[0].name, build=partial(_build, called, phases), problem=problem,
+            origin=origin_of(phases),
         )
         for family in families
     )  # fmt: skip
 
 
 def _build(
-    called: str, phases: Callable[[Any, Any, Any], Phases], path: str, problem: Any, tiling: Any,
-    device: DeviceSpec, precision: Any,
+    called: str, phases: Callable[[Any, Any, Any], Phases], problem: Any, tiling: Any, device: DeviceSpec,
+    precision: Any,
 ) -> TileProgram:  # fmt: skip
-    """Return the program; what goes wrong in the file is told with its file and line."""
-    try:
-        listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
-        if device.family == "nvidia":
-            return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
-        machine = AscendMachine(device)
-        fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
-        return machine.build(called, fields, problem.flops())
-    except BufferOverflowError:
-        raise
-    except NpusimError as error:
-        raise type(error)(f"{place_of(error, path)}: {error}") from error
-    except Exception as error:
-        raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
+    listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+    if device.family == "nvidia":
+        return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
+    machine = AscendMachine(device)
+    fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
+    return machine.build(called, fields, problem.flops())
 
 
 def _on_ascend(machine: AscendMachine, phase: Phase, tiling: Any) -> AscendTiling:

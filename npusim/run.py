@@ -16,6 +16,7 @@ from npusim.request import DEFAULT_WORKLOAD, Layout, Request, refuse
 from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
 from npusim.schedules import find_schedule
+from npusim.schedules.plugins import told
 from npusim.spec.node import NodeDevice, is_node
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
@@ -175,7 +176,8 @@ def _computed(plan: _Plan) -> dict[str, Any]:
     device, r = plan.device, plan.request
     fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
     plan = replace(plan, tiling=fields)
-    check(program, flag_budget(device))
+    with told(plan.schedule.origin):
+        check(program, flag_budget(device))
     timing = simulate_program(program, device, r.method, r.trace_groups, r.progress) if device.is_timed else None
     bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {

@@ -9,17 +9,23 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from functools import cache
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.schedules.registry import Schedule
 from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+
+    from npusim.ir.program import TileProgram
+    from npusim.schedules.registry import Builder
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
 GROUP = "npusim.schedules"
@@ -73,15 +79,49 @@ def _module(name: str) -> ModuleType:
 
 def _schedules(module: ModuleType, wanted: str, place: str) -> tuple[Schedule, ...]:
     found: Any = getattr(module, wanted, None)
-    if isinstance(found, Schedule):
-        return (found,)
     if _is_schedule(found):
-        return tuple(found)
+        return tuple(_placed(s, module) for s in (found if isinstance(found, tuple) else (found,)))
     offered = [n for n, v in vars(module).items() if _is_schedule(v)]
     if found is None:
         there = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
         raise SpecError(f"{place}: no {wanted!r}; {there}")
     raise SpecError(f"{place}: {wanted} is a {type(found).__name__}, not what npusim.kernel.schedule() returns")
+
+
+def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
+    """Return a schedule whose faults are told with file and line, also those of a builder of its own."""
+    origin = schedule.origin or origin_of(schedule.build) or f"{module.__file__}:1"
+    return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
+
+
+def _build(build: Builder, origin: str, *arguments: Any) -> TileProgram:
+    with told(origin):
+        return build(*arguments)
+
+
+def origin_of(function: object) -> str:
+    """Return file and line of a function; empty for what has no code of its own."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+@contextmanager
+def told(origin: str) -> Iterator[None]:
+    """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
+
+    A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.
+    """
+    try:
+        yield
+    except BufferOverflowError:
+        raise
+    except Exception as error:
+        path = origin.rpartition(":")[0]
+        if not origin or str(error).startswith(path):
+            raise
+        kind = type(error) if isinstance(error, NpusimError) else SpecError
+        place = place_of(error, path)
+        raise kind(f"{origin if place == path else place}: {describe(error)}") from error
 
 
 def _is_schedule(value: object) -> bool:

@@ -41,7 +41,8 @@ class Schedule:
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
-    not the usual one.  ``beside``: presets whose error and time are shown beside a run's own.
+    not the usual one.  ``beside``: presets whose error and time are shown beside a run's own.  ``origin``:
+    file and line of one from outside the package, for its faults.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Schedule:
     reads_scales: bool = False
     hw: str = ""
     beside: tuple[str, ...] = ()
+    origin: str = ""
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.

@@ -116,6 +116,24 @@ def usual(problem, tiling, mask=None):
 '''
 
 
+#: A builder of one's own whose consumers do not wait for their slots.
+DROPPED = '''from npusim.ir import program as ir, tile
+def strip(items):
+    for item in items:
+        if isinstance(item, ir.Loop):
+            yield replace(item, body=lambda n, body=item.body: strip(body(n)))
+        else:
+            yield replace(item, steps=tuple(replace(s, srcs=tuple(late(x) for x in s.srcs)) for s in item.steps))
+def late(source):
+    return replace(source, first=False) if isinstance(source, tile.RingTile) else source
+(T,) = schedule("s", lambda problem, tiling, p: [usual(problem, tiling)], precisions=[P], families=["ascend"])
+def build(*arguments):
+    program = T.build(*arguments)
+    return replace(program, phases=tuple(replace(p, body=lambda b, p=p: strip(p.body(b))) for p in program.phases))
+S = replace(T, build=build, origin="")
+'''
+
+
 def faulty(tmp_path: Path, body: str) -> str:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + FLASH + body, encoding="utf-8")
@@ -143,13 +161,13 @@ def faulty(tmp_path: Path, body: str) -> str:
             "def f(problem, tiling, p):\n    u = usual(problem, tiling)\n"
             "    s = Stage('bad', (row(Opcode.COPY, 'q', 'O'),))\n"
             "    return [replace(u, finish=(s, *u.finish))]\nS = schedule('s', f, precisions=[P])\n",
-            r"mine\.py: attention: stage bad writes q, which is an input",
+            r"mine\.py:8: attention: stage bad writes q, which is an input",
         ),
         (
             "def f(problem, tiling, p):\n    u = usual(problem, tiling)\n"
             "    s = Stage('bad', (row(Opcode.COPY, 'nobody', 'O'),))\n"
             "    return [replace(u, finish=(s, *u.finish))]\nS = schedule('s', f, precisions=[P])\n",
-            r"mine\.py: attention: stage bad writes 'nobody', which is no name of the phase",
+            r"mine\.py:8: attention: stage bad writes 'nobody', which is no name of the phase",
         ),
         (
             "def f(problem, tiling, p):\n    u = usual(problem, tiling)\n"
@@ -157,8 +175,22 @@ def faulty(tmp_path: Path, body: str) -> str:
             "    return [replace(u, per_tile=late)]\nS = schedule('s', f, precisions=[P])\n",
             r"mine\.py:11: the body compares .*varying\(\)",
         ),
+        (
+            "def f(problem, tiling, p):\n    sizes = tiling.block_q, tiling.block_kv\n"
+            "    cells, tensors = attention_cells(problem, *sizes), attention_tensors(problem, 'float16')\n"
+            "    return [flash(problem, sizes, cells, p, tensors, None)]\n"
+            "S = schedule('s', f, precisions=[replace(P, accumulate='chained')])\n",
+            r"mine\.py:8: accumulate=chained: .* no route of ascend_910b2 leads from UB to L0C; there are GM to L1,",
+        ),
+        (
+            "def build(problem, tiling, device, precision):\n    return 1 / 0\n"
+            "(T,) = schedule('s', usual, precisions=[P], families=['ascend'])\nS = replace(T, build=build)\n",
+            r"mine\.py:9: ZeroDivisionError",
+        ),
+        (DROPPED, r"mine\.py:14: S\.load_right on aic\.MTE1 \(key=0\) reads bytes .* and no flag orders them"),
     ],
-    ids=["syntax", "import", "name", "kind", "no preset", "role", "error", "input written", "nobody's name", "index"],
+    ids=["syntax", "import", "name", "kind", "no preset", "role", "error", "input written", "nobody's name", "index",
+         "route", "builder", "dropped wait"],
 )  # fmt: skip
 def test_a_faulty_plugin_is_told_with_its_file_and_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(NpusimError, match=message):
