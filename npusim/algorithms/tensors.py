@@ -25,12 +25,17 @@ class AttentionTensors:
         return {"q": self.q, "k": self.k, "v": self.v, "out": self.o}
 
 
-def attention_tensors(problem: Problem, output: str) -> AttentionTensors:
-    """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``."""
+def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
+    """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
+
+    ``packed`` query heads are one, their rows below one another: as they lie in memory, unless several
+    rows of a head are interleaved with other heads' (BSND).
+    """
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
+    heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
     return AttentionTensors(
-        q=GlobalTensor("q", p.batch, p.heads, p.seq_q, p.head_dim, fmt, "input", mixed),
+        q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed),
         k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed),
         v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input", mixed),
-        o=GlobalTensor("o", p.batch, p.heads, p.seq_q, p.value_head_dim, output, "output", mixed),
+        o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed),
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from npusim.formats import get_format
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npusim.ir.buffers import Ring
 
 Role = Literal["input", "output", "workspace", "constant"]
@@ -46,6 +48,7 @@ class GlobalTensor:
     """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
 
     ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
+    ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
     """
 
     name: str
@@ -56,11 +59,20 @@ class GlobalTensor:
     fmt: str
     role: Role
     is_interleaved: bool = False
+    packed: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole tensor."""
         return self.batch * self.heads * self.rows * self.cols * get_format(self.fmt).size_bytes
+
+    def heads_of(self, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield head and row of the call, count, and where they begin, for rows of a head of the tensor."""
+        each, end = self.rows // self.packed, row + rows
+        while row < end:
+            count = min(each - row % each, end - row)
+            yield head * self.packed + row // each, row % each, count, row
+            row += count
 
     def tile(
         self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from npusim.numerics.result import NumericResult
 
 if TYPE_CHECKING:
     from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.tile import GlobalTensor
     from npusim.numerics.store import HeadSource
     from npusim.spec.problem import Problem
 
@@ -60,25 +61,25 @@ def evaluate(
         _check_indices("rows", rows, problem.seq_q)
     last = program.phases[-1]
     wanted = chosen_heads(problem, heads)
-    blocks = [b for b in _blocks(last, rows) if b.head in wanted]
+    output = program.tensors["o"]
+    blocks = [b for b in _blocks(last, rows, output) if any(h in wanted for h, *_ in _parts(b, output))]
     probe = Probe(problem) if diagnose else None
     needed: dict[str, Sequence[Any]] = {p.name: _needed(p, blocks, problem) for p in program.phases}
     done = execute(
         program, inputs, needed, observers=(probe,) if probe else (), progress=progress
     )
-    output = program.tensors["o"]
     written, references = {}, []
-    for block in blocks:
-        key = (block.batch, block.head, block.row)
-        if key in written:
+    for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, output)):
+        key = (block.batch, head, row)
+        if key in written or head not in wanted:
             continue
         matrix = done.tensors.head(output, block.batch, block.head)
-        written[key] = matrix[block.row : block.row + block.rows]
-        q = inputs("q", block.batch, block.head)[block.row : block.row + block.rows]
-        k, v = (inputs(n, block.batch, block.head // problem.group_size) for n in ("k", "v"))
-        references.append(attention(q, k, v, problem, block.row))
+        written[key] = matrix[at : at + count]
+        q = inputs("q", block.batch, head)[row : row + count]
+        k, v = (inputs(n, block.batch, head // problem.group_size) for n in ("k", "v"))
+        references.append(attention(q, k, v, problem, row))
         if probe:
-            probe.look_at_inputs(q, k, block.row)
+            probe.look_at_inputs(q, k, row)
     error = summarise_errors(list(written.values()), references, output.fmt)
     arithmetic, row_sums = _named_choices(program)
     return NumericResult(
@@ -115,14 +116,22 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
     return set(heads)
 
 
-def _blocks(phase: Phase, rows: Choice) -> list[Any]:
+def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:
+    """Return the heads a block writes: head, first row and rows, and where these lie in the tensor's head."""
+    return output.heads_of(block.head, block.row, block.rows)
+
+
+def _blocks(phase: Phase, rows: Choice, output: GlobalTensor) -> list[Any]:
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
         last = max(b.row for b in phase.blocks)
         return [b for b in phase.blocks if b.row == last]
     wanted = np.asarray(sorted(rows))
-    return [b for b in phase.blocks if ((wanted >= b.row) & (wanted < b.row + b.rows)).any()]
+    return [
+        b for b in phase.blocks
+        if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
+    ]  # fmt: skip
 
 
 def _needed(phase: Phase, blocks: Sequence[OutputBlock], problem: Problem) -> list[Any]:

@@ -60,7 +60,9 @@ class TensorStore:
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.role == "input":
-            values = self._inputs(tensor.name, batch, head)
+            heads = range(head * tensor.packed, (head + 1) * tensor.packed)
+            found = [self._inputs(tensor.name, batch, h) for h in heads]
+            values = found[0] if len(found) == 1 else np.concatenate(found)
         elif tensor.role == "constant":
             values = self._constants[tensor.name]()[batch, head]
         else:

@@ -83,14 +83,17 @@ def decoding(record: RunRecord) -> str | None:
     queries, heads, kv_heads = (int(str(p[n])) for n in ("seq_q", "heads", "kv_heads"))
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
-    said = []
+    fields, said = record.tiling, list[str]()
     working, there = len(group_ends(timing)), record.device.group_count
     if working < there:
+        is_split = "splits" in fields
+        split = "more splits or" if is_split else "split_kv, which splits keys over cores, or"
         said.append(
-            f"{working} of {there} core groups work: a block is a head of a sequence, and keys are not split "
-            "over cores; a larger --batch fills them"
+            f"{working} of {there} core groups work: a block is {'part of ' if is_split else ''}a head of a sequence; "
+            f"{split} a larger --batch fills them"
         )
-    if heads > kv_heads:
+    is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
+    if heads > kv_heads and not is_packed:
         said.append(
             f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a block "
             "of its own"

@@ -10,21 +10,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.algorithms.cells import Deal, attention_cells, dealt
-from npusim.algorithms.flash import FlashPrecision, flash
+from npusim.algorithms.cells import Deal, dealt
+from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.tensors import attention_tensors
 from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted, lanes_of
-from npusim.schedules.attention import Make, alone, ascend_tiling, causal_mask
+from npusim.schedules.attention import Make, alone, ascend_tiling
 from npusim.schedules.registry import Schedule
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
     from npusim.ir.program import TileProgram
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
@@ -85,7 +83,7 @@ def build_on_ascend(
 ) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
     p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
-    (first, *rest), notes = make(_phase(problem, sizes, p), p, groups)
+    (first, *rest), notes = make(problem, sizes, p, groups)
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
@@ -108,8 +106,8 @@ def build_on_gpu(
     if device.is_timed:
         return build_with_warps(problem, tiling, device, p, name, make)
     tiling.check_no_lanes(device.name)
-    phase = _phase(problem, (tiling.block_q, tiling.block_kv or GPU_KEYS), p)
-    phases, notes = make(phase, p, device.group_count.value)
+    sizes = tiling.block_q, tiling.block_kv or GPU_KEYS
+    phases, notes = make(problem, sizes, p, device.group_count.value)
     return SmMachine(device).build(name, [(ph, SmTiling()) for ph in phases], problem.flops(), notes)
 
 
@@ -124,17 +122,12 @@ def build_with_warps(
     lanes = lanes_of(tiling, precision, problem)
     fields = replace(lanes, residents=tiling.residents or found.blocks)
     places = device.group_count.value * fields.residents
-    (first, *rest), said = make(_phase(problem, sizes, precision), precision, places)
+    (first, *rest), said = make(problem, sizes, precision, places)
     if tiling.launch == "longest_first":
         first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
     where = "registers" if lanes.holds_in_registers else "shared memory"
     notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL, *said)
     return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
-
-
-def _phase(problem: Problem, sizes: tuple[int, int], p: FlashPrecision) -> Phase:
-    tensors, cells = attention_tensors(problem, p.output), attention_cells(problem, *sizes)
-    return flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
 
 
 SUMMARY = "FlashAttention-2, online softmax"

@@ -14,12 +14,13 @@ from npusim.algorithms.split import ROUNDS, Merge, SplitPrecision, split_kv, til
 from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules import flash
+from npusim.schedules.attention import flash_phase
 from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
-    from npusim.algorithms.phase import Phase
     from npusim.ir.program import TileProgram
+    from npusim.schedules.attention import Made
     from npusim.spec.device import DeviceSpec
     from npusim.spec.problem import Problem
 
@@ -31,6 +32,9 @@ class _Splits(Tiling):
         default="auto", description="blocks that share a query's keys; auto: so that rounds are least"
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
+    pack: Literal["auto", "on", "off"] = Field(
+        default="auto", description="query heads of a KV head as rows of one block; auto: where each has one query"
+    )
 
 
 class SplitTiling(_Splits, flash.FlashTiling):
@@ -42,27 +46,29 @@ class GpuSplitTiling(_Splits, SmFields):
 
     def check_no_lanes(self, device: str) -> None:
         """Raise `TilingError` for fields of lanes on a device that is described for its values only."""
-        SmFields(**self.model_dump(include=self.model_fields_set - {"splits", "merge"})).check_no_lanes(device)
+        SmFields(**self.model_dump(include=self.model_fields_set - {"splits", "merge", "pack"})).check_no_lanes(device)
 
 
-def _split(
-    fields: _Splits, phase: Phase, precision: FlashPrecision, places: int
-) -> tuple[tuple[Phase, ...], tuple[str, ...]]:
-    tiles, keys = max(map(tiles_of, phase.cells)), phase.sizes["key"]
-    splits, said = fields.splits, tuple[str, ...]()
+def _make(fields: _Splits, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int) -> Made:
+    group, said = problem.group_size, tuple[str, ...]()
+    is_packed = group > 1 and (fields.pack == "on" or (fields.pack == "auto" and problem.seq_q == 1))
+    phase = flash_phase(problem, sizes, p, is_packed=is_packed)
+    tiles, keys, splits = max(map(tiles_of, phase.cells)), sizes[1], fields.splits
+    if fields.pack == "auto" and is_packed:
+        said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
         splits = ROUNDS.splits(len(phase.cells), places, tiles)
-        said = (f"splits=auto: {splits}, for {len(phase.cells)} blocks of queries on {places} places",)
+        said = (*said, f"splits=auto: {splits}, for {len(phase.cells)} blocks of queries on {places} places")
     if splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {keys} keys: a split is one tile at least; take splits={tiles} at "
             "most, or a smaller block_kv"
         )
-    return split_kv(phase, splits, fields.merge, precision), said
+    return split_kv(phase, splits, fields.merge, p), said
 
 
 def _build(on: Any, problem: Problem, tiling: _Splits, device: DeviceSpec, precision: SplitPrecision) -> TileProgram:
-    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_split, tiling))
+    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling))
     return program
 
 

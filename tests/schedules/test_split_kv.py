@@ -181,16 +181,22 @@ DECODE = Problem(heads=2, kv_heads=1, seq_q=1, seq_kv=100, head_dim=16)
 CAUSAL = Problem(heads=1, seq_q=6, seq_kv=100, head_dim=16, causal=True)
 
 
+#: Three queries a head: packed where asked for.
+SEVERAL = Problem(heads=3, kv_heads=1, seq_q=3, seq_kv=50, head_dim=16)
+
+
+@pytest.mark.parametrize("pack", ["on", "off"])
 @pytest.mark.parametrize(
     ("problem", "splits", "merge"),
     [(DECODE, n, merge) for n in range(1, 8) for merge in ("sequential", "tree")]
-    + [(CAUSAL, 7, "sequential"), (CAUSAL, 5, "tree")],
+    + [(CAUSAL, 7, "sequential"), (CAUSAL, 5, "tree"), (SEVERAL, 3, "tree")],
 )  # fmt: skip
 @pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
 def test_bits_are_those_of_a_scalar_computation(
-    problem: Problem, splits: int, merge: str, machine: Machine
+    problem: Problem, splits: int, merge: str, machine: Machine, pack: str
 ) -> None:
-    program = program_of(problem, machine.hw, machine.precision, splits=splits, merge=merge, block_q=16, block_kv=16)
+    fields: dict[str, Any] = {"splits": splits, "merge": merge, "pack": pack, "block_q": 16, "block_kv": 16}
+    program = program_of(problem, machine.hw, machine.precision, **fields)
     assert np.array_equal(bits(problem, program), attention(problem, splits, merge, machine))
 
 
@@ -199,7 +205,7 @@ def test_one_split_is_flash_to_the_bit_and_to_the_cycle() -> None:
     for hw in ("ascend_910b2", "h200"):
         one, whole = program_of(CAUSAL, hw, splits=1, **fields), program_of(CAUSAL, hw, name="flash", **fields)
         assert np.array_equal(bits(CAUSAL, one), bits(CAUSAL, whole))
-    split = run("split_kv", problem=DECODE, tiling={"splits": 1}, numerics=False, trace_groups=())
+    split = run("split_kv", problem=DECODE, tiling={"splits": 1, "pack": "off"}, numerics=False, trace_groups=())
     assert split.cycles == run("flash", problem=DECODE, numerics=False, trace_groups=()).cycles
 
 
@@ -244,6 +250,7 @@ def test_a_run_is_cut_into_consecutive_parts_none_empty() -> None:
 def test_auto_takes_the_fewest_splits_with_the_least_rounds_times_tiles() -> None:
     assert ROUNDS.splits(5, 24, 64) == 4  # 20 cells in one round of 16 + 1; 14 splits: 3 of 5 + 1
     assert ROUNDS.splits(28, 24, 64) == 5  # 6 rounds of 13 + 1; one split: 2 of 64 + 1
+    assert ROUNDS.splits(1, 24, 16) == 8  # 2 + 1 tiles, and 8 to merge; 16 splits: 1 + 1, and 16 to merge
     assert ROUNDS.splits(160, 24, 8) == 1
     assert ROUNDS.splits(1, 24, 3) == 3  # a tile each
     assert ROUNDS.splits(1, 1000, 4096) == 128
@@ -263,6 +270,47 @@ def test_auto_is_the_best_of_all_splits_of_one_query() -> None:
     compulsory = stored / float(link.bytes_per_s.value) * float(device.clock_hz.value)
     assert compulsory < cycles["auto"] < 1.15 * compulsory
     assert cycles["auto"] < 0.55 * cycles[1]
+
+
+# ---------------------------------------------------------------- rows of several heads in one block
+
+
+def test_packed_heads_load_their_keys_once() -> None:
+    """llama2_70b, 8 query heads on one KV head, 8k keys: what crosses L2, against Q, K, V and O alone."""
+    problem = load_workload("llama2_70b").problem(seq_q=1, seq_kv=8192)
+    compulsory = 2 * problem.head_dim * (2 * problem.heads + 2 * problem.kv_heads * problem.seq_kv)
+
+    def timed(**fields: Any) -> Any:
+        return run("split_kv", problem=problem, tiling=fields, numerics=False, trace_groups=()).timing
+
+    apart, packed = timed(splits=1, pack="off"), timed(splits=1)
+    assert apart.link_bytes["l2"] > 8 * compulsory
+    assert packed.link_bytes["l2"] < 1.25 * compulsory
+    assert packed.link_bytes["hbm"] < 1.05 * compulsory
+    # Ascend: 57,432 cycles a head a block, 18,471 packed in 8 splits.
+    assert timed().cycles < apart.cycles / 3
+
+
+def test_more_heads_than_rows_of_a_block_are_cut_into_blocks() -> None:
+    problem = Problem(heads=40, kv_heads=2, seq_q=1, seq_kv=70, head_dim=16)
+    both = [program_of(problem, "ascend_910b2", pack=p, block_q=16, block_kv=32, splits=2) for p in ("on", "off")]
+    assert [len(p.phases[-1].blocks) for p in both] == [4, 40]
+    assert np.array_equal(*(bits(problem, p) for p in both))
+    some = evaluate(both[0], problem, recipe_source(problem), rows=[0], heads=[3, 21])
+    assert sorted(head for _, head, _ in some.rows) == [3, 21]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"causal": True}, "a causal mask hides other keys"), ({"layout": "bsnd"}, "in layout bsnd other heads lie"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, Any], reason: str) -> None:
+    problem = Problem(heads=2, kv_heads=1, seq_q=4, seq_kv=64, head_dim=16, **fields)
+    with pytest.raises(TilingError, match=f"pack: 4 queries a head cannot be packed: {reason}"):
+        program_of(problem, "ascend_910b2", pack="on")
+    program_of(problem, "ascend_910b2")  # auto leaves them apart
 
 
 @pytest.mark.parametrize(
