@@ -1,4 +1,4 @@
-"""The data that comes with the package: hardware files, workloads and their tensors.
+"""The data that comes with the package: hardware files, workloads and their tensors; devices of other packages.
 
 In a checkout the folders stand beside the package, in an installed wheel inside it.
 """
@@ -6,6 +6,9 @@ In a checkout the folders stand beside the package, in an installed wheel inside
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from npusim.errors import SpecError
@@ -22,6 +25,8 @@ __all__ = [
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")
+#: Entry points of installed packages: ``name = "a.package"``, whose folder holds devices and nodes as YAML.
+DEVICES = "npusim.devices"
 
 
 def packaged_folder(kind: str) -> Path:
@@ -34,8 +39,37 @@ def packaged_folder(kind: str) -> Path:
 
 
 def list_packaged(kind: str) -> list[str]:
-    """Return the names of the packaged files of a kind, sorted."""
-    return sorted(path.stem for path in packaged_folder(kind).glob("*.yaml"))
+    """Return the names of the packaged files of a kind, those of installed packages among them, sorted."""
+    return sorted(_files(kind))
+
+
+def _files(kind: str) -> dict[str, Path]:
+    """Return ``{name: file}``; raise `SpecError` where two files have one name."""
+    found: dict[str, Path] = {}
+    for folder in (packaged_folder(kind), *(installed_folders() if kind == "hwconfigs" else ())):
+        for path in sorted(folder.glob("*.yaml")):
+            taken = found.setdefault(path.stem.replace("-", "_"), path)
+            if taken != path:
+                raise SpecError(f"{path}: {taken.stem!r} is {taken} already; give one of the files another name")
+    return found
+
+
+@cache
+def installed_folders() -> tuple[Path, ...]:
+    """Return the folders of devices that installed packages offer (entry points in `DEVICES`).
+
+    Raises `SpecError` for an entry point that names no package.
+    """
+    found = []
+    for entry in entry_points(group=DEVICES):
+        try:
+            spec = find_spec(entry.value)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            raise SpecError(f"entry point {entry.name} of {DEVICES}: {entry.value!r} is no package with a folder")
+        found += [Path(place) for place in spec.submodule_search_locations]
+    return tuple(found)
 
 
 def is_node_name(name: str) -> bool:
@@ -61,10 +95,11 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")
         return path
-    names = [n for n in list_packaged(kind) if what != "device" or not is_node_name(n)]
+    files = _files(kind)
+    names = [n for n in sorted(files) if what != "device" or not is_node_name(n)]
     name = text.replace("-", "_")
     if name in names:
-        return packaged_folder(kind) / f"{name}.yaml"
+        return files[name]
     from npusim.spec.messages import suggest
 
     hint = suggest(name, names)

@@ -210,6 +210,7 @@ def test_a_missing_file_is_refused_with_the_form() -> None:
 
 def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "installed", lambda: {"late": LATE, "flash": LATE})
+    assert f"  late              {LATE}" in str(CliRunner().invoke(app, ["run"]).stderr)
     assert find_schedule("late", "ascend").name == "late_scale"
     with pytest.raises(SpecError, match=r"'flash' is a schedule of npusim's own; give the entry point another name"):
         find_schedule("flash", "ascend")
