@@ -1,0 +1,60 @@
+"""What the race check costs beside compiling the same programs' bodies, which every run does too."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npusim.ir.check import check
+from npusim.ir.races import _proved
+from npusim.ir.walk import Templates
+from npusim.run import flag_budget
+from npusim.schedules import SCHEDULES
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+
+pytestmark = pytest.mark.bench
+
+
+def programs(*, causal: bool) -> list[TileProgram]:
+    """Return every attention schedule of the 910B2 at 4,096 tokens of five heads."""
+    device = load_device("ascend_910b2")
+    problem = Problem(heads=5, seq_q=4096, head_dim=128, causal=causal)
+    return [
+        s.program(problem, build_tiling(s.tiling, {}), device, s.precision(None))
+        for (_, family), s in SCHEDULES.items()
+        if family == device.family and s.problem is Problem
+    ]
+
+
+def compiled(program: TileProgram) -> None:
+    templates = Templates(program)
+    for phase in program.phases:
+        for block in phase.blocks:
+            templates.of(phase, block)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_known(
+    causal: bool,
+) -> None:
+    budget = flag_budget(load_device("ascend_910b2"))
+    seconds = {"compile": 0.0, "check": 0.0, "check again": 0.0}
+    found = programs(causal=causal)
+    for program in found:
+        _proved.cache_clear()
+        for what in seconds:
+            start = time.process_time()
+            compiled(program) if what == "compile" else check(program, budget)
+            seconds[what] += time.process_time() - start
+    mean = {what: f"{value / len(found) * 1e3:.1f} ms" for what, value in seconds.items()}
+    sys.stdout.write(f"\n  causal {causal}, mean of {len(found)} schedules: {mean}")
+    assert seconds["check"] < 15 * seconds["compile"]
+    assert seconds["check again"] < seconds["check"]
