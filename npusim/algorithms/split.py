@@ -46,7 +46,7 @@ class SplitPrecision(FlashPrecision):
         return {**FlashPrecision.formats(self), "partial": self.partial}
 
 
-#: lse = log l + m, of the tile rows of one split.
+#: lse = log l + m, of the rows of a part of the keys.
 LOG_SUM_EXP = (
     row(O.CAST, "l_wide", "l"),
     row(O.LOG, "lse_sum", "l_wide"),
@@ -75,13 +75,14 @@ MERGED_LSE = (row(O.LOG, "lse_sum", "total"), row(O.ADD, "lse", "lse_sum", "top"
 def merge_names(partial: str, output: str, *, is_last: bool) -> dict[str, Name]:
     """Return the names of one level of a merge."""
     vector, out = "row", "row value"
+    # What diagnosis sums over whole rows of softmax ends with a quotient of role output: none of these is.
     left = {"lse_sum": name("work", vector, EXACT), "lse": name("result", vector, EXACT)}
     return {
         "part": name("operand", out, partial, label="O_part"),
         "lse_in": name("operand", vector, EXACT, label="lse"),
         "O": name("output", out, EXACT, start=0.0),
         "part_wide": name("work", out, EXACT),
-        "merged": name("output", out, EXACT, over="O"),
+        "merged": name("partial", out, EXACT, over="O"),
         "out": name("result", out, output, label="O"),
         "top": name("max", vector, EXACT, start=-math.inf),
         "top_new": name("max", vector, EXACT),
@@ -132,7 +133,8 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision) -> tupl
     assert isinstance(target, GlobalTensor)
     stacks = _stacks(target, splits, partial, 0)
     names = {
-        **whole.names, "out": replace(whole.names["out"], fmt=partial), "l_wide": name("sum", "row", EXACT),
+        **whole.names, "O_normal": replace(whole.names["O_normal"], role="partial"),
+        "out": replace(whole.names["out"], fmt=partial), "l_wide": name("sum", "row", EXACT),
         "lse_sum": name("work", "row", EXACT), "m_wide": name("max", "row", EXACT),
         "lse": name("result", "row", EXACT),
     }  # fmt: skip

@@ -58,7 +58,7 @@ def _make(fields: _Splits, problem: Problem, sizes: tuple[int, int], p: FlashPre
         said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
         splits = ROUNDS.splits(len(phase.cells), places, tiles)
-        said = (*said, f"splits=auto: {splits}, for {len(phase.cells)} blocks of queries on {places} places")
+        said = (*said, f"splits=auto: {splits}, on {places} places; blocks of queries: {len(phase.cells)}")
     if splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {keys} keys: a split is one tile at least; take splits={tiles} at "

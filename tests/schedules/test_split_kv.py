@@ -235,6 +235,17 @@ def test_log_sum_exp_in_a_half_attention_stays_single() -> None:
     assert evaluate(program, DECODE, recipe_source(DECODE), rows="all", heads="all").error.rmse < 2**-7
 
 
+def test_what_diagnosis_sums_over_rows_is_left_out_of_parts_of_rows() -> None:
+    """A part's lost mass is a share of the part; one split is whole rows."""
+    programs = [program_of(DECODE, "ascend_910b2", splits=n, block_kv=32) for n in (1, 2)]
+    found = [evaluate(p, DECODE, recipe_source(DECODE), diagnose=True).diagnosis for p in programs]
+    whole, parts = (d.figures() for d in found)  # type: ignore[union-attr]
+    assert set(whole) - set(parts) == {
+        "underflow_percent", "zeroed_mass_percent", "product_mass_percent", "saturated_count",
+    }  # fmt: skip
+    assert parts["score_max"] == whole["score_max"]
+
+
 # ---------------------------------------------------------------- how many splits
 
 
