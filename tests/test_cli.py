@@ -84,11 +84,12 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     )
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = os.times()
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        times.append(time.perf_counter() - start)
+        end = os.times()
+        times.append(end.children_user - start.children_user)  # of processors, however busy they are
         assert done.stderr == ""
         assert "Examples:" in done.stdout
     assert min(times) <= 0.4
