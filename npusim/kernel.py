@@ -34,8 +34,8 @@ from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendMachine, AscendTiling, ProductPlan, slice_elements
 from npusim.machines.sm import SmMachine, SmTiling
+from npusim.schedules import plugins
 from npusim.schedules.attention import causal_mask
-from npusim.schedules.plugins import origin_of
 from npusim.schedules.registry import Schedule
 from npusim.spec.kernels import CopyProblem, GemmProblem
 from npusim.spec.problem import Problem
@@ -98,6 +98,8 @@ def schedule(
         The fields; ``vector_rows`` and ``depth`` mean on Ascend what :class:`AttentionTiling` says.
     problem
         What it computes: `Problem`, `GemmProblem` or `CopyProblem`.
+    families
+        Core families it is for; the machine of one that an installed package brings is given the tiling.
     """
     presets = MappingProxyType({p.name: p for p in precisions})
     if not presets:
@@ -106,7 +108,7 @@ def schedule(
         Schedule(
             name=called, family=family, summary=summary, tiling=tiling, precisions=presets,
             default_precision=precisions[0].name, build=partial(_build, called, phases), problem=problem,
-            origin=origin_of(phases),
+            origin=plugins.origin_of(phases),
         )
         for family in families
     )  # fmt: skip
@@ -119,6 +121,8 @@ def _build(
     listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
     if device.family == "nvidia":
         return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
+    if device.family != "ascend":
+        return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
     machine = AscendMachine(device)
     fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
     return machine.build(called, fields, problem.flops())

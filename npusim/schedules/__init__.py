@@ -48,13 +48,15 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
 def schedules_called(name: str) -> dict[str, Schedule]:
     """Return what is called ``name``, by core family: ours, an installed package's, or a file's own.
 
-    Raises :class:`SpecError` where a file or package offers no schedule, or takes one of our names.
+    A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
+    package offers no schedule, or takes one of our names for one of our families.
     """
     ours = {family: s for (n, family), s in SCHEDULES.items() if n == name}
     outside = name if plugins.is_outside(name) else plugins.installed().get(name, "")
-    if ours and outside:
+    theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
+    if ours.keys() & theirs.keys():
         raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
-    return ours or ({s.family: s for s in plugins.load(outside)} if outside else {})
+    return {**ours, **theirs}
 
 
 def default_hw(name: str, usual: str) -> str:

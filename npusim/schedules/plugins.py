@@ -14,18 +14,34 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.schedules.registry import Schedule
+from npusim.spec.device import MACHINES, installed_machines
 from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
+    from npusim.algorithms.phase import Phase
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
+    from npusim.spec.device import DeviceSpec
+
+
+class Machine(Protocol):
+    """A core family on one device, for one program: what an entry point of `npusim.machines` names."""
+
+    def __init__(self, device: DeviceSpec) -> None: ...
+
+    def build(
+        self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
+    ) -> TileProgram:
+        """Return the program of some phases, each with the schedule's tiling fields."""
+
+
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
 GROUP = "npusim.schedules"
@@ -39,6 +55,21 @@ def is_outside(name: str) -> bool:
 def installed() -> dict[str, str]:
     """Return ``{name: where it is}`` of the schedules that installed packages offer."""
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+
+
+def machine(family: str) -> type[Machine]:
+    """Return the machine of a core family that an installed package brings.
+
+    Raises `SpecError`: no such family, a module that fails to import, no class under the name.
+    """
+    place = installed_machines().get(family)
+    if place is None:
+        raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
+    module, _, wanted = place.partition(":")
+    found: Any = getattr(_module(module), wanted, None)
+    if not isinstance(found, type) or not hasattr(found, "build"):
+        raise SpecError(f"{place}: entry point {family!r} of {MACHINES} is no class with a method build()")
+    return found
 
 
 def load(name: str) -> tuple[Schedule, ...]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from npusim.errors import SpecError
@@ -29,6 +32,25 @@ from npusim.spec.quantity import (
 )
 
 GM = "GM"
+
+#: Core families of the package, and the kinds of core that their devices have.
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType({"ascend": ("aic", "aiv"), "nvidia": ("sm",)})
+#: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
+MACHINES = "npusim.machines"
+
+
+def installed_machines() -> dict[str, str]:
+    """Return ``{family: where its machine is}`` of the families that installed packages bring."""
+    return {entry.name: entry.value for entry in entry_points(group=MACHINES)}
+
+
+def _family(name: str) -> str:
+    """Return ``name`` if a machine for it is known; raise what pydantic reports if not."""
+    if name in FAMILIES or name in (others := installed_machines()):
+        return name
+    known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(others)))
+    raise PydanticCustomError("family", "{text}", {"text": f"{name!r} is not one of: {known}"})
+
 
 #: Numbers and choices with their sources, under the keys that a model would have them by.
 Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
@@ -129,7 +151,9 @@ class DeviceSpec(SpecModel):
     schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="of this file")
     name: Name
     description: Text
-    family: Literal["ascend", "nvidia"]
+    family: Annotated[str, AfterValidator(_family)] = Field(
+        description="of cores: ascend, nvidia, or one that an installed package brings"
+    )
     architecture: Text
     clock_hz: Positive
     group_count: PositiveWhole
@@ -170,8 +194,7 @@ class DeviceSpec(SpecModel):
 
     @model_validator(mode="after")
     def _family_has_its_parts(self) -> Self:
-        wanted = {"ascend": ("aic", "aiv"), "nvidia": ("sm",)}[self.family]
-        for core in wanted:
+        for core in FAMILIES.get(self.family, ()):
             if core not in self.cores:
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
         if self.family == "ascend" and self.core("aic").per_group_count.value != 1:

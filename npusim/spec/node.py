@@ -192,7 +192,7 @@ class NodeDevice(DeviceSpec):
     as its own file has it.  ``family`` is what schedules of nodes are registered under.
     """
 
-    family: Literal["node"]  # type: ignore[assignment]  # a node is no core family, but has schedules
+    family: Literal["node"]  # a node is no core family, but has schedules
     node: NodeSpec
     each: DeviceSpec = Field(exclude=True)
 

@@ -1,4 +1,4 @@
-"""What operations cost on an Ascend core: one table a unit, by its model in the device file."""
+"""What operations cost on an Ascend core, and on others of such units: one table a unit, by its model in the file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,13 @@ if TYPE_CHECKING:
     from npusim.spec.engine import EngineSpec
 
 
-class AscendPricing(Moves):
-    """Costs of a program's operations on one Ascend device."""
+class EnginePricing(Moves):
+    """Costs of a program's operations on engines that the device file gives as pipes, matrix and vector units."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
-        self._fractal = device.matrix_engine("aic").fractals["float16"].m_elements.value
         self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
-
-    def stored_bytes(self, operand: Operand, memory: str) -> int:
-        """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
-        if memory in ("GM", "UB"):
-            return operand.payload_bytes
-        size, edge = get_format(operand.fmt).size_bytes, self._fractal
-        return round_up(operand.rows, edge) * round_up(operand.cols, edge) * size
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
@@ -81,6 +73,21 @@ class AscendPricing(Moves):
             banks = next((b for b in found if b is not None), None)
             self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
         return self._units[core, engine]
+
+
+class AscendPricing(EnginePricing):
+    """Costs of a program's operations on one Ascend device."""
+
+    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+        super().__init__(program, device)
+        self._fractal = device.matrix_engine("aic").fractals["float16"].m_elements.value
+
+    def stored_bytes(self, operand: Operand, memory: str) -> int:
+        """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
+        if memory in ("GM", "UB"):
+            return operand.payload_bytes
+        size, edge = get_format(operand.fmt).size_bytes, self._fractal
+        return round_up(operand.rows, edge) * round_up(operand.cols, edge) * size
 
 
 def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:

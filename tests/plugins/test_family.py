@@ -1,0 +1,107 @@
+"""A core family from outside the package: one module and one device file, registered as a plug-in would."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import SpecError, TilingError
+from npusim.ir.check import check
+from npusim.run import flag_budget
+from npusim.schedules import find_schedule
+from npusim.spec.load import load_device
+from npusim.spec.problem import Problem
+from npusim.spec.tiling import build_tiling
+
+HERE = Path(__file__).parent
+HW = str(HERE / "unified_core.yaml")
+SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 150, "seq_kv": 300, "head_dim": 64}
+TILES = {"block_q": 64, "block_kv": 128}
+ENTRY_POINTS = """
+[npusim.machines]
+unified = unified_core:UnifiedMachine
+broken = unified_core:CORE
+[npusim.schedules]
+flash = unified_core:FLASH
+pasa = unified_core:PASA
+late = late_on_unified:LATE
+"""
+LATE = """
+from dataclasses import replace
+from late_scale import LATE_SCALE
+LATE = tuple(replace(LATE_SCALE[0], name="late", family=name) for name in ("unified", "broken"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package with entry points on the path: what pip leaves of an installed one."""
+    info = tmp_path / "unified_core-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unified-core\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    (tmp_path / "late_on_unified.py").write_text(LATE, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(HERE), *sys.path])
+
+
+def run(schedule: str, hw: str, **more: Any) -> Any:
+    sizes = {**SIZES, "causal": more.pop("causal", True)}
+    return npusim.run(
+        schedule, hw=hw, problem=Problem(**sizes), tiling=TILES, rows="all", trace_groups=(), seed=3, **more
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("schedule", "rmse"), [("flash", 1e-3), ("pasa", 5e-3)])  # pasa: float16 throughout
+def test_its_bits_are_those_of_a_machine_of_the_same_arithmetic(schedule: str, rmse: float, causal: bool) -> None:
+    """Matrix arithmetic, order of row sums and exponential are the 910B2's; slices and hand-overs are not."""
+    here = run(schedule, HW, causal=causal)
+    there = run(schedule, "ascend_910b2", causal=causal)
+    assert here.numerics.error.rmse < rmse
+    assert np.array_equal(here.output.view(np.uint16), there.output.view(np.uint16))
+
+
+@pytest.mark.parametrize("schedule", ["flash", "pasa"])
+def test_its_time_is_that_of_the_reference_and_races_are_ruled_out(schedule: str) -> None:
+    times = {method: run(schedule, HW, numerics=False, method=method).timing for method in ("des", "block", "auto")}
+    assert len({t.cycles for t in times.values()}) == 1
+    device, chosen = load_device(HW), find_schedule(schedule, "unified")
+    problem = Problem(**SIZES, causal=True)
+    program = chosen.program(problem, build_tiling(chosen.tiling, TILES), device, chosen.precision())
+    check(program, flag_budget(device))
+    fractals = program.flops / 2 / 16**3
+    assert times["des"].cycles > fractals / device.group_count.value, "quicker than its products alone"
+
+
+def test_a_faster_matrix_unit_takes_less_time() -> None:
+    slow = run("flash", HW, numerics=False, overrides={"cores.core.engines.MATRIX.cycles_per_fractal": "8"})
+    assert slow.timing.cycles > run("flash", HW, numerics=False).timing.cycles
+
+
+def test_a_users_own_schedule_runs_on_it_too() -> None:
+    assert run("late", HW).numerics.error.rmse < 1e-3
+
+
+def test_what_it_has_no_way_for_is_refused() -> None:
+    with pytest.raises(TilingError, match="O belongs to the vector unit; use accumulate=fresh"):
+        run("flash", HW, precision="accumulate=chained")
+    with pytest.raises(SpecError, match="schedule 'gemm' has no mapping for unified cores; it runs on ascend"):
+        run("gemm", HW)
+
+
+def test_faults_of_a_family_are_told(tmp_path: Path) -> None:
+    text = Path(HW).read_text(encoding="utf-8")
+    for family, message in (
+        ("unifed", "family: 'unifed' is not one of: 'ascend' or 'nvidia' or 'broken' or 'unified'"),
+        ("broken", r"unified_core:CORE: entry point 'broken' of npusim.machines is no class with a method build()"),
+    ):
+        file = tmp_path / f"{family}.yaml"
+        file.write_text(text.replace("family: unified", f"family: {family}"), encoding="utf-8")
+        with pytest.raises(SpecError, match=re.escape(message)):
+            run("late", str(file))

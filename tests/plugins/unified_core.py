@@ -1,0 +1,279 @@
+"""A core family from outside: one unified core, whose matrix unit reads and writes UB, where rows work too.
+
+Four queues in order (LOAD, MATRIX, VECTOR, STORE) and one memory.  Nothing is sliced or run ahead: a tile's
+stages follow one another, and slots in pairs let loads and stores run beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms.phase import WHOLE
+from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.table import bind, choose
+from npusim.errors import TilingError
+from npusim.formats import get_format
+from npusim.ir import program as ir
+from npusim.ir.buffers import AddressSpace, Allocator
+from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.tile import RingTile
+from npusim.machines.ascend.pricing import EnginePricing
+from npusim.machines.frame import Frame, body
+from npusim.machines.touches import once, touches
+from npusim.schedules import flash, pasa
+from npusim.schedules.attention import flash_phase
+from npusim.schedules.pasa_phases import pasa_phases
+from npusim.spec.tiling import Field, Tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from npusim.algorithms.phase import Cell, Phase, Run, Visit
+    from npusim.algorithms.table import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import Source
+    from npusim.ir.tile import Operand, Tile
+    from npusim.spec.device import DeviceSpec
+
+CORE, UB = "core", "core.UB"
+QUEUES = LOAD, MATRIX, VECTOR, STORE = tuple(f"{CORE}.{e}" for e in ("LOAD", "MATRIX", "VECTOR", "STORE"))
+
+
+class UnifiedMachine:
+    """The family on one device, for one program."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+
+    def build(
+        self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
+    ) -> ir.TileProgram:
+        """Return the program; the phases say all, tiling fields nothing beyond them."""
+        listed = [phase for phase, _ in phases]
+        ub = self.device.core(CORE).buffer("UB")
+        allocator = Allocator({UB: AddressSpace(UB, ub.capacity_bytes.value, ub.alignment_bytes.value)})
+        built = []
+        for phase in listed:
+            allocator.start_phase()
+            built.append(UnifiedPhase(phase, self.device, allocator).build())
+        allocator.check()
+        return ir.TileProgram(
+            name=name, queues=tuple(ir.Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
+            rings=tuple(allocator.rings), spaces=dict(allocator.spaces), used_bytes=dict(allocator.peak_bytes),
+            tensors={t.name: t for p in listed for t in p.all_tensors()}, phases=tuple(built), flops=flops,
+            constants={n: v for p in listed for n, v in p.all_values().items()}, notes=notes, pricing=EnginePricing,
+        )  # fmt: skip
+
+
+class UnifiedPhase:
+    """One phase: its names in UB, and its operations in order."""
+
+    def __init__(self, phase: Phase, device: DeviceSpec, allocator: Allocator) -> None:
+        self.phase, self.frame, self.allocator = phase, Frame(phase), allocator
+        frame, unit = self.frame, device.matrix_engine(CORE)
+        read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
+        self.held = tuple(n for n in read if frame.loop_axis and not frame.is_visited(n))
+        self.visited = tuple(n for n in read if n not in self.held)
+        assert device.row_sum is not None
+        order = {Opcode.ROW_SUM: Attributes(order=device.row_sum.value)}
+        self.tables = {s: choose(s.rows, order) for s in frame.stages if not s.is_product}
+        self.how: dict[Stage, Attributes] = {}
+        for s in frame.stages:
+            if s.is_product:
+                (row,) = s.rows
+                chosen = phase.arithmetic or unit.arithmetic_of(frame.fmt(row.srcs[0]))
+                frame.check_operands(s, chosen)
+                how = replace(row.attributes, transpose_b=frame.is_transposed(s), arithmetic=chosen)
+                self.how[s] = how
+                if frame.places[row.dst] == "state":
+                    raise TilingError(f"accumulate=chained: {row.dst} belongs to the vector unit; use accumulate=fresh")
+        self.rings: dict[str, Ring] = {}
+        self.tiles: dict[str, Tile] = {}
+        self.sums: dict[Stage, Ring] = {}
+        self._place()
+        self.bodies = {loop: partial(self._stages, loop.stages) for loop in phase.loops}
+
+    def build(self) -> ir.Phase:
+        """Return the phase, its cells dealt to cores round robin."""
+        return ir.Phase(
+            self.phase.name, self.phase.cells, self._items, lambda cell: cell.shape, partial(touches, self.frame, once),
+            serves=self.phase.serves, roles=self.frame.roles,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- memory
+
+    def _place(self) -> None:
+        """Place rings of what one queue hands to another, and tiles of what stays with the vector unit."""
+        frame = self.frame
+        for root in dict.fromkeys(frame.storage.values()):
+            sharing = [n for n, r in frame.storage.items() if r == root]
+            size = max(self._bytes(n) for n in sharing)
+            users = {_queue(s) for s in frame.stages for n in sharing if n in (*s.read, *s.written)}
+            makers = [s for s in frame.stages if s.is_product and s.rows[0].dst == root]
+            for s in makers:
+                fmt = self.how[s].accumulator_format
+                if fmt != frame.fmt(root):  # the vector unit converts it
+                    self.sums[s] = self._ring(f"{s.name} sums", self._bytes(root, fmt), 2, MATRIX, [VECTOR])
+            maker = MATRIX if makers and not self.sums.keys() & set(makers) else VECTOR
+            match frame.places[root]:
+                case "global" | "mask" as what:
+                    depth = 2 if root in self.visited or what == "mask" else 1
+                    self.rings[root] = self._ring(root, size, depth, LOAD, sorted(users))
+                case "out":
+                    self.rings[root] = self._ring(root, size, 2, maker, [STORE])
+                case "up":
+                    self.rings[root] = self._ring(root, size, 2, VECTOR, [MATRIX])
+                case "down" if maker == MATRIX:
+                    self.rings[root] = self._ring(root, size, 2, MATRIX, [VECTOR])
+                case _:
+                    rows = self.phase.sizes[frame.axes(root)[0]]
+                    self.tiles[root] = self.allocator.tile(UB, root, rows, frame.width(root), frame.fmt(root))
+
+    def _bytes(self, n: str, fmt: str = "") -> int:
+        """Return the bytes of a name's largest tile, in a format other than its own if one is given."""
+        count = self.phase.sizes[self.frame.axes(n)[0]] * self.frame.width(n)
+        return count * get_format(fmt or self.frame.fmt(n)).size_bytes
+
+    def _ring(self, n: str, size: int, depth: int, producer: str, consumers: Sequence[str]) -> Ring:
+        name = self.frame.prefix + self.frame.label(n) if n in self.phase.names else self.frame.prefix + n
+        return self.allocator.ring(UB, name, size, depth, producers=[producer], consumers=consumers)
+
+    # ---------------------------------------------------------------- order
+
+    def _items(self, cell: Cell) -> Iterator[ir.Item]:
+        frame, phase = self.frame, self.phase
+        for n in self.held:
+            yield self._load(n, cell, WHOLE)
+            yield from self._pass_on(n, cell, "take", first=True)
+        fills = [
+            Step(Opcode.FILL, self.tiles[frame.storage[n]].part(0, cell.rows), (w.start,))
+            for n, w in phase.names.items()
+            if w.start is not None
+        ]
+        if fills:
+            yield TileOp("start", VECTOR, VECTOR, tuple(fills))
+        for loop in phase.loops:
+            if not loop.axis:
+                yield from self._stages(loop.stages, cell, WHOLE)
+                continue
+            for at, run in frame.placed(cell):
+                step = partial(_step, self.bodies[loop], cell, at, run)
+                yield ir.Loop(loop.axis, range(at, at + run.count), step)
+        yield from self._stages(phase.finish, cell, WHOLE)
+        for n in self.held:
+            yield from self._pass_on(n, cell, "release", last=True)
+
+    def _stages(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        read = {n for s in stages for n in s.read}
+        for n in (*self.visited, *sorted(tile.only)):
+            if n in read:
+                yield self._load(n, cell, tile)
+        for s in stages:
+            uses = stages, cell, tile
+            yield from self._product(s, *uses) if s.is_product else self._rows(s, *uses)
+            for n in s.written:
+                if self.frame.places[n] == "out":
+                    target = self.frame.cut(n, cell, tile)
+                    done = self.rings[n].front(*self._shape(n, cell, tile))
+                    yield _op(f"{self.frame.label(n)}.store", STORE, Opcode.COPY, target, (done,), name=n)
+
+    def _product(self, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        """Yield a product, right where rows read it; a conversion is the vector unit's."""
+        (row,), how = s.rows, self.how[s]
+        operands = tuple(self._view(n, s, stages, cell, tile) for n in row.srcs)
+        if s not in self.sums:
+            yield _op(s.name, MATRIX, Opcode.MATMUL, self._view(row.dst, s, stages, cell, tile), operands, how, row.dst)
+            return
+        rows, cols, _ = self._shape(row.dst, cell, tile)
+        shape = rows, cols, how.accumulator_format
+        yield _op(s.name, MATRIX, Opcode.MATMUL, self.sums[s].fill(*shape), operands, how)
+        kept = self._view(row.dst, s, stages, cell, tile)
+        yield _op(f"{s.name}.convert", VECTOR, Opcode.CAST, kept, (self.sums[s].front(*shape),), name=row.dst)
+
+    def _rows(self, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+        bound: dict[str, Source] = {**self.phase.constants, **(self.phase.per_tile(tile) if tile.cols else {})}
+        for n in (*s.written, *s.read):
+            if n in self.phase.names and (n not in self.phase.masks or n in tile.only):
+                bound[n] = self._view(n, s, stages, cell, tile)
+        op = TileOp(s.name, VECTOR, VECTOR, bind(self.tables[s], bound))
+        touched = {t.ring for t in op.ring_tiles()}
+        op.handshake = tuple(t for t in bound.values() if isinstance(t, RingTile) and t.ring not in touched)
+        yield op
+
+    # ---------------------------------------------------------------- tiles
+
+    def _shape(self, n: str, cell: Cell, tile: Visit) -> tuple[int, int, str]:
+        frame = self.frame
+        fmt = "int8" if n in self.phase.masks else frame.fmt(n)
+        return frame.size(cell, frame.axes(n)[0], tile), frame.cols(n, cell, tile), fmt
+
+    def _view(self, n: str, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Operand:
+        """Return a name's tile as a stage sees it: its queue waits at the first use, hands on after the last."""
+        storage = self.frame.storage
+        root, shape = storage.get(n, n), self._shape(n, cell, tile)
+        if root in self.tiles:
+            return self.tiles[root].part(0, shape[0], 0, shape[1])
+        ring, queue = self.rings[root], VECTOR if s in self.sums and n in s.written else _queue(s)
+        if root in self.held:
+            return ring.front(*shape, first=False, last=False)
+        uses = [
+            x for x in stages
+            if _queue(x) == queue and any(storage.get(m, m) == root for m in (*x.written, *x.read))
+        ]  # fmt: skip
+        view = ring.fill if queue in ring.producers else ring.front
+        return view(*shape, first=s in (uses or [s])[:1], last=s in (uses or [s])[-1:])
+
+    def _load(self, n: str, cell: Cell, tile: Visit) -> TileOp:
+        rows = 0, self.frame.size(cell, self.frame.row_axis, tile)
+        mask = n in self.phase.masks
+        source = self.frame.mask_cut(n, cell, tile, rows) if mask else self.frame.cut(n, cell, tile)
+        slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
+        return _op(f"{self.frame.label(n)}.load", LOAD, Opcode.COPY, slot, (source,), name=n)
+
+    def _pass_on(self, n: str, cell: Cell, what: str, *, first: bool = False, last: bool = False) -> Iterator[TileOp]:
+        """Yield what takes or releases an operand that stays for the whole cell."""
+        slot = self.rings[n].front(*self._shape(n, cell, WHOLE), first=first, last=last)
+        for queue in self.rings[n].consumers:
+            yield TileOp(f"{self.frame.label(n)}.{what}", queue, queue, (), (slot,))
+
+
+def _queue(s: Stage) -> str:
+    return MATRIX if s.is_product else VECTOR
+
+
+def _op(
+    label: str, queue: str, opcode: Opcode, dst: Operand, srcs: tuple[Source, ...], how: Attributes | None = None,
+    name: str = "",
+) -> TileOp:  # fmt: skip
+    return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
+
+
+def _step(function: Any, cell: Cell, first: int, run: Run, index: int) -> Iterator[ir.Loop]:
+    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
+    yield ir.Loop("", (0,), body(function, cell, run.visit(index, index - first)))
+
+
+# -------------------------------------------------------------------- what it runs
+
+
+class UnifiedTiling(Tiling):
+    """Tiles of flash; as they are, without slices."""
+
+    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile")
+
+
+def _flash(problem: Any, tiling: UnifiedTiling, device: DeviceSpec, precision: Any) -> ir.TileProgram:
+    phase = flash_phase(problem, (tiling.block_q, tiling.block_kv), for_inputs(precision, problem.dtype))
+    return UnifiedMachine(device).build("flash", [(phase, tiling)], problem.flops())
+
+
+def _pasa(problem: Any, tiling: pasa.GpuPasaTiling, device: DeviceSpec, precision: Any) -> ir.TileProgram:
+    phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+    return UnifiedMachine(device).build("pasa", [(p, tiling) for p in phases], problem.flops(), notes)
+
+
+FLASH = replace(flash.ASCEND, family="unified", tiling=UnifiedTiling, build=_flash)
+PASA = replace(pasa.ASCEND, family="unified", tiling=pasa.GpuPasaTiling, build=_pasa)
