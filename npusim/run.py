@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -12,9 +13,10 @@ from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
+from npusim.node_layer import Given, NodeBits, given_problem, refuse, refuse_on_node
 from npusim.numerics.evaluate import Choice, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.run_node import refuse, run_on_node, time_on_node
+from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
 from npusim.schedules import default_hw, find_schedule
 from npusim.spec.load import load_workload
@@ -22,7 +24,7 @@ from npusim.spec.node import NodeDevice, is_node, load_machine
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import row_sum_evidence, spread_over_alternates
-from npusim.tensors import Layout, chosen_tensors
+from npusim.tensors import Layout, chosen_tensors, load_projection
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
@@ -101,7 +103,8 @@ def run(
         Registry name of the matrix arithmetic, in place of the device's own.
     tensors, prefix
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-        ``<prefix>.q ...``; by default they are drawn from the workload's recipe with ``seed``.  With
+        ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
+        it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
         ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
     layout
         Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
@@ -157,18 +160,19 @@ def run(
     if problem is not None:
         said = {**sizes, "causal": causal, "ignore": ignore or None}
         refuse(said, "the problem given says them; leave these options out")
+    given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
+    as_asked = partial(_as_asked, seed=seed, layout=layout, scales=scales)
+    sizes["dtype"] = dtype if given is None else None
     if is_node(hw):
-        values = {"tensors": tensors, "arithmetic": arithmetic, "seed": seed}
-        refuse(values, "a node's run computes no attention; use it on one device")
-        return replace(run_on_node(
+        refuse_on_node(arithmetic, heads, diagnose=diagnose)
+        return run_on_node(
             schedule, hw=cast("Any", hw), load=load, problem=problem, tiling=tiling, precision=precision, method=method,
             sizes={**sizes, "causal": causal}, ignore=ignore, trace_groups=trace_groups, overrides=overrides,
-            numerics=numerics), asked=words)  # fmt: skip
+            given=Given(given, load_projection(tensors, prefix, given), seed, as_asked), asked=words,
+            bits=NodeBits(rows, limit_s, progress, partial(_inputs, tensors)) if numerics else None)  # fmt: skip
     device = load_machine(hw, overrides)
     chosen = find_schedule(schedule, device.family)
-    given, scales = chosen_tensors(load, tensors, prefix, layout, dtype)
-    sizes["dtype"] = dtype if given is None else None
-    what = _stored(_seeded(problem or _problem(load, given, sizes, causal), seed), layout, scales)
+    what = as_asked(problem or _problem(load, given, sizes, causal))
     ignored = load.ignored(what.seq_kv, ignore) if problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (precision, _as_change(arithmetic)))))
     plan = _Plan(chosen, what, build_tiling(chosen.tiling, tiling or {}), device, preset)
@@ -268,6 +272,12 @@ def _beside(plan: _Plan, asked_for: _Bits, method: str) -> tuple[PresetOutcome, 
     return tuple(found)
 
 
+def _as_asked(
+    problem: AnyProblem, seed: int | None, layout: Layout, scales: Mapping[str, float]
+) -> AnyProblem:
+    return _stored(_seeded(problem, seed), layout, scales)
+
+
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
     """Return the problem with its inputs' arrangement in memory and their scales."""
     if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
@@ -326,12 +336,7 @@ def _problem(
 ) -> Problem:
     if given is None:
         return load.problem(causal=causal, **sizes)
-    q, k, v = (given[name] for name in ("q", "k", "v"))
-    refuse(sizes, "sizes come from the tensors given; leave these options out")
-    return load.problem(
-        batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
-        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=causal, dtype=cast("Dtype", str(q.dtype)),
-    )  # fmt: skip
+    return given_problem(load, given, {**sizes, "causal": causal})
 
 
 def simulate_program(

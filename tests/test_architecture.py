@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("run", "run_node", "run_result", "tensors", "spread", "finite", "command", "effort"),
+    ("run", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite", "command", "effort"),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
@@ -36,10 +36,11 @@ WITHIN = frozenset(
         ("machines", "algorithms"),
         *(
             ("run", part)
-            for part in ("run_node", "run_result", "tensors", "spread", "finite", "command", "effort")
+            for part in ("run_node", "node_layer", "run_result", "tensors", "spread", "finite", "command", "effort")
         ),
         ("run_result", "command"),
-        ("run_node", "run_result"),
+        ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"), ("run_node", "command"),
+        ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
         # A result shows itself: its methods load the report when they are called.

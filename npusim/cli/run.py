@@ -31,7 +31,7 @@ Tensors = Annotated[
     str | None,
     typer.Option(
         "--tensors", metavar="FILE|NAME", rich_help_panel=_BITS,
-        help="Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v.",
+        help="Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node's: w_o too).",
     ),
 ]  # fmt: skip
 Prefix = Annotated[
