@@ -112,8 +112,8 @@ def evaluate_layer(
 ) -> LayerBits:  # fmt: skip
     """Return the bits of attention, projection and AllReduce of the chosen rows on all ranks.
 
-    ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last 128 of every
-    sequence.  ``fmt`` is the format of the partial sums, in which they are added.
+    ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"`` (`sample_rows`).
+    ``fmt`` is the format of the partial sums, in which they are added.
 
     Raises
     ------
@@ -281,7 +281,8 @@ class _Layer:
                 for head in range(layer.heads):
                     kv = self.inputs.kv_head(layer, rank, head // layer.group_size)
                     q = self.inputs.heads("q", batch, rank * layer.heads + head)[first : first + rows]
-                    k, v = (self.inputs.heads(n, batch, kv) for n in ("k", "v"))
+                    seen = layer.visible_keys(first + rows - 1)
+                    k, v = (self.inputs.heads(n, batch, kv)[:seen] for n in ("k", "v"))
                     columns = slice(head * layer.value_head_dim, (head + 1) * layer.value_head_dim)
                     heads[start : start + rows, columns] = attention(q, k, v, layer, first)
             total += heads @ self._share(rank).astype(np.float64)
@@ -321,12 +322,21 @@ def operations(program: TileProgram) -> Iterator[Any]:
         yield from phase.body(phase.blocks[0])
 
 
+def sample_rows(count: int) -> list[int]:
+    """Return the rows of a sequence whose blocks a sample has: the last 128, and one at five eighths.
+
+    The last see all keys, but lie in the last shard of a message, which ring and mesh add alike: the
+    others lie in the midst of a message, whether of the whole sequence or of half of it.
+    """
+    return sorted({5 * count // 8, *range(max(0, count - ROW_GRAIN), count)})
+
+
 def _wanted(rows: Choice, count: int) -> list[int] | None:
     """Return the query rows to compute, or None for all."""
     if rows == "all":
         return None
     if isinstance(rows, str):
-        return list(range(max(0, count - ROW_GRAIN), count))
+        return sample_rows(count)
     check_indices("rows", rows, count)
     return sorted(rows)
 

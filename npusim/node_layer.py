@@ -14,7 +14,7 @@ from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp
 from npusim.node.program import ROW_GRAIN
 from npusim.node.reduction import execute, reduction_error
-from npusim.node_bits import LayerInputs, evaluate_layer, operations, without_program
+from npusim.node_bits import LayerInputs, evaluate_layer, operations, sample_rows, without_program
 from npusim.numerics.inputs import array_source, projection_source, recipe_source
 from npusim.spec.node import LayerProblem
 from npusim.spec.tiling import Tiling
@@ -80,7 +80,8 @@ def _seconds(layer: LayerProblem, rows: Choice) -> float:
     """Return an estimate of the seconds that the bits of all ranks take."""
     heads = {"heads": layer.heads * layer.ranks, "kv_heads": layer.kv_heads * layer.ranks}
     whole = layer.attention.model_copy(update=heads)
-    return estimate(whole, Tiling(), "auto", (rows, "all"))["bits"]
+    chosen = sample_rows(layer.seq_q) if rows == "sample" else rows
+    return estimate(whole, Tiling(), "auto", (chosen, "all"))["bits"]
 
 
 def layer_bits(
@@ -99,8 +100,8 @@ def layer_bits(
     if bits.rows == "sample" and (seconds := _seconds(what, "sample")) > SAMPLE_S:
         last = max(0, what.seq_q - ROW_GRAIN)
         return None, (
-            f"bits not computed: the last rows of all {what.heads * ranks} heads would take about "
-            f"{format_duration(seconds)}; --rows {last}-{what.seq_q - 1} computes them",
+            f"bits not computed: a sample of all {what.heads * ranks} heads would take about "
+            f"{format_duration(seconds)}; --rows {last}-{what.seq_q - 1} computes the last rows",
         )
     found = evaluate_layer(
         program, what, machine, fmt, _layer_inputs(what, load, given), rows=bits.rows, progress=bits.progress

@@ -140,6 +140,17 @@ def test_rows_chosen_have_the_bits_they_have_among_all() -> None:
     assert some.output[0, 0, computed].tobytes() == every.output[0, 0, computed].tobytes()
 
 
+def test_sample_has_rows_from_the_midst_of_messages() -> None:
+    draw = np.random.default_rng(4)
+    given = {n: draw.standard_normal((1, RANKS, 1024, WIDTH)).astype(np.float16) for n in "qkv"}
+    bits = layer(given, rows="sample")
+    assert bits.numerics.sample.startswith("rows 640..767, 896..1023 of 1024")
+    # The last rows alone lie in the last shard, which mesh and ring add in one order.
+    assert {o.arithmetic: o.differing for o in bits.orders}["algorithm=ring"] > 0.05
+    last = layer(given, rows=range(896, 1024))
+    assert {o.arithmetic: o.differing for o in last.orders}["algorithm=ring"] == 0.0
+
+
 def test_overflow_of_a_sum_is_counted_and_found() -> None:
     # Every rank's partial sum is 16 x 2000 = 32000: three of them are beyond float16.
     v, w_o = np.ones((1, RANKS, TOKENS, WIDTH)), np.full((RANKS * WIDTH, HIDDEN), 2000.0)
@@ -204,6 +215,6 @@ def test_node_without_a_programs_mapping_says_why_it_has_no_bits() -> None:
 def test_long_sample_is_left_out_and_a_long_run_refused() -> None:
     result = npusim.run("tiling_allreduce", seq=32768, trace_groups=())
     assert result.numerics is None
-    assert any("--rows 32640-32767 computes them" in note for note in result.notes)
+    assert any("--rows 32640-32767 computes the last rows" in note for note in result.notes)
     with pytest.raises(SpecError, match="this run would take about"):
         npusim.run("tiling_allreduce", seq=32768, rows="all", limit_s=600)
