@@ -119,7 +119,7 @@ class Request:
     )  # fmt: skip
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
         "--tensors", "FILE|NAME", _BITS,
-        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v.",
+        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
     )  # fmt: skip
     prefix: str = _option(
         "--prefix", "TEXT", _BITS, "Of the tensors' keys: <prefix>.q; needed where a file holds several.", "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
+from npusim.node_layer import Given, NodeBits, given_problem, refuse_on_node
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.request import DEFAULT_WORKLOAD, Layout, Request, refuse
@@ -21,7 +23,7 @@ from npusim.spec.node import NodeDevice, is_node
 from npusim.spec.problem import Problem
 from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import row_sum_evidence, spread_over_alternates
-from npusim.tensors import chosen_tensors
+from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
@@ -97,7 +99,8 @@ def run(
         Registry name of the matrix arithmetic, in place of the device's own.
     tensors, prefix
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-        ``<prefix>.q ...``; by default they are drawn from the workload's recipe with ``seed``.  With
+        ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
+        it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
         ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
     layout
         Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
@@ -152,14 +155,16 @@ def run_request(request: Request) -> RunResult:
     if r.problem is not None:
         said = {**r.sizes(), "ignore": r.ignore or None}
         refuse(said, "the problem given says them; leave these options out")
+    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()):
-        values = {"tensors": r.tensors, "arithmetic": r.arithmetic, "seed": r.seed}
-        refuse(values, "a node's run computes no attention; use it on one device")
-        return run_on_node(r)
+        refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
+        matrix = load_projection(r.tensors, r.prefix, given)
+        bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
+        return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
     device = r.machine()
     chosen = find_schedule(r.schedule, device.family)
-    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
-    what = _stored(_seeded(r.problem or _problem(r, load, given), r.seed), r.layout, scales)
+    what = as_asked(r.problem or _problem(r, load, given))
     ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
     plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given)
@@ -246,6 +251,12 @@ def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
     return tuple(found)
 
 
+def _as_asked(
+    problem: AnyProblem, seed: int | None, layout: Layout, scales: Mapping[str, float]
+) -> AnyProblem:
+    return _stored(_seeded(problem, seed), layout, scales)
+
+
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
     """Return the problem with its inputs' arrangement in memory and their scales."""
     if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
@@ -299,13 +310,8 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
 def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]] | None) -> Problem:
     if given is None:
         return load.problem(**request.sizes())
-    q, k, v = (given[name] for name in ("q", "k", "v"))
-    said = {**request.sizes(), "dtype": None, "causal": None}  # tensors are rounded already, and have no mask
-    refuse(said, "sizes come from the tensors given; leave these options out")
-    return load.problem(
-        batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2],
-        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=request.causal, dtype=cast("Dtype", str(q.dtype)),
-    )  # fmt: skip
+    # Tensors are rounded already.
+    return given_problem(load, given, {**request.sizes(), "dtype": None})
 
 
 def simulate_program(

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from npusim import formats
 from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.formats import get_format
 from npusim.ir.check import check
-from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Waves
 from npusim.node.machine import femtoseconds
-from npusim.node.reduction import execute, reduction_error
 from npusim.node.simulate import simulate, worst
+from npusim.node_bits import child_program, operations
+from npusim.node_layer import adapted, layer_bits, layer_problem, refuse_long
 from npusim.request import refuse
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
@@ -29,48 +27,60 @@ from npusim.timing.sanity import check_sanity
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from npusim.ir.program import Item, TileProgram
-    from npusim.node.collective import Algorithm
+    from npusim.ir.program import TileProgram
     from npusim.node.kernel import Child
     from npusim.node.result import NodeTiming
+    from npusim.node_layer import Given, NodeBits
     from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
     from npusim.spec.device import DeviceSpec
     from npusim.spec.node import KernelTimes, NodeSpec
     from npusim.spec.problem import Problem
-    from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
-__all__ = ["kernel_timer", "layer_problem", "run_on_node", "time_on_node"]
+__all__ = ["kernel_timer", "run_on_node", "time_on_node"]
 
 
-def run_on_node(request: Request) -> RunResult:
-    """Predict the time of one node schedule; see :func:`npusim.run`.
+def run_on_node(
+    request: Request, given: Given | None = None, bits: NodeBits | None = None
+) -> RunResult:
+    """Predict one node schedule; see :func:`npusim.run`.
 
-    Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices.  Raises a
-    subclass of `NpusimError` that says what is wrong.
+    Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices, or that of
+    the tensors ``given``.  ``bits`` says which bits are computed, if any.  Raises a subclass of
+    `NpusimError` that says what is wrong.
     """
     r, load = request, request.load()
     machine = load_node_device(cast("Any", r.place()), r.overrides)
     node = machine.node
     chosen = find_schedule(r.schedule, machine.family)
-    given = r.problem or layer_problem(load, node, r.sizes())
-    keys = given.seq_kv if r.problem is None and isinstance(given, LayerProblem) else 0
     if r.schedule != "tiling_allreduce":
-        refuse({"causal": r.causal}, f"{r.schedule} computes no attention and has no mask")
-    preset = cast("PartialSums", chosen.precision(r.precision or _stored(given)))
-    what: Any = _problem_of(r.schedule, given, node, preset.partial)
+        options = {
+            "causal": r.causal, "tensors": given and given.tensors, "seed": given and given.seed,
+        }  # fmt: skip
+        refuse(options, f"{r.schedule} computes no attention and has no mask")
+    sizes = r.sizes() if given is None or given.tensors is None else {**r.sizes(), "dtype": None}
+    layer = r.problem or layer_problem(load, node, sizes, given)
+    keys = layer.seq_kv if r.problem is None and isinstance(layer, LayerProblem) else 0
+    layer = adapted(layer, given)
+    preset = cast("PartialSums", chosen.precision(r.precision or _stored(layer)))
+    what: Any = _problem_of(r.schedule, layer, node, preset.partial)
     fields = build_tiling(chosen.tiling, r.tiling or {})
     program = chosen.build(what, fields, machine, preset)
     check(program)
+    if bits is not None and isinstance(what, LayerProblem):
+        refuse_long(what, bits)
     timing = time_on_node(program, machine, r.method, r.trace_groups)
+    found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
     return RunResult(
         name=f"{r.schedule}-{node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
-        formats=preset.formats(), device=machine, workload=load.name, inputs="none",
-        problem=what, tiling=fields, program=program, timing=timing, numerics=None, asked=r.asked(),
-        notes=_notes(node, timing, program, preset.partial, bits=r.numerics),
+        formats=preset.formats(), device=machine, workload=load.name,
+        inputs="none" if found is None or bits is None else bits.inputs(what, given),
+        problem=what, tiling=fields, program=program, timing=timing,
+        numerics=None if found is None else found.numerics, orders=() if found is None else found.orders,
+        notes=(*_notes(node, timing, program), *why), asked=r.asked(),
         ignored=load.ignored(keys, r.ignore) if keys and r.schedule == "tiling_allreduce" else (),
     )  # fmt: skip
 
@@ -95,21 +105,6 @@ def time_on_node(
     return timing
 
 
-def layer_problem(load: Workload, node: NodeSpec, sizes: Mapping[str, Any]) -> LayerProblem:
-    """Return a workload's layer on a node; all devices share it unless the workload says otherwise.
-
-    Raises
-    ------
-    SpecError
-        The heads cannot be divided by the ranks (lists the divisors), or the width is not stated.
-    """
-    ranks = sizes.get("tensor_parallel") or node.device_count.value
-    if load.hidden is None:
-        raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
-    problem = load.problem(**{**sizes, "tensor_parallel": ranks})
-    return LayerProblem.around(problem, hidden=load.hidden, ranks=ranks)
-
-
 def _problem_of(schedule: str, given: object, node: NodeSpec, fmt: str) -> object:
     """Return the problem of a node schedule: what is given, or the part of a layer that it runs.
 
@@ -129,7 +124,7 @@ def _problem_of(schedule: str, given: object, node: NodeSpec, fmt: str) -> objec
             )
         match schedule:
             case "allreduce":
-                size = formats.get_format(fmt).size_bytes
+                size = get_format(fmt).size_bytes
                 return CopyProblem(bytes=given.rows * given.hidden * size)
             case "gemm_allreduce":
                 return GemmProblem(m=given.rows, n=given.hidden, k=given.width, dtype=given.dtype)
@@ -145,10 +140,8 @@ def _stored(problem: object) -> str:
     return str(getattr(problem, "dtype", "float16"))
 
 
-def _notes(
-    node: NodeSpec, timing: NodeTiming, program: TileProgram, fmt: str, *, bits: bool
-) -> tuple[str, ...]:
-    """Return what a reader should know: the collectives, what they hide behind, and their bits."""
+def _notes(node: NodeSpec, timing: NodeTiming, program: TileProgram) -> tuple[str, ...]:
+    """Return what a reader should know of the time: the collectives, and what they hide behind."""
     us = 1e6  # microseconds a second
     ways = ", ".join(dict.fromkeys(timing.modes))
     notes = [
@@ -159,14 +152,12 @@ def _notes(
         notes.append(
             f"exposed communication {timing.exposed_s * us:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
         )
-    calls = [op.call for op in _operations(program) if isinstance(op, CollectiveOp)]
+    calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls[0].servers > 1:
         notes.append(
             f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
             f"{calls[0].servers} equal ones in step, no traffic of others between them"
         )
-    if bits and calls[0].kind == "allreduce":
-        notes.append(_bits_note(calls[0].algorithm, len(program.phases[0].blocks), fmt))
     if node.kernels is not None:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
     return tuple(notes)
@@ -176,27 +167,6 @@ def _issue(timing: NodeTiming, us: float) -> str:
     """Return what the host needs to issue collectives, where its file says so."""
     issue = (timing.allreduce_s - timing.running_s[1]) * us
     return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
-
-
-def _operations(program: TileProgram) -> Iterator[Item]:
-    phase = program.phases[0]
-    return iter(phase.body(phase.blocks[0]))
-
-
-def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
-    """Return how the sum of the collective's real order differs from float64, on normal samples."""
-    draw = np.random.default_rng(0)
-    sample = 4096  # elements: enough for two digits of the error
-    inputs = [formats.cast(draw.standard_normal(sample), fmt) for _ in range(ranks)]
-    ring = collective("allreduce", "ring", ranks)
-    other = collective("allreduce", "mesh" if algorithm == "ring" else algorithm, ranks)
-    chosen = ring if algorithm == "ring" else other
-    error = reduction_error(chosen, inputs, fmt)
-    differing = execute(ring, inputs, fmt)[0] != execute(other, inputs, fmt)[0]
-    return (
-        f"{fmt} sums of {ranks} normal samples by {chosen.algorithm}: relative RMSE {error.rmse:.2e} against float64; "
-        f"{float(np.mean(differing)):.0%} differ in bits between ring and {other.algorithm}"
-    )
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
@@ -221,10 +191,7 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
 def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
     """Return the time of one child on its device, with the schedule's own tiling and precision."""
     try:
-        chosen = find_schedule(child.schedule, device.family)
-        fields = build_tiling(chosen.tiling, {})
-        _, program = chosen.fitted(child.problem, fields, device, chosen.precision())
-        return METHODS[method](program, device, trace_groups=())
+        return METHODS[method](child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
         if isinstance(error, ProgramError):

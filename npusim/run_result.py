@@ -42,7 +42,8 @@ class RunResult:
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
     switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic, ``finite`` what is finite on the same sample where the output is not,
+    assumed arithmetic, ``orders`` what other collectives and row blocks of a node make of the same
+    partial sums, ``finite`` what is finite on the same sample where the output is not,
     ``presets`` what other presets give; ``notes`` are what the run wants its reader to know, ``ignored``
     what of the workload's attention it was told to leave out.  ``asked`` are the options that ask for
     this run on a command line (None: none can).
@@ -61,6 +62,7 @@ class RunResult:
     timing: TimingResult | None
     numerics: NumericResult | None
     spread: tuple[Spread, ...] = ()
+    orders: tuple[Spread, ...] = ()
     finite: tuple[FiniteChoice, ...] = ()
     notes: tuple[str, ...] = field(default=())
     ignored: tuple[str, ...] = ()

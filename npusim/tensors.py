@@ -111,6 +111,32 @@ def load_tensors(
     return found
 
 
+def load_projection(
+    source: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, beside: Mapping[str, NDArray[Any]] | None
+) -> NDArray[Any] | None:  # fmt: skip
+    """Return the output projection ``w_o``, (heads x head size, hidden), in the format of the Q, K, V ``beside`` it.
+
+    A layer's output is ``O w_o``, the heads side by side in the columns of O.  None where there is
+    none.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond what the format holds.
+    """
+    if source is None or beside is None:
+        return None
+    width, dtype = beside["q"].shape[1] * beside["v"].shape[3], str(beside["q"].dtype)
+    where = "tensors" if isinstance(source, Mapping) else str(source)
+    raw = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+    key = f"{_pick(raw, prefix, where)[1]}w_o"
+    if key not in raw:
+        return None
+    found = raw[key]
+    _check(key, found, where)
+    if found.ndim != 2 or found.shape[0] != width:
+        turned = "; this one is transposed" if found.ndim == 2 and found.shape[1] == width else ""
+        raise TensorError(
+            f"{where}: {key} has shape {found.shape}; (heads x head size, hidden) = ({width}, hidden) needed{turned}"
+        )
+    return _rounded({key: found}, dtype)[key]
+
+
 def _read(path: Path) -> Tensors:
     if not path.exists():
         packaged = packaged_tensors(str(path))

@@ -25,7 +25,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    ("kernel", "run", "run_node", "run_result", "tensors", "spread", "finite", "request", "effort"),
+    (
+        "kernel", "run", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite", "request",
+        "effort",
+    ),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
 )
@@ -36,10 +39,13 @@ WITHIN = frozenset(
         ("machines", "algorithms"),
         *(
             ("run", part)
-            for part in ("run_node", "run_result", "tensors", "spread", "finite", "request", "effort")
+            for part in (
+                "run_node", "node_layer", "run_result", "tensors", "spread", "finite", "request", "effort",
+            )
         ),
-        *((part, "request") for part in ("run_result", "run_node", "tensors")),
-        ("run_node", "run_result"),
+        *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
+        ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
+        ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
         # A result shows itself: its methods load the report when they are called.

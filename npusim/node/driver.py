@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from npusim.node.collective import Collective, collective, shard_sizes
@@ -40,6 +41,7 @@ class Plan:
     mode: DriverMode
     closed_form: AlphaBeta
     servers: int = 1
+    element_bytes: int = 1
 
     @property
     def engines_per_transfer(self) -> int:
@@ -76,6 +78,7 @@ def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) ->
             mode,
             _closed(node, topology, call, chosen, mode),
             call.servers,
+            call.element_bytes,
         )
         for name, mode in driver.modes.items()
     ]
@@ -133,14 +136,29 @@ def _sent_share(chosen: Collective) -> float:
     return sent / chosen.shard_count
 
 
-def transfer_bytes(chosen: Collective, size_bytes: int) -> list[list[int]]:
-    """Return the bytes of every transfer of every round for a message of ``size_bytes``."""
-    sizes = shard_sizes(size_bytes, chosen.shard_count)
-    return [[sum(sizes[s] for s in t.shards) for t in r] for r in chosen.rounds]
+def chunk_sizes(plan: Plan, size_bytes: int) -> list[int]:
+    """Return the bytes of the pieces in which a message moves through all rounds, about equal."""
+    most = plan.mode.chunk_bytes
+    pieces = 1 if most is None else ceil_div(size_bytes, most.value)
+    return [s for s in _cut(size_bytes, pieces, plan.element_bytes) if s]
 
 
-def chunk_sizes(mode: DriverMode, size_bytes: int) -> list[int]:
-    """Return the pieces in which a message moves through all rounds, about equal."""
-    if mode.chunk_bytes is None:
-        return [size_bytes]
-    return [s for s in shard_sizes(size_bytes, ceil_div(size_bytes, mode.chunk_bytes.value)) if s]
+def transfer_bytes(plan: Plan, chunk_bytes: int) -> list[list[int]]:
+    """Return the bytes of every transfer of every round for one chunk of a message."""
+    sizes = _cut(chunk_bytes, plan.collective.shard_count, plan.element_bytes)
+    return [[sum(sizes[s] for s in t.shards) for t in r] for r in plan.collective.rounds]
+
+
+def shard_edges(plan: Plan, size_bytes: int) -> list[list[int]]:
+    """Return, for each chunk of a message as it is transferred, the first element of each shard and the end."""
+    start, found = 0, []
+    for chunk in chunk_sizes(plan, size_bytes):
+        sizes = _cut(chunk, plan.collective.shard_count, plan.element_bytes)
+        found.append([edge // plan.element_bytes for edge in accumulate(sizes, initial=start)])
+        start += chunk
+    return found
+
+
+def _cut(size_bytes: int, parts: int, element_bytes: int) -> list[int]:
+    """Return the bytes of ``parts`` parts of whole elements."""
+    return [n * element_bytes for n in shard_sizes(size_bytes // element_bytes, parts)]

@@ -24,10 +24,11 @@ KernelRole = Literal["attention", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One program of one device inside a kernel: a schedule and its problem."""
+    """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
 
     schedule: str
     problem: Problem | GemmProblem
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +98,26 @@ class CollectiveCall:
     #: The host joins two streams by events before it.
     is_overlapped: bool = False
     servers: int = 1
+    #: What no transfer cuts apart.
+    element_bytes: int = 1
 
 
 @dataclass(slots=True)
 class KernelOp(TileOp):
-    """A launch in a queue of a device."""
+    """A launch in a queue of a device, for ``rows`` rows from ``row`` over batch and sequence."""
 
     kernel: Kernel = field(default=Kernel("linear", ()))
+    row: int = 0
+    rows: int = 0
 
 
 @dataclass(slots=True)
 class CollectiveOp(TileOp):
-    """A rank's part in a collective."""
+    """A rank's part in a collective over the partial sums of ``rows`` rows from ``row``."""
 
     call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
+    row: int = 0
+    rows: int = 0
 
 
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:

@@ -158,13 +158,13 @@ class RunningCollective:
         env, count = self.env, len(devices)
         self.arrived = [env.event() for _ in devices]
         self.left = [env.event() for _ in devices]
-        self.chunks = chunk_sizes(plan.mode, size_bytes)
+        self.chunks = chunk_sizes(plan, size_bytes)
         self._done = [[env.event() for _ in devices] for _ in self.chunks]
         self._parts = _by_rank(plan.collective.rounds, count)
         for chunk in range(len(self.chunks)):
             ready = [[env.event() for _ in devices] for _ in plan.collective.rounds]
             sent = [[env.event() for _ in r] for r in plan.collective.rounds]
-            sizes = transfer_bytes(plan.collective, self.chunks[chunk])
+            sizes = transfer_bytes(plan, self.chunks[chunk])
             for rank in range(count):
                 env.process(self._rank(chunk, rank, ready, sent, sizes))
 

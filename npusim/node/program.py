@@ -47,6 +47,7 @@ class Communication:
     row_bytes: int
     kind: Kind = "allreduce"
     servers: int = 1
+    element_bytes: int = 1
 
     @property
     def queue(self) -> str:
@@ -97,12 +98,13 @@ def node_program(
                 is_last = kernel is block.kernels[-1]
                 slot = partial.fill(1, size, "int8", first=kernel is block.kernels[0], last=is_last)
                 yield KernelOp(
-                    f"{kernel.role} {index}", COMPUTE, "COMPUTE", (), (slot,), kernel=kernel
-                )
+                    f"{kernel.role} {index}", COMPUTE, "COMPUTE", (), (slot,),
+                    kernel=kernel, row=block.row, rows=block.rows,
+                )  # fmt: skip
             # Without kernels the data is there already: nothing to wait for.
             ready = (partial.front(1, size, "int8"),) if block.kernels else ()
             call = CollectiveCall(
-                comm.kind, comm.algorithm, comm.driver, size, len(blocks) > 1, comm.servers
+                comm.kind, comm.algorithm, comm.driver, size, len(blocks) > 1, comm.servers, comm.element_bytes
             )
             yield CollectiveOp(
                 f"{comm.kind} {index}",
@@ -111,6 +113,8 @@ def node_program(
                 (),
                 ready,
                 call=call,
+                row=block.row,
+                rows=block.rows,
             )
 
     queues = tuple(Queue(q, "npu", q.partition(".")[2], "host") for q in (COMPUTE, comm.queue))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
-from npusim.numerics.executor import Progress, execute
+from npusim.numerics.executor import Execution, Observer, Progress, execute
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericResult
 
@@ -58,30 +58,22 @@ def evaluate(
     all blocks that is done.
     """
     if not isinstance(rows, str):
-        _check_indices("rows", rows, problem.seq_q)
-    last = program.phases[-1]
+        check_indices("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
-    output = program.tensors["o"]
-    blocks = [b for b in _blocks(last, rows, output) if any(h in wanted for h, *_ in _parts(b, output))]
     probe = Probe(problem) if diagnose else None
-    needed: dict[str, Sequence[Any]] = {p.name: _needed(p, blocks, problem) for p in program.phases}
-    done = execute(
-        program, inputs, needed, observers=(probe,) if probe else (), progress=progress
-    )
-    written, references = {}, []
-    for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, output)):
-        key = (block.batch, head, row)
-        if key in written or head not in wanted:
-            continue
-        matrix = done.tensors.head(output, block.batch, block.head)
-        written[key] = matrix[at : at + count]
-        q = inputs("q", block.batch, head)[row : row + count]
-        k, v = (inputs(n, block.batch, head // problem.group_size) for n in ("k", "v"))
+    done, written = execute_rows(
+        program, inputs, rows, wanted, problem.group_size,
+        observers=(probe,) if probe else (), progress=progress,
+    )  # fmt: skip
+    references = []
+    for (batch, head, row), block in written.items():
+        q = inputs("q", batch, head)[row : row + len(block)]
+        k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
         references.append(attention(q, k, v, problem, row))
         if probe:
             probe.look_at_inputs(q, k, row)
-    error = summarise_errors(list(written.values()), references, output.fmt)
-    arithmetic, row_sums = _named_choices(program)
+    error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
+    arithmetic, row_sums = named_choices(program)
     return NumericResult(
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
@@ -97,7 +89,39 @@ def evaluate(
     )
 
 
-def _check_indices(what: str, chosen: Sequence[int], count: int) -> None:
+def execute_rows(
+    program: TileProgram,
+    inputs: HeadSource,
+    rows: Choice,
+    heads: Container[int],
+    group_size: int = 1,
+    *,
+    output: str = "o",
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+) -> tuple[Execution, dict[tuple[int, int, int], Array]]:
+    """Execute the blocks that hold the chosen rows of ``output``, and what they need of earlier phases.
+
+    Returns the state after it, and by (batch, head, first row) the rows of each block.
+    """
+    tensor = program.tensors[output]
+    last = program.phases[-1]
+    blocks = [
+        b for b in _blocks(last, rows, tensor) if any(h in heads for h, *_ in _parts(b, tensor))
+    ]
+    needed: dict[str, Sequence[Any]] = {
+        p.name: _needed(p, blocks, group_size) for p in program.phases
+    }
+    done = execute(program, inputs, needed, observers=observers, progress=progress)
+    written: dict[tuple[int, int, int], Array] = {}
+    for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, tensor)):
+        if head in heads and (block.batch, head, row) not in written:
+            matrix = done.tensors.head(tensor, block.batch, block.head)
+            written[block.batch, head, row] = matrix[at : at + count]
+    return done, written
+
+
+def check_indices(what: str, chosen: Sequence[int], count: int) -> None:
     """Raise `SpecError` for indices that do not exist, or for none."""
     wrong = [i for i in chosen if not 0 <= i < count]
     if wrong or not chosen:
@@ -112,7 +136,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
             return set(range(problem.heads))
         each = problem.batch * problem.seq_kv * problem.head_dim
         return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
-    _check_indices("heads", heads, problem.heads)
+    check_indices("heads", heads, problem.heads)
     return set(heads)
 
 
@@ -134,10 +158,10 @@ def _blocks(phase: Phase, rows: Choice, output: GlobalTensor) -> list[Any]:
     ]  # fmt: skip
 
 
-def _needed(phase: Phase, blocks: Sequence[OutputBlock], problem: Problem) -> list[Any]:
+def _needed(phase: Phase, blocks: Sequence[OutputBlock], group_size: int) -> list[Any]:
     """Return the blocks of ``phase`` that the output's ``blocks`` need."""
     if phase.serves == "kv_head":
-        used = {(b.batch, b.head // problem.group_size) for b in blocks}
+        used = {(b.batch, b.head // group_size) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for b in blocks:
@@ -163,7 +187,7 @@ def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, i
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 
-def _named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
+def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
     found = {
         (step.opcode, step.attributes.arithmetic or step.attributes.order)

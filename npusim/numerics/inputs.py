@@ -20,14 +20,14 @@ from npusim.spec.data import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from npusim.numerics.store import HeadSource
     from npusim.spec.data import DataRecipe
     from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
-NAMES = ("q", "k", "v")
+NAMES = ("q", "k", "v", "w_o")
 
 
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
@@ -50,6 +50,22 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
             drawn = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
             made[key] = formats.cast(drawn, problem.dtype)
         return made[key]
+
+    return source
+
+
+def projection_source(problem: Problem, heads: int, hidden: int) -> Callable[[int], Array]:
+    """Return a source of the output projection's rows for one head of the layer's ``heads``.
+
+    (value head size, ``hidden``), normal with variance 1 / (heads x value head size), so that outputs
+    are as large as the attention's; seeded as `recipe_source` is, rounded to the problem's format.
+    """
+    seed, width = getattr(problem.data, "seed", 0), heads * problem.value_head_dim
+
+    def source(head: int) -> Array:
+        rng = np.random.default_rng([seed, NAMES.index("w_o"), 0, head])
+        drawn = rng.standard_normal((problem.value_head_dim, hidden), np.float32)
+        return formats.cast(drawn / np.float32(np.sqrt(width)), problem.dtype)
 
     return source
 

@@ -103,7 +103,8 @@ def decoding(record: RunRecord) -> str | None:
 
 def _few_blocks(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
     working, there = len(group_ends(timing)), record.device.group_count
-    if working >= there or decoding(record):
+    # How many of a node's devices share a layer was asked for: no block is missing.
+    if working >= there or decoding(record) or timing.overlap is not None:
         return None
     text = f"only {working} of {there} core groups have a block to work on"
     return Advice(text, "block_q", _smaller)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericEvent, NumericResult
     from npusim.run_result import RunResult
     from npusim.spec.device import DeviceSpec
+    from npusim.spread import Spread
     from npusim.timing.result import TimingResult
 
 __all__ = [
@@ -195,7 +196,8 @@ class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
     ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
-    computed; ``ignored``: what of the workload's attention was left out.
+    computed; ``orders``: a node's partial sums added in other orders; ``ignored``: what of the
+    workload's attention was left out.
     """
 
     npusim_version: str
@@ -211,6 +213,7 @@ class RunRecord:
     numerics: NumericRecord | None
     spread: tuple[SpreadRecord, ...]
     notes: tuple[str, ...]
+    orders: tuple[SpreadRecord, ...] = ()
     finite: tuple[FiniteRecord, ...] = ()
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetRecord, ...] = ()
@@ -230,10 +233,8 @@ def record_of(result: RunResult) -> RunRecord:
         device=_device(result.device),
         timing=None if result.timing is None else _timing(result, result.timing),
         numerics=None if result.numerics is None else _numerics(result.numerics, result.device),
-        spread=tuple(
-            SpreadRecord(s.arithmetic, _finite(s.rmse), _finite(s.differing))
-            for s in result.spread
-        ),
+        spread=_spreads(result.spread),
+        orders=_spreads(result.orders),
         notes=tuple(result.notes),
         finite=tuple(FiniteRecord(f.schedule, f.precision, f.rmse) for f in result.finite),
         ignored=tuple(result.ignored),
@@ -241,6 +242,10 @@ def record_of(result: RunResult) -> RunRecord:
             PresetRecord(p.precision, p.relative_rmse, p.latency_us) for p in result.presets
         ),
     )
+
+
+def _spreads(found: tuple[Spread, ...]) -> tuple[SpreadRecord, ...]:
+    return tuple(SpreadRecord(s.arithmetic, _finite(s.rmse), _finite(s.differing)) for s in found)
 
 
 def _device(device: DeviceSpec) -> DeviceRecord:

@@ -249,6 +249,8 @@ def _numerics(record: RunRecord) -> list[Fact]:
     rows += _finite(record, bits)
     rows.append(Cell(f"against float64 on {bits.sample}"))
     found = [("numerics", tuple(rows))]
+    if record.orders:
+        found.append(("same sums", tuple(Cell(_spread(s)) for s in record.orders)))
     if bits.diagnosis is not None:
         found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
     used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
@@ -276,8 +278,9 @@ def _error(bits: NumericRecord) -> str:
 
 def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     """Return what is finite on the same sample where the output is not."""
-    if not bits.nan_count and not bits.inf_count:
-        return []
+    is_node = record.timing is not None and record.timing.overlap is not None
+    if is_node or not (bits.nan_count or bits.inf_count):
+        return []  # presets of a node are formats of sums: none was tried
     found = [
         f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite
     ]
@@ -289,6 +292,8 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
 def _spread(found: SpreadRecord) -> str:
     if found.differing is None:
         return f"with {found.arithmetic}: outputs are not finite"
+    if not found.differing:
+        return f"with {found.arithmetic} the same bits"
     return (
         f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
         f"relative RMSE {_figure(found.rmse)}"

@@ -82,9 +82,9 @@ class OverlapTiling(CollectiveTiling):
 
 
 def communication(
-    node: NodeSpec, ranks: int, tiling: CollectiveTiling, row_bytes: int
+    node: NodeSpec, ranks: int, tiling: CollectiveTiling, columns: int, element: int = 1
 ) -> Communication:
-    """Return the collective that a tiling asks for.
+    """Return the collective that a tiling asks for, of rows of ``columns`` elements of ``element`` bytes.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def communication(
     algorithm: Algorithm = "mesh" if topology.is_full_mesh else "ring"
     if tiling.algorithm != "auto":
         algorithm = tiling.algorithm
-    return Communication(driver, algorithm, row_bytes)
+    return Communication(driver, algorithm, columns * element, element_bytes=element)
 
 
 def build(

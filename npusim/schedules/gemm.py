@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import gemm
+from npusim.algorithms.precision import for_inputs
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import AscendMachine, gemm_tiling
 from npusim.schedules.registry import Schedule
@@ -39,7 +40,7 @@ def build(
     p, t = problem, tiling
     a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
     b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
-    c = GlobalTensor("c", 1, 1, p.m, p.n, p.dtype, "output")
+    c = GlobalTensor("c", 1, 1, p.m, p.n, for_inputs(precision, p.dtype).output, "output")
     phase = gemm("gemm", a, b, c, (t.block_m, t.block_n), arithmetic=precision.arithmetic)
     fields = gemm_tiling("gemm", t.block_m, t.block_n, t.block_k)
     return AscendMachine(device).build("gemm", [(phase, fields)], p.flops())

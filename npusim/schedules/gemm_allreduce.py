@@ -42,17 +42,18 @@ def build(
         More blocks than rows.
     """
     ranks = device.node.device_count.value
-    comm = communication(device.node, ranks, tiling, problem.n * element_bytes(precision))
+    comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
     blocks = [
-        RowBlock(row, rows, (Kernel("linear", (linear(rows, problem),)),))
+        RowBlock(row, rows, (Kernel("linear", (linear(rows, problem, precision),)),))
         for row, rows in cut_rows(problem.m, tiling.blocks, tiling.first_share)
     ]
     return node_program("gemm_allreduce", ranks, blocks, comm, problem.flops())
 
 
-def linear(rows: int, problem: GemmProblem) -> Child:
-    """Return the product of ``rows`` rows of ``problem``."""
-    return Child("gemm", GemmProblem(m=rows, n=problem.n, k=problem.k, dtype=problem.dtype))
+def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
+    """Return the product of ``rows`` rows of ``problem``, stored in the format of the partial sums."""
+    own = GemmProblem(m=rows, n=problem.n, k=problem.k, dtype=problem.dtype)
+    return Child("gemm", own, "" if precision.partial == own.dtype else f"output={precision.partial}")
 
 
 SCHEDULES = (

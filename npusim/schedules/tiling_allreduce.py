@@ -53,7 +53,7 @@ def build(
     TilingError
         More blocks than rows, or more ranks than devices.
     """
-    comm = communication(device.node, problem.ranks, tiling, problem.hidden * element_bytes(precision))
+    comm = communication(device.node, problem.ranks, tiling, problem.hidden, element_bytes(precision))
     name = tiling.attention
     if name == "auto":
         name = {"ascend": "two_level"}.get(device.each.family, "flash")
@@ -63,7 +63,7 @@ def build(
         pieces = tuple(Child(name, p) for p in row_pieces(attention, row, rows))
         kernels = (
             Kernel("attention", pieces),
-            Kernel("linear", (linear(rows, product),), is_fused=tiling.blocks > 1),
+            Kernel("linear", (linear(rows, product, precision),), is_fused=tiling.blocks > 1),
         )
         blocks.append(RowBlock(row, rows, kernels))
     return node_program("tiling_allreduce", problem.ranks, blocks, comm, problem.flops())

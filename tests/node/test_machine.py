@@ -105,10 +105,15 @@ def test_sensitivity_changes_a_constant_of_either_file() -> None:
     assert rate.higher < 0
 
 
-@pytest.mark.parametrize("option", ["tensors", "arithmetic", "seed"])
-def test_options_of_values_are_refused_where_kernels_have_times_only(option: str) -> None:
-    with pytest.raises(SpecError, match=f"{option}: a node's run computes no attention"):
-        npusim.run("tiling_allreduce", hw="h200_x2", **{option: 1})  # type: ignore[arg-type]
+@pytest.mark.parametrize("option", ["heads", "arithmetic", "diagnose"])
+def test_options_of_one_devices_values_are_refused(option: str) -> None:
+    with pytest.raises(SpecError, match=f"{option}: a node's ranks run all heads"):
+        npusim.run("tiling_allreduce", hw="h200_x2", **{option: (1,)})  # type: ignore[arg-type]
+
+
+def test_seed_is_refused_where_no_attention_is_computed() -> None:
+    with pytest.raises(SpecError, match="seed: allreduce computes no attention"):
+        npusim.run("allreduce", problem=CopyProblem(bytes=8), seed=1)
 
 
 def test_schedule_of_nodes_on_one_device_says_what_to_do() -> None:
@@ -118,7 +123,7 @@ def test_schedule_of_nodes_on_one_device_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("schedule", ["tiling_allreduce", "gemm_allreduce", "allreduce"])
 def test_schedule_of_nodes_is_for_a_node_unless_told_otherwise(schedule: str) -> None:
-    result = npusim.run(schedule, seq=1024, trace_groups=())
+    result = npusim.run(schedule, seq=1024, trace_groups=(), numerics=False)
     assert result.device.name == "ascend_910b2_x8"
 
 
