@@ -1,6 +1,6 @@
 """Exact cycles against accepted ones: whether a change moved any number, and on which pipe.
 
-A baseline is a small YAML file (`spec.baseline_file`), one case a file.  Cycles are whole and
+A baseline is a small YAML file (`config.baseline_file`), one case a file.  Cycles are whole and
 deterministic, so any difference counts; the pipes that moved are named.
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from npusim.config.baseline_file import ExpectedCycles, load_baseline, write_expected
 from npusim.errors import NpusimError, SpecError
 from npusim.request import Request
 from npusim.run import run_request
-from npusim.spec.baseline_file import ExpectedCycles, load_baseline, write_expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npusim.config.baseline_file import BaselineFile
     from npusim.run_result import RunResult
-    from npusim.spec.baseline_file import BaselineFile
 
 __all__ = ["CaseOutcome", "check_baselines", "cycles_of", "run_baseline"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.numerics.evaluate import chosen_heads
-from npusim.spec.problem import Problem
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.tiling import Tiling
     from npusim.numerics.evaluate import Choice
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.tiling import Tiling
 
 __all__ = ["estimate", "refuse_beyond"]
 

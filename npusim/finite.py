@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.numerics.evaluate import evaluate
 from npusim.schedules import SCHEDULES
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import Tiling
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.tiling import Tiling
 
 
 @dataclass(frozen=True, slots=True)

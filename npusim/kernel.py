@@ -28,6 +28,9 @@ from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.table import Row, Stage, choose, product, row
 from npusim.algorithms.tensors import AttentionTensors, attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.problem import Problem
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, SpecError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import varying
@@ -37,15 +40,12 @@ from npusim.machines.sm import SmMachine, SmTiling
 from npusim.schedules import plugins
 from npusim.schedules.attention import causal_mask
 from npusim.schedules.registry import Schedule
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.model import SpecModel
     from npusim.ir.program import TileProgram
     from npusim.schedules.precision import Precision
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.model import SpecModel
 
 __all__ = [
     "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.node.kernel import CollectiveOp, Kernel, KernelOp
@@ -26,21 +28,19 @@ from npusim.numerics.events import EVENTS_KEPT
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
 from npusim.schedules import SCHEDULES, find_schedule
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import LayerProblem, NodeDevice
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
     from npusim.node.kernel import Child
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Execution, Progress
     from npusim.numerics.store import HeadSource
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.node import LayerProblem, NodeDevice
 
 Array = NDArray[Any]
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats
+from npusim.config.node import LayerProblem
+from npusim.config.tiling import Tiling
+from npusim.config.workload import shared_heads
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.node.collective import collective
@@ -17,9 +20,6 @@ from npusim.node.reduction import execute, reduction_error
 from npusim.node_bits import LayerInputs, evaluate_layer, operations, sample_rows, without_program
 from npusim.numerics.inputs import array_source, projection_source, recipe_source
 from npusim.request import refuse
-from npusim.spec.node import LayerProblem
-from npusim.spec.tiling import Tiling
-from npusim.spec.workload import shared_heads
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.node import NodeDevice, NodeSpec
+    from npusim.config.problem import Problem
+    from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
     from npusim.node_bits import LayerBits
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Progress
-    from npusim.spec.node import NodeDevice, NodeSpec
-    from npusim.spec.problem import Problem
-    from npusim.spec.workload import Workload
 
 
 #: Estimated seconds beyond which nobody waits for a sample that was not asked for.

@@ -59,7 +59,7 @@ class CyclesRegression:
     def _stored(self, basename: str | None) -> dict[str, object]:
         import re
 
-        from npusim.spec.document import read_document
+        from npusim.config.document import read_document
 
         name = basename or re.sub(r"[\W]", "_", self._request.node.name)
         file = Path(self._data_regression.original_datadir) / f"{name}.yml"

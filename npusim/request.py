@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.node import NodeSpec
+    from npusim.config.problem import Dtype, Problem
+    from npusim.config.tiling import Tiling
+    from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.node import NodeSpec
-    from npusim.spec.problem import Dtype, Problem
-    from npusim.spec.tiling import Tiling
-    from npusim.spec.workload import Workload
 
 __all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "command", "refuse"]
 
@@ -166,13 +166,13 @@ class Request:
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
-        from npusim.spec.load import load_workload
+        from npusim.config.load import load_workload
 
         return load_workload(self.workload) if isinstance(self.workload, str | Path) else self.workload
 
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
-        from npusim.spec.node import load_machine
+        from npusim.config.node import load_machine
 
         return load_machine(self.place(), self.overrides)
 
@@ -212,8 +212,8 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 def _said(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where no words stand for its value."""
-    from npusim.spec.kernels import CopyProblem, GemmProblem
-    from npusim.spec.tiling import Tiling
+    from npusim.config.kernels import CopyProblem, GemmProblem
+    from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)
     if isinstance(value, bool):

@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from npusim.config.node import NodeDevice, is_node
+from npusim.config.problem import Problem
+from npusim.config.tiling import Tiling, build_tiling
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
@@ -19,9 +22,6 @@ from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import told
-from npusim.spec.node import NodeDevice, is_node
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import Tiling, build_tiling
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.node import NodeSpec
+    from npusim.config.problem import Dtype
+    from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
     from npusim.schedules.precision import Precision
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.node import NodeSpec
-    from npusim.spec.problem import Dtype
-    from npusim.spec.workload import Workload
     from npusim.timing.result import TimingResult
 
 

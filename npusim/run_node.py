@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, cast
 
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.node import LayerProblem, NodeDevice, load_node_device
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.formats import get_format
 from npusim.ir.check import check
@@ -19,9 +22,6 @@ from npusim.node_layer import adapted, layer_bits, layer_problem, refuse_long
 from npusim.request import refuse
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.node import LayerProblem, NodeDevice, load_node_device
-from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 from npusim.units import ceil_div
@@ -29,15 +29,15 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import KernelTimes, NodeSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.node.kernel import Child
     from npusim.node.result import NodeTiming
     from npusim.node_layer import Given, NodeBits
     from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.node import KernelTimes, NodeSpec
-    from npusim.spec.problem import Problem
     from npusim.timing.result import TimingResult
 
 __all__ = ["kernel_timer", "run_on_node", "time_on_node"]

@@ -11,15 +11,15 @@ from npusim.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.tiling import Tiling
     from npusim.finite import FiniteChoice
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.report.text import Block
     from npusim.request import Asked
     from npusim.sensitivity import Sensitivity
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.tiling import Tiling
     from npusim.spread import Spread
     from npusim.timing.result import TimingResult
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.node import NodeDevice, load_machine
+from npusim.config.overrides import reader_of
 from npusim.run import simulate_program
-from npusim.spec.node import NodeDevice, load_machine
-from npusim.spec.overrides import reader_of
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npusim.config.quantity import Quantity
     from npusim.run_result import RunResult
-    from npusim.spec.quantity import Quantity
 
 #: The step of issue-grade sensitivity tables: a fifth up and down.
 STEP = 0.2

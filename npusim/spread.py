@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

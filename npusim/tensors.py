@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from npusim.config.packaged import list_tensors, packaged_tensors
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.request import Layout
-from npusim.spec.packaged import list_tensors, packaged_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from npusim.spec.workload import Workload
+    from npusim.config.workload import Workload
 
 Tensors = dict[str, "NDArray[Any]"]
 #: Axes of each layout, by CANN's names for the inputs of its fused attention.

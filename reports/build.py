@@ -22,8 +22,8 @@ if __name__ == "__main__":
     # and the last bits of float64 references would depend on how many there are.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from npusim.config.messages import suggest
 from npusim.errors import NpusimError, SpecError
-from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 FlashBuilder = Callable[..., "TileProgram"]
 REPOSITORY = Path(__file__).resolve().parents[1]

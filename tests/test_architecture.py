@@ -19,7 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("units", "errors", "foreign"),
     ("formats", "layout"),
-    ("spec",),
+    ("config",),
     ("ir",),
     ("numerics", "timing"),
     ("node",),
@@ -74,9 +74,9 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "simpy": ("timing/des.py", "timing/link.py", "node/"),
     "networkx": ("node/topology.py",),
-    "pydantic": ("spec/",),
-    "pydantic_core": ("spec/",),
-    "ruamel": ("spec/",),
+    "pydantic": ("config/",),
+    "pydantic_core": ("config/",),
+    "ruamel": ("config/",),
     "yaml": (),
     "typer": ("cli/", "cli.py"),
     "perfetto": ("report/",),

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
+from npusim.config.kernels import GemmProblem
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.explore.search import explore
 from npusim.run import run
 from npusim.schedules import SCHEDULES
-from npusim.spec.kernels import GemmProblem
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from pathlib import Path

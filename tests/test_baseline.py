@@ -7,9 +7,9 @@ import pytest
 
 from npusim import baseline
 from npusim.baseline import CaseOutcome, check_baselines, cycles_of
+from npusim.config.baseline_file import ExpectedCycles, load_baseline, write_expected
 from npusim.errors import OutputError, SpecError
 from npusim.run import run
-from npusim.spec.baseline_file import ExpectedCycles, load_baseline, write_expected
 
 pytest_plugins = ["pytester"]
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from npusim import __version__
 from npusim.cli.app import app
+from npusim.config.load import list_devices, list_workloads
+from npusim.config.node import list_nodes
 from npusim.report.result_json import load_result
-from npusim.spec.load import list_devices, list_workloads
-from npusim.spec.node import list_nodes
 
 if TYPE_CHECKING:
     from typer.testing import Result

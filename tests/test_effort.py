@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from npusim import run
 from npusim.cli import console
 from npusim.cli.app import app
+from npusim.config.problem import Problem
 from npusim.effort import estimate
 from npusim.errors import SpecError
 from npusim.schedules import find_schedule
-from npusim.spec.problem import Problem
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

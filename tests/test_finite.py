@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npusim.config.data import UniformData
+from npusim.config.problem import Problem
 from npusim.run import run
-from npusim.spec.data import UniformData
-from npusim.spec.problem import Problem
 
 
 def overflowing(**fields: Any) -> Any:

@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
+from npusim.config.document import MOST_VALUES, parse_document, read_document
+from npusim.config.huggingface import import_config
+from npusim.config.load import load_workload
 from npusim.errors import SpecError, TensorError
 from npusim.explore.store import Outcome, csv_store
 from npusim.foreign import csv_cell, json_safe, visible
 from npusim.formats.vectors import load_vectors
 from npusim.report.output import default_folder
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
-from npusim.spec.document import MOST_VALUES, parse_document, read_document
-from npusim.spec.huggingface import import_config
-from npusim.spec.load import load_workload
 from npusim.tensors import load_tensors
 from npusim.validate.kernels import check_kernels
 

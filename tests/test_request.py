@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
+from npusim.config.baseline_file import BaselineFile
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device, load_workload
+from npusim.config.problem import Dtype
+from npusim.config.tiling import build_tiling
 from npusim.explore.search import search
 from npusim.request import OPTIONS, Request, command
 from npusim.run import run_request
 from npusim.schedules import find_schedule
-from npusim.spec.baseline_file import BaselineFile
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.problem import Dtype
-from npusim.spec.tiling import build_tiling
 
 #: What `npusim.explore` has besides what it asks for.
 OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome"}

@@ -9,8 +9,8 @@ import pytest
 from numerics.test_executor import plain_attention
 
 import npusim
+from npusim.config.packaged import packaged_tensors
 from npusim.errors import NpusimError, SpecError, TensorError, TilingError
-from npusim.spec.packaged import packaged_tensors
 from npusim.tensors import load_tensors
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from npusim.spec.load import load_device
+from npusim.config.load import load_device
 from npusim.units import parse_count
 
 

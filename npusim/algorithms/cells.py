@@ -9,8 +9,8 @@ from npusim.algorithms.phase import Cell, Run
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
+    from npusim.config.problem import Problem
     from npusim.ir.tile import GlobalTensor
-    from npusim.spec.problem import Problem
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})

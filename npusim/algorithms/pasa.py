@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Cell, Mask
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
-    from npusim.spec.problem import Problem
+    from npusim.config.problem import Problem
 
 O = Opcode  # noqa: E741 - tables read best with one letter
 

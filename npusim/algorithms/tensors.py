@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from npusim.spec.problem import Problem
+    from npusim.config.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from npusim.cli.console import show, show_json
 
 if TYPE_CHECKING:
+    from npusim.config.tiling import TilingField
     from npusim.request import Request
-    from npusim.spec.tiling import TilingField
 
 __all__ = ["show_fields"]
 
@@ -18,9 +18,9 @@ SCHEMA_VERSION = 1
 
 def show_fields(request: Request, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
+    from npusim.config.tiling import tiling_fields
     from npusim.report.text import Cell, Facts, Grid, Heading, cells
     from npusim.schedules import find_schedule
-    from npusim.spec.tiling import tiling_fields
 
     name = request.schedule
     schedule = find_schedule(name, replace(request, overrides=None).machine().family)

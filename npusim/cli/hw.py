@@ -10,8 +10,8 @@ from npusim.cli.help import Command, Group, examples
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.node import NodeSpec
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import NodeSpec
 
 __all__ = ["app"]
 
@@ -35,9 +35,9 @@ Name = Annotated[
 @app.command("list", cls=Command, epilog=examples(("npusim hw list --json", "for a script")))
 def list_all(json: o.Json = False) -> None:
     """List the devices that come with npusim, and the nodes of several."""
+    from npusim.config.load import list_devices, load_device
+    from npusim.config.node import list_nodes, load_node
     from npusim.report.text import Grid, cells
-    from npusim.spec.load import list_devices, load_device
-    from npusim.spec.node import list_nodes, load_node
 
     devices: list[DeviceSpec | NodeSpec] = [load_device(name) for name in list_devices()]
     devices += [load_node(name) for name in list_nodes()]
@@ -79,7 +79,7 @@ def show_one(
     json: o.Json = False,
 ) -> None:
     """Show every number of a device with its basis and source."""
-    from npusim.spec.node import load_machine
+    from npusim.config.node import load_machine
 
     device = load_machine(name, o.key_values(overrides, "-C"))
     if json:
@@ -97,9 +97,9 @@ def show_one(
 
 
 def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
+    from npusim.config.messages import suggest
+    from npusim.config.quantity import BASES
     from npusim.report.text import Cell, Grid, Heading
-    from npusim.spec.messages import suggest
-    from npusim.spec.quantity import BASES
 
     if basis is not None and basis not in BASES:
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
@@ -127,7 +127,7 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
 )
 def schema() -> None:
     """Print the JSON Schema of hardware files."""
-    from npusim.spec.load import device_schema
+    from npusim.config.load import device_schema
 
     show_json(device_schema())
 
@@ -142,8 +142,8 @@ def validate(
     json: o.Json = False,
 ) -> None:
     """Check hardware files; name each fault with file and line."""
+    from npusim.config.node import load_machine
     from npusim.report.text import Cell, Facts
-    from npusim.spec.node import load_machine
 
     faults: dict[str, list[str]] = {}
     facts = []

@@ -12,19 +12,19 @@ from npusim.errors import SpecError
 from npusim.request import OPTIONS, Option, Request
 
 if TYPE_CHECKING:
-    from npusim.spec.kernels import CopyProblem, GemmProblem
+    from npusim.config.kernels import CopyProblem, GemmProblem
 
 __all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told"]
 
 
 def _devices() -> list[str]:
-    from npusim.spec.load import list_devices
+    from npusim.config.load import list_devices
 
     return list_devices()
 
 
 def _workloads() -> list[str]:
-    from npusim.spec.load import list_workloads
+    from npusim.config.load import list_workloads
 
     return list_workloads()
 
@@ -174,7 +174,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     """
     if text is None:
         return None
-    from npusim.spec.kernels import CopyProblem, GemmProblem
+    from npusim.config.kernels import CopyProblem, GemmProblem
     from npusim.units import parse_count
 
     given = key_values(text.split(","), "--problem")

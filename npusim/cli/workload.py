@@ -11,8 +11,8 @@ from npusim.cli.help import Command, Group, examples
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
+    from npusim.config.workload import Workload
     from npusim.report.text import Cell
-    from npusim.spec.workload import Workload
 
 __all__ = ["app"]
 
@@ -36,8 +36,8 @@ Name = Annotated[
 @app.command("list", cls=Command, epilog=examples(("npusim workload list --json", "for a script")))
 def list_all(json: o.Json = False) -> None:
     """List the workloads that come with npusim."""
+    from npusim.config.load import list_workloads, load_workload
     from npusim.report.text import Grid, cells
-    from npusim.spec.load import list_workloads, load_workload
 
     loads = [load_workload(name) for name in list_workloads()]
     if json:
@@ -60,9 +60,9 @@ def list_all(json: o.Json = False) -> None:
 )
 def show_one(name: Name, json: o.Json = False) -> None:
     """Show a workload, and the problem that one device computes."""
+    from npusim.config.load import load_workload
     from npusim.report.tables import problem_text
     from npusim.report.text import Facts, Heading, cells
-    from npusim.spec.load import load_workload
 
     load = load_workload(name)
     problem = load.problem().model_dump(mode="json")
@@ -109,7 +109,7 @@ def _text(value: object) -> str:
 )
 def schema() -> None:
     """Print the JSON Schema of workload files."""
-    from npusim.spec.load import workload_schema
+    from npusim.config.load import workload_schema
 
     show_json(workload_schema())
 
@@ -151,7 +151,7 @@ def import_one(
     json: o.Json = False,
 ) -> None:
     """Make a workload from a model's Hugging Face config.json."""
-    from npusim.spec.huggingface import import_config, workload_yaml
+    from npusim.config.huggingface import import_config, workload_yaml
 
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise SpecError(f"--out {out}: workload files end in .yaml")

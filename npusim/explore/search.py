@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from npusim.config.tiling import tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
@@ -15,17 +16,16 @@ from npusim.explore.store import Outcome, csv_store
 from npusim.request import DEFAULT_WORKLOAD, Request
 from npusim.run import run_request
 from npusim.schedules import find_schedule
-from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import Dtype
+    from npusim.config.workload import Workload
     from npusim.run_result import RunResult
     from npusim.schedules import Schedule
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.problem import Dtype
-    from npusim.spec.workload import Workload
 
 __all__ = ["Exploration", "explore", "precision_fields", "search"]
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from npusim.config.messages import suggest
+from npusim.config.tiling import tiling_fields
 from npusim.errors import TilingError
-from npusim.spec.messages import suggest
-from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from npusim.spec.tiling import Tiling
+    from npusim.config.tiling import Tiling
 
 __all__ = ["Point", "Space", "parse_field"]
 

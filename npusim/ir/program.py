@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import AddressSpace, Ring
     from npusim.ir.cost import Pricing
     from npusim.ir.tile import GlobalTensor, GlobalTile
-    from npusim.spec.device import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True)

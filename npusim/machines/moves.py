@@ -9,20 +9,20 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import DmaEngine, FixpipeEngine, RouteSpec
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
-from npusim.spec.engine import DmaEngine, FixpipeEngine, RouteSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.op import Source
     from npusim.ir.program import Queue, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 class Moves:

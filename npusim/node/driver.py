@@ -11,9 +11,9 @@ from npusim.node.collective import Collective, collective, shard_sizes
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from npusim.config.node import DriverMode, DriverSpec, NodeSpec
     from npusim.node.kernel import CollectiveCall
     from npusim.node.topology import Topology
-    from npusim.spec.node import DriverMode, DriverSpec, NodeSpec
 
 __all__ = ["AlphaBeta", "Plan", "alpha_beta", "plan_collective"]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
+    from npusim.config.kernels import GemmProblem
+    from npusim.config.problem import Problem
     from npusim.node.collective import Algorithm, Kind
-    from npusim.spec.kernels import GemmProblem
-    from npusim.spec.problem import Problem
     from npusim.timing.result import Approximation
 
 KernelRole = Literal["attention", "linear"]

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from simpy import Environment
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import NodeLink
     from npusim.node.collective import Transfer
     from npusim.node.driver import Plan
     from npusim.node.kernel import KernelWork
     from npusim.node.topology import Edge, Topology
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.node import NodeLink
 
     Steps = Generator[Event, object, None]
 

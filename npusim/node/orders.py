@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.node import NodeSpec
     from npusim.node.collective import Algorithm
     from npusim.node.driver import Plan
     from npusim.node.kernel import CollectiveCall, CollectiveOp
     from npusim.node.reduction import Watch
     from npusim.node.topology import Topology
-    from npusim.spec.node import NodeSpec
 
     Array = NDArray[Any]
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from simpy.events import Event
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import NodeSpec
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import ResolvedOp
     from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.node import NodeSpec
     from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]

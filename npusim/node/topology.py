@@ -13,7 +13,7 @@ from npusim.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from npusim.spec.node import NodeLink, NodeSpec
+    from npusim.config.node import NodeLink, NodeSpec
 
 #: A device by its number, or a switch by its name.
 Vertex = int | str

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.config.data import SinkData
 from npusim.ir.op import Opcode
 from npusim.numerics.resonance import Resonance, measure
 from npusim.numerics.underflow import Underflow
-from npusim.spec.data import SinkData
 
 if TYPE_CHECKING:
+    from npusim.config.problem import Problem
     from npusim.numerics.executor import Moment
-    from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
 

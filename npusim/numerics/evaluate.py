@@ -18,10 +18,10 @@ from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericResult
 
 if TYPE_CHECKING:
+    from npusim.config.problem import Problem
     from npusim.ir.program import Phase, TileProgram
     from npusim.ir.tile import GlobalTensor
     from npusim.numerics.store import HeadSource
-    from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
 

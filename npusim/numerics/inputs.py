@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.errors import TensorError
-from npusim.formats.float_format import format_of_dtype
-from npusim.spec.data import (
+from npusim.config.data import (
     AmplifiedData,
     HybridData,
     NormalData,
@@ -18,13 +16,15 @@ from npusim.spec.data import (
     SinkData,
     UniformData,
 )
+from npusim.errors import TensorError
+from npusim.formats.float_format import format_of_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npusim.config.data import DataRecipe
+    from npusim.config.problem import Problem
     from npusim.numerics.store import HeadSource
-    from npusim.spec.data import DataRecipe
-    from npusim.spec.problem import Problem
 
 Array = NDArray[Any]
 NAMES = ("q", "k", "v", "w_o")

@@ -13,7 +13,7 @@ from npusim import formats
 from npusim.numerics.result import ErrorSummary
 
 if TYPE_CHECKING:
-    from npusim.spec.problem import Problem
+    from npusim.config.problem import Problem
 
 Array = NDArray[Any]
 #: Upper edges of the ULP histogram's bins.

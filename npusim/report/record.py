@@ -16,9 +16,9 @@ from npusim.report.roofline import Roofline, roofline_of
 from npusim.spread import row_sum_evidence
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.numerics.result import NumericEvent, NumericResult
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
     from npusim.spread import Spread
     from npusim.timing.result import TimingResult
 

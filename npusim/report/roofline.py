@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
-from npusim.spec.node import NodeDevice
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
 
 __all__ = ["Roofline", "peak_flops_per_s", "roofline_of"]
 

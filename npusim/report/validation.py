@@ -8,8 +8,8 @@ from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, 
 from npusim.validate.bits import BitsReport
 
 if TYPE_CHECKING:
+    from npusim.config.measurements import Interval
     from npusim.formats.vectors import VectorReport
-    from npusim.spec.measurements import Interval
     from npusim.validate.times import Residual, TimesReport
 
 __all__ = ["validation_document", "validation_table"]

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
+from npusim.config.node import NODE_FAMILY
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.node.program import Communication, RowBlock, node_program
 from npusim.node.topology import Topology
 from npusim.schedules.registry import Schedule
-from npusim.spec.node import NODE_FAMILY
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.kernels import CopyProblem
+    from npusim.config.node import NodeDevice, NodeSpec
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
     from npusim.schedules.registry import Builder
-    from npusim.spec.kernels import CopyProblem
-    from npusim.spec.node import NodeDevice, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)

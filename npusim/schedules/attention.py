@@ -15,8 +15,8 @@ from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, slice_elements
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
     from npusim.algorithms.phase import Cell, Phase
+    from npusim.config.problem import Problem
     from npusim.machines.ascend import AscendMachine
-    from npusim.spec.problem import Problem
 
 
 #: Phases, and what is to be said of them.

@@ -6,18 +6,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.gemm import copy
+from npusim.config.kernels import CopyProblem
+from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.schedules.gemm import STORED
 from npusim.schedules.registry import Schedule
-from npusim.spec.kernels import CopyProblem
-from npusim.spec.tiling import Field, Tiling
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 class CopyFields(Tiling):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.tiling import tiling_fields
 from npusim.errors import TilingError
 from npusim.machines.ascend import slice_rows
-from npusim.spec.tiling import tiling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
-    from npusim.spec.tiling import Tiling
 
     Build = Callable[[Any], TileProgram]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.algorithms.cells import Deal, dealt
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
@@ -20,12 +21,11 @@ from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted, lanes_of
 from npusim.schedules.attention import Make, alone, ascend_tiling
 from npusim.schedules.registry import Schedule
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class FlashTiling(Tiling):

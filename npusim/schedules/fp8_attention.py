@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from npusim.algorithms.cells import attention_cells
 from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
 from npusim.algorithms.tensors import attention_tensors
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.schedules.attention import ascend_tiling, causal_mask
 from npusim.schedules.registry import Schedule
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class GpuFp8Tiling(Tiling):

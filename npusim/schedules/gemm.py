@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import gemm
 from npusim.algorithms.precision import for_inputs
+from npusim.config.kernels import GemmProblem
+from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import AscendMachine, gemm_tiling
 from npusim.schedules.registry import Schedule
-from npusim.spec.kernels import GemmProblem
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 class GemmFields(Tiling):

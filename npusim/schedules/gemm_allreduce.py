@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from npusim.config.kernels import GemmProblem
+from npusim.config.node import NODE_FAMILY
+from npusim.config.tiling import Field
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import (
@@ -14,14 +17,11 @@ from npusim.schedules.allreduce import (
     element_bytes,
 )
 from npusim.schedules.registry import Schedule
-from npusim.spec.kernels import GemmProblem
-from npusim.spec.node import NODE_FAMILY
-from npusim.spec.tiling import Field
 
 if TYPE_CHECKING:
+    from npusim.config.node import NodeDevice
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-    from npusim.spec.node import NodeDevice
 
 
 class GemmAllReduceTiling(OverlapTiling):

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.cells import Deal
 from npusim.algorithms.pasa import PasaPrecision
+from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.schedules.attention import ascend_tiling
 from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class PasaTiling(Tiling):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from npusim.algorithms.pasa import PasaPrecision
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tensors import AttentionTensors
+    from npusim.config.problem import Problem
     from npusim.ir.program import Serves
     from npusim.ir.tile import GlobalTensor
-    from npusim.spec.problem import Problem
 
 
 class PasaOptions(Protocol):

@@ -16,19 +16,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from npusim.config.device import MACHINES, installed_machines
+from npusim.config.messages import suggest
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.schedules.registry import Schedule
-from npusim.spec.device import MACHINES, installed_machines
-from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
     from npusim.algorithms.phase import Phase
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-    from npusim.spec.device import DeviceSpec
 
 
 class Machine(Protocol):

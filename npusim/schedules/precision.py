@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 from npusim.algorithms.precision import Accumulate
+from npusim.config.messages import suggest
 from npusim.errors import SpecError
 from npusim.formats import VARIANTS, get_arithmetic, get_format
 from npusim.formats.reductions import ORDERS
-from npusim.spec.messages import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.problem import Problem
+from npusim.config.tiling import Tiling
 from npusim.errors import BufferOverflowError, SpecError
 from npusim.schedules.fit import fitted_defaults, largest_that_fit
 from npusim.schedules.precision import Precision, choose_precision
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.model import SpecModel
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.model import SpecModel
 
 
 #: FlashAttention-2 (its README): "all head dimensions up to 256".

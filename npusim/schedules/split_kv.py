@@ -11,18 +11,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.split import ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules import flash
 from npusim.schedules.attention import flash_phase
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.schedules.attention import Made
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class _Splits(Tiling):

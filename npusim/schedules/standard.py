@@ -16,16 +16,16 @@ from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.algorithms.unfused import SCALE_MASK, UnfusedPrecision, element_wise, softmax
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine, AscendTiling, gemm_tiling
 from npusim.schedules.registry import Schedule
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class StandardTiling(Tiling):

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from npusim.config.kernels import GemmProblem
+from npusim.config.node import NODE_FAMILY
+from npusim.config.problem import Problem
+from npusim.config.tiling import Field
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import (
@@ -21,17 +25,13 @@ from npusim.schedules.allreduce import (
 )
 from npusim.schedules.gemm_allreduce import linear
 from npusim.schedules.registry import Schedule
-from npusim.spec.kernels import GemmProblem
-from npusim.spec.node import NODE_FAMILY
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npusim.config.node import LayerProblem, NodeDevice
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-    from npusim.spec.node import LayerProblem, NodeDevice
 
 
 class TilingAllReduceTiling(OverlapTiling):

@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from npusim.config.tiling import Field, Tiling
 from npusim.schedules import flash
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 class TwoLevelTiling(flash.FlashTiling):

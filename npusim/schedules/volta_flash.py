@@ -18,10 +18,10 @@ from npusim.algorithms.flash import FlashPrecision
 from npusim.schedules import flash
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.machines.sm.fields import SmFields
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

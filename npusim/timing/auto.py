@@ -22,8 +22,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 #: Operations of all classes that are simulated one by one, in some 0.2 s; up to here spans are kept too.

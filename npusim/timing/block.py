@@ -16,8 +16,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 

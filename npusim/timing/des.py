@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from simpy.events import Event
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 def simulate(

@@ -18,8 +18,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import ProgramError
-from npusim.spec.gpu_engine import WarpIssue
 from npusim.timing.link import AFTER_ALL, Alarm
 from npusim.timing.result import QueueUse, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.stream import Streams, TimedOp
 
 #: Cause of a stall: another queue's operation is on the pipe.

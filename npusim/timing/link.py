@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from simpy import Environment
 
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
 
 #: Sub-units of a byte in the link's virtual clock.
 FRACTION_BITS = 20

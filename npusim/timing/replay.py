@@ -17,8 +17,8 @@ from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 def simulate(

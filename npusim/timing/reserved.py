@@ -42,8 +42,8 @@ from npusim.timing.summary import summarise
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Ints, Machine, Program
     from npusim.timing.reserved_block import Blocks, Groups, Known
     from npusim.timing.result import TimingResult

@@ -18,8 +18,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.block_machine import Machine, Program
     from npusim.timing.fold import Classes
     from npusim.timing.result import TimingResult

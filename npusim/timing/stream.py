@@ -15,9 +15,9 @@ from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Cost
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 @dataclass(slots=True)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import check_archive
 from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

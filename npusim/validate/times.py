@@ -10,25 +10,25 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
+from npusim.config.node import LayerProblem, NodeDevice, load_machine
+from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
 from npusim.request import Request
 from npusim.run import run_request
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.measurements import MeasurementCase, MeasurementFile, load_measurements
-from npusim.spec.node import LayerProblem, NodeDevice, load_machine
-from npusim.spec.problem import Problem
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.measurements import Interval
     from npusim.errors import NpusimError
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.kernels import AnyProblem
-    from npusim.spec.measurements import Interval
 
 MICROSECONDS = 1e6
 #: Factors between measured and predicted that look like another unit.

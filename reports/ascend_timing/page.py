@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from npusim.config.load import load_device
 from npusim.report.bottleneck import basis_shares
 from npusim.sensitivity import sensitivity
-from npusim.spec.load import load_device
 from reports.ascend_timing import study
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table

@@ -11,25 +11,25 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.engine import VectorEngine
+from npusim.config.load import load_device
+from npusim.config.measurements import MeasurementCase, load_measurements
+from npusim.config.overrides import apply_overrides
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.record import record_of
 from npusim.run import simulate_program
-from npusim.spec.engine import VectorEngine
-from npusim.spec.load import load_device
-from npusim.spec.measurements import MeasurementCase, load_measurements
-from npusim.spec.overrides import apply_overrides
 from npusim.units import ceil_div
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.measurements import Interval
     from npusim.report.record import TimingRecord
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.measurements import Interval
 
 __all__ = [
     "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "keys_of", "left_out",

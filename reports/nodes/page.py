@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npusim.config.measurements import load_measurements
+from npusim.config.node import load_node, load_node_device
 from npusim.node.result import NodeTiming
-from npusim.spec.measurements import load_measurements
-from npusim.spec.node import load_node, load_node_device
 from npusim.validate.times import validate_times
 from reports.nodes import study
 from reports.parts.chart import chart

@@ -10,6 +10,9 @@ import numpy as np
 
 import npusim
 from npusim import formats
+from npusim.config.kernels import CopyProblem
+from npusim.config.load import load_workload
+from npusim.config.node import LayerProblem, load_node, load_node_device
 from npusim.explore.search import explore
 from npusim.node.collective import collective
 from npusim.node.driver import alpha_beta, plan_collective
@@ -18,19 +21,16 @@ from npusim.node.program import cut_rows
 from npusim.node.reduction import execute, reduction_error
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.spec.kernels import CopyProblem
-from npusim.spec.load import load_workload
-from npusim.spec.node import LayerProblem, load_node, load_node_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from npusim.config.node import NodeDevice
     from npusim.node.collective import Algorithm, Collective
     from npusim.node.driver import AlphaBeta
     from npusim.run_result import RunResult
-    from npusim.spec.node import NodeDevice
 
 __all__ = [
     "CAUSAL", "METHOD", "Change", "Form", "Search", "Sum",

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.config.load import load_device
+from npusim.config.tiling import build_tiling
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Observer
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 __all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
 

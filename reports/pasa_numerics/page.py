@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.shifting_matrix import optimal_beta
-from npusim.spec.problem import Problem
+from npusim.config.problem import Problem
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table
 from reports.pasa_numerics import study

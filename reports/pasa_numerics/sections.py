@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.load import load_device, load_workload
 from npusim.formats import get_format
 from npusim.numerics.inputs import recipe_source
-from npusim.spec.load import load_device, load_workload
 from reports.parts.document import Section, number, table
 from reports.parts.values import ASCEND, values
 from reports.pasa_numerics import study
@@ -16,9 +16,9 @@ from reports.pasa_numerics.study import DRAWS, MAIN, label, sampled, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.problem import Problem
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
-    from npusim.spec.problem import Problem
 
 __all__ = ["GAIN", "limits", "models", "orders", "ranges", "real"]
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.config.data import AmplifiedData, HybridData, UniformData
+from npusim.config.load import load_workload
+from npusim.config.problem import Problem
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.spec.data import AmplifiedData, HybridData, UniformData
-from npusim.spec.load import load_workload
-from npusim.spec.problem import Problem
 from npusim.tensors import load_tensors
 from reports.parts.document import number, scattered
 from reports.parts.values import GPU, values

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
+from npusim.config.data import SinkData
+from npusim.config.problem import Problem
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.inputs import recipe_source
-from npusim.spec.data import SinkData
-from npusim.spec.problem import Problem
 from reports.parts.values import GPU, observe, values
 from reports.pcast_numerics import study
 from reports.pcast_numerics.theory import largest_zero

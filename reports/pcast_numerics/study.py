@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.config.data import SinkData
+from npusim.config.load import load_workload
+from npusim.config.problem import Problem
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.spec.data import SinkData
-from npusim.spec.load import load_workload
-from npusim.spec.problem import Problem
 from npusim.tensors import load_tensors
 from reports.parts.values import GPU, observe, values
 from reports.pcast_numerics.weights import EffectiveWeights

@@ -9,8 +9,8 @@ import numpy as np
 
 from npusim.algorithms.cells import attention_cells
 from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
-from npusim.spec.load import load_workload
-from npusim.spec.problem import Problem
+from npusim.config.load import load_workload
+from npusim.config.problem import Problem
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.parts.values import program_of
 

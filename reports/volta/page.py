@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from npusim.spec.data import UniformData
-from npusim.spec.load import load_device
+from npusim.config.data import UniformData
+from npusim.config.load import load_device
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.volta.study import (
@@ -23,7 +23,7 @@ from reports.volta.study import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.spec.problem import Problem
+    from npusim.config.problem import Problem
 
 __all__ = ["write"]
 

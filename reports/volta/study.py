@@ -5,6 +5,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.data import NormalData
+from npusim.config.engine import WarpMatrixEngine
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.layout import (
     VOLTA_BANKS,
@@ -22,18 +27,13 @@ from npusim.machines.sm.warp_cost import product_cycles
 from npusim.run import simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.volta_flash import VoltaPrecision
-from npusim.spec.data import NormalData
-from npusim.spec.engine import WarpMatrixEngine
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from reports.parts.values import program_of, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from npusim.config.data import DataRecipe
     from npusim.numerics.result import NumericResult
-    from npusim.spec.data import DataRecipe
 
 __all__ = [
     "MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape",

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.ir.check import check
 from npusim.ir.races import _proved
 from npusim.ir.walk import Templates
 from npusim.run import flag_budget
 from npusim.schedules import SCHEDULES
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bench.test_timing_bench import bare_loops
 
+from npusim.config.problem import Problem
 from npusim.schedules import find_schedule
-from npusim.spec.problem import Problem
 from npusim.timing import METHODS, block
 
 if TYPE_CHECKING:
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 pytestmark = pytest.mark.bench

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import npusim
-from npusim.spec.load import load_workload
-from npusim.spec.node import load_node_device
+from npusim.config.load import load_workload
+from npusim.config.node import load_node_device
 
 LIMIT_S = 1.0
 REPEATS = 3

@@ -15,8 +15,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 EVENTS = 200_000
 REPEATS = 3

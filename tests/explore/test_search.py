@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.request import Request
 from npusim.run import run
-from npusim.spec.load import load_device, load_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.explore.space import Space, parse_field
-from npusim.spec.tiling import Field, Tiling
 
 
 class _Tiling(Tiling):

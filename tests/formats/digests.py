@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats as f
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import FormatError
 from npusim.formats.cast import NAN_RULES, OVERFLOWS
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
@@ -28,9 +31,6 @@ from npusim.node.reduction import execute
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source
 from npusim.schedules import SCHEDULES
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

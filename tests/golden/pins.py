@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device as read_device
+from npusim.config.node import NODE_FAMILY
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
@@ -24,18 +29,13 @@ from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run, simulate_program
 from npusim.schedules import SCHEDULES
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device as read_device
-from npusim.spec.node import NODE_FAMILY
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.op import TileOp
     from npusim.ir.program import Item, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 PINS = Path(__file__).with_name("pins.json")
 DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "v100", "h200")

@@ -9,6 +9,10 @@ import pytest
 
 from ir.oracle import Changed, Flag, find_race, flags_of
 from ir.toy import UB, Toy, fill, front, phase, touched_bytes
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError, RaceError
 from npusim.ir.check import check
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
@@ -16,10 +20,6 @@ from npusim.ir.program import Item, Loop, TileProgram
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import Endpoint, ResolvedOp, Walker, list_endpoints, walk
 from npusim.schedules import SCHEDULES
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

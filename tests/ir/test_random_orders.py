@@ -19,12 +19,12 @@ from ir.oracle import (
     with_tiles,
 )
 from ir.toy import UB, RandomProgram, flatten
+from npusim.config.load import load_device
+from npusim.config.overrides import apply_overrides
 from npusim.errors import ProgramError, RaceError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.tile import GlobalTensor, RingTile
-from npusim.spec.load import load_device
-from npusim.spec.overrides import apply_overrides
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:

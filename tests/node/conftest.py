@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
-from npusim.spec.load import load_workload
-from npusim.spec.node import NodeSpec, load_node
+from npusim.config.load import load_workload
+from npusim.config.node import NodeSpec, load_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable

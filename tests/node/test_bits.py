@@ -19,8 +19,8 @@ from npusim.node.reduction import execute
 from npusim.node.topology import Topology
 
 if TYPE_CHECKING:
+    from npusim.config.node import NodeSpec
     from npusim.run_result import RunResult
-    from npusim.spec.node import NodeSpec
 
 RANKS, WIDTH, HIDDEN, TOKENS = 4, 16, 24, 40
 

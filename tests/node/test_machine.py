@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
+from npusim.config.kernels import CopyProblem
+from npusim.config.load import load_device, load_workload
+from npusim.config.node import LayerProblem, NodeDevice, NodeSpec, load_machine
+from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.kernel import KernelWork
 from npusim.node.simulate import worst
@@ -16,10 +20,6 @@ from npusim.report.output import save_run
 from npusim.report.result_json import load_result
 from npusim.request import Request
 from npusim.sensitivity import sensitivity
-from npusim.spec.kernels import CopyProblem
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.node import LayerProblem, NodeDevice, NodeSpec, load_machine
-from npusim.spec.problem import Problem
 from npusim.timing.result import Approximation
 from tests.node.conftest import assumed, changed
 from tests.node.test_simulate import US, node_time

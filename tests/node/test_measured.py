@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.spec.node import load_node
+from npusim.config.node import load_node
 from npusim.validate.times import validate_times
 
 if TYPE_CHECKING:

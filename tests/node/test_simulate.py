@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device, load_workload
+from npusim.config.node import LayerProblem, NodeSpec, load_machine, load_node
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.driver import plan_collective
@@ -16,10 +20,6 @@ from npusim.node.program import Communication, RowBlock, cut_rows, node_program
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
 from npusim.schedules.tiling_allreduce import row_pieces
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.node import LayerProblem, NodeSpec, load_machine, load_node
-from npusim.spec.problem import Problem
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:

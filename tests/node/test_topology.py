@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npusim.config.load import list_devices
+from npusim.config.node import NodeSpec, is_node, list_nodes, load_node
+from npusim.config.quantity import has_unit
 from npusim.errors import SpecError
 from npusim.node.topology import Topology
-from npusim.spec.load import list_devices
-from npusim.spec.node import NodeSpec, is_node, list_nodes, load_node
-from npusim.spec.quantity import has_unit
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.config.data import ResonanceData, SinkData, UniformData
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.numerics.resonance import measure
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.spec.data import ResonanceData, SinkData, UniformData
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from npusim.numerics.diagnosis import Diagnosis

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.config.problem import Problem
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,21 +11,21 @@ import pytest
 from ir.toy import order_graph
 
 from npusim import formats
+from npusim.config.problem import Problem
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.executor import LANES, Execution, _Lockstep, execute
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.numerics.store import TensorStore
-from npusim.spec.problem import Problem
 from npusim.timing import des
 from numerics.toy_values import Straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 Array = Any
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npusim.errors import TensorError
-from npusim.numerics.inputs import amplify_mean, array_source, recipe_source
-from npusim.spec.data import (
+from npusim.config.data import (
     AmplifiedData,
     DataRecipe,
     HybridData,
@@ -16,7 +14,9 @@ from npusim.spec.data import (
     SinkData,
     UniformData,
 )
-from npusim.spec.problem import Problem
+from npusim.config.problem import Problem
+from npusim.errors import TensorError
+from npusim.numerics.inputs import amplify_mean, array_source, recipe_source
 
 ROWS, DIM = 2048, 64
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npusim.config.problem import Problem
 from npusim.numerics.reference import attention, summarise_errors
-from npusim.spec.problem import Problem
 
 Array = Any
 

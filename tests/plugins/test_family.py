@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.run import flag_budget
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 HERE = Path(__file__).parent
 HW = str(HERE / "unified_core.yaml")

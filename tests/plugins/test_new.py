@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.spec.problem import Problem
+from npusim.config.problem import Problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
+from npusim.config.kernels import GemmProblem
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
 from npusim.run import flag_budget
 from npusim.schedules import find_schedule, plugins
-from npusim.spec.kernels import GemmProblem
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu")

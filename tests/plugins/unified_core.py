@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.phase import WHOLE
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.table import bind, choose
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir import program as ir
@@ -25,17 +26,16 @@ from npusim.machines.touches import once, touches
 from npusim.schedules import flash, pasa
 from npusim.schedules.attention import flash_phase
 from npusim.schedules.pasa_phases import pasa_phases
-from npusim.spec.tiling import Field, Tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Cell, Phase, Run, Visit
     from npusim.algorithms.table import Stage
+    from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
     from npusim.ir.tile import Operand, Tile
-    from npusim.spec.device import DeviceSpec
 
 CORE, UB = "core", "core.UB"
 QUEUES = LOAD, MATRIX, VECTOR, STORE = tuple(f"{CORE}.{e}" for e in ("LOAD", "MATRIX", "VECTOR", "STORE"))

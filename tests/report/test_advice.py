@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from npusim import run
 from npusim.cli.app import app
+from npusim.config.problem import Problem
 from npusim.report.advice import advise, decoding
 from npusim.report.record import (
     ConstantRecord,
@@ -22,7 +23,6 @@ from npusim.report.record import (
     record_of,
 )
 from npusim.report.trial import Trial
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

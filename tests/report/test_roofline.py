@@ -17,8 +17,8 @@ from npusim.run import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from npusim.config.device import DeviceSpec
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
 
 
 def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
@@ -69,6 +69,6 @@ def test_an_approximate_time_says_so_with_its_band(result: RunResult) -> None:
 
 
 def test_a_copy_has_no_place_under_it() -> None:
-    from npusim.spec.kernels import CopyProblem
+    from npusim.config.kernels import CopyProblem
 
     assert roofline_of(run("copy", problem=CopyProblem(bytes=1 << 20))) is None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.load import load_workload
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
 from npusim.run import run
-from npusim.spec.load import load_workload
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.config.overrides import apply_overrides
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.numerics.executor import Execution, execute, execute_operations
 from npusim.numerics.inputs import recipe_source
 from npusim.numerics.store import TensorStore
 from npusim.schedules import SCHEDULES
-from npusim.spec.overrides import apply_overrides
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import Span
 
 #: Tiles so small that every ring goes around several times within a block.

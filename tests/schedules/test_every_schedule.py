@@ -12,20 +12,20 @@ from typer.testing import CliRunner
 
 import npusim.schedules
 from npusim.cli.app import app
+from npusim.config.load import load_device, load_workload
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import flag_budget, run
 from npusim.schedules import SCHEDULES
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.spec.device import DeviceSpec
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
 ON_A_GPU = ("flash", "pasa", "fp8_attention")

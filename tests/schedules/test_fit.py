@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from npusim import run
+from npusim.config.node import load_machine
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
 from npusim.schedules import SCHEDULES, find_schedule
-from npusim.spec.node import load_machine
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from ir.toy import flatten
 
+from npusim.config.load import load_workload
+from npusim.config.problem import Problem
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
 from npusim.run import flag_budget, run
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_workload
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 def workload(name: str, **changes: Any) -> dict[str, Any]:

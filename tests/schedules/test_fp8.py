@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.run import run
-from npusim.spec.problem import Problem
 from npusim.tensors import quantise
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from npusim import formats
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import flag_budget, run
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult

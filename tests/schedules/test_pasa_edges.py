@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from npusim.algorithms.pasa import pasa as pasa_phase
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.ir.op import Opcode
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule, pasa_phases
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase

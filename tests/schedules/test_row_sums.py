@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.report.record import record_of
@@ -15,13 +18,10 @@ from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
 from npusim.schedules import SCHEDULES
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.run_result import RunResult
-    from npusim.spec.device import DeviceSpec
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
 PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].precisions if p != "float64"]

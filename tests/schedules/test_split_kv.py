@@ -15,6 +15,9 @@ from ir.toy import flatten
 
 from npusim.algorithms.phase import Run
 from npusim.algorithms.split import ROUNDS, cut_runs
+from npusim.config.load import load_device, load_workload
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.exact import function_value, round_fraction
@@ -23,9 +26,6 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import flag_budget, run
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device, load_workload
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ir.toy import flatten
 
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.ir.tile import GlobalTile
 from npusim.schedules import SCHEDULES
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
-    from npusim.spec.device import DeviceSpec
 
 #: Schedule, tiling and problem.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

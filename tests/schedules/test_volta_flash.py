@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.ir.check import check
@@ -19,9 +22,6 @@ from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import flag_budget
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

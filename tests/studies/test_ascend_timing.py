@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.spec.measurements import load_measurements
+from npusim.config.measurements import load_measurements
 from npusim.validate.times import Predictor
 from reports.ascend_timing import study
 

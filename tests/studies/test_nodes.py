@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.spec.measurements import load_measurements
+from npusim.config.measurements import load_measurements
 from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study
 from reports.parts.document import rounded

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from npusim.spec.load import load_device
+from npusim.config.load import load_device
 
 if TYPE_CHECKING:
     from random import Random
 
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 

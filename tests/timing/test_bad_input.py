@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from ir.toy import Toy, fill, front
 
+from npusim.config.problem import Problem
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.spec.problem import Problem
 from npusim.timing import METHODS, steady
 from npusim.timing.sanity import check_sanity
 from timing.programs import device_with
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 #: Methods that simulate engines; ``replay`` words a deadlock by the first operation that cannot start.

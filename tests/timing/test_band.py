@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.timing import auto, reserved
 from npusim.timing.block_code import Code
 from npusim.timing.fold import equal_groups
@@ -22,8 +22,8 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 SCHEDULES = ("flash", "flash", "two_level", "unified", "pasa", "fp8_attention")
 DEVICES = ("ascend_910b1", "ascend_910b2", "ascend_910b3", "ascend_910b4")

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import Toy, flatten
 
+from npusim.config.engine import VectorEngine
+from npusim.config.problem import Problem
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
 from npusim.ir.cost import Cost
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
@@ -20,11 +22,9 @@ from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.ascend.vector_cost import VECTOR_COSTS, vector_cycles
 from npusim.numerics.semantics import SEMANTICS
 from npusim.schedules import find_schedule
-from npusim.spec.engine import VectorEngine
-from npusim.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
 
 
 def tile(space: str, rows: int, cols: int, fmt: str, stride: int | None = None) -> Tile:

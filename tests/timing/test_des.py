@@ -21,8 +21,8 @@ from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item, TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 #: One core group, nothing to issue or to dispatch: only what a test is about takes time.

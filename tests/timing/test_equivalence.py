@@ -17,8 +17,8 @@ from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
 
 
 def assert_equal(program: TileProgram, device: DeviceSpec) -> None:

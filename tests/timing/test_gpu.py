@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.engine import WarpMatrixEngine
+from npusim.config.load import load_device
+from npusim.config.node import NodeDevice, load_machine
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
@@ -26,17 +31,12 @@ from npusim.machines.sm.warp_cost import (
     warp_cost,
 )
 from npusim.schedules import find_schedule
-from npusim.spec.engine import WarpMatrixEngine
-from npusim.spec.load import load_device
-from npusim.spec.node import NodeDevice, load_machine
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS
 
 from .programs import booked
 
 if TYPE_CHECKING:
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 V100 = load_device("v100")

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.device import DeviceSpec
+from npusim.config.engine import VectorEngine
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device
+from npusim.config.overrides import reader_of
+from npusim.config.problem import Problem
+from npusim.config.quantity import Quantity
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
@@ -17,14 +25,6 @@ from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
 from npusim.run import flag_budget, simulate_program
 from npusim.schedules import find_schedule
-from npusim.spec.device import DeviceSpec
-from npusim.spec.engine import VectorEngine
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.load import load_device
-from npusim.spec.overrides import reader_of
-from npusim.spec.problem import Problem
-from npusim.spec.quantity import Quantity
-from npusim.spec.tiling import build_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

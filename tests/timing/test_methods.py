@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import RandomProgram
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS, auto, block, des, fold, reserved, steady
 from npusim.timing.block_code import Code
 from npusim.timing.block_run import Run
@@ -21,8 +21,8 @@ from npusim.timing.stream import Streams
 from timing.programs import booked, random_device
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.spec.device import DeviceSpec
     from npusim.timing.result import TimingResult
 
 FAST = {"block": block.simulate, "fold": fold.simulate, "steady": steady.simulate}

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import RandomProgram, Toy, fill, front
 
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.problem import Problem
 from npusim.ir.program import Loop
 from npusim.schedules import find_schedule
-from npusim.spec.kernels import CopyProblem, GemmProblem
-from npusim.spec.problem import Problem
 from npusim.timing import des, steady
 from npusim.timing.sanity import check_sanity
 from timing.programs import device_with, random_device

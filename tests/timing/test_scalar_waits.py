@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from ir.toy import Toy, fill, front
 
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import DeadlockError
 from npusim.schedules import find_schedule
-from npusim.spec.load import load_device
-from npusim.spec.problem import Problem
-from npusim.spec.tiling import build_tiling
 from npusim.timing import METHODS, des
 from timing.programs import device_with, timeline
 

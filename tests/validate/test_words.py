@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from npusim import run
 from npusim.cli.app import app
+from npusim.config.measurements import load_measurements
 from npusim.errors import SpecError
-from npusim.spec.measurements import load_measurements
 from npusim.validate import TimesReport, validate
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from npusim.algorithms.pasa import pasa as pasa_phase
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.config.data import UniformData
+from npusim.config.problem import Problem
 from npusim.schedules import pasa_phases as schedule
-from npusim.spec.data import UniformData
-from npusim.spec.problem import Problem
 from reports.parts.values import values
 from reports.pasa_numerics import page as pasa
 from reports.pasa_numerics import study as pasa_study

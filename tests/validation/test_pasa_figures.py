@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from npusim.config.load import load_workload
+from npusim.config.problem import Problem
 from npusim.numerics.inputs import recipe_source
-from npusim.spec.load import load_workload
-from npusim.spec.problem import Problem
 from reports.parts.values import values
 from reports.pasa_numerics import page as pasa
 from reports.pasa_numerics import sections

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npusim import formats
-from npusim.spec.data import SinkData
-from npusim.spec.problem import Problem
+from npusim.config.data import SinkData
+from npusim.config.problem import Problem
 from reports.parts.values import GPU, program_of
 from reports.pcast_numerics import theory
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import npusim
-from npusim.spec.problem import Problem
+from npusim.config.problem import Problem
 
 #: Tokens -> the paper's speed-up over xformers, no mask, batch 8, 32 heads, d = 64.
 FIGURE_8 = {2048: 1.03, 4096: 1.06, 8192: 1.12, 16384: 1.17}

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NoReturn
 
+from npusim.config.engine import DmaEngine, FixpipeEngine, VectorEngine
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Queue
-from npusim.spec.engine import DmaEngine, FixpipeEngine, VectorEngine
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.device import DeviceSpec
     from npusim.ir.tile import Operand, RingTile
-    from npusim.spec.device import DeviceSpec
 
 AIC = "aic"
 AIV = "aiv"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.algorithms.phase import Phase
+    from npusim.config.device import DeviceSpec
     from npusim.machines.ascend.plan import AscendTiling
-    from npusim.spec.device import DeviceSpec
 
 
 class AscendMachine:

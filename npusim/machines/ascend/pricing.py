@@ -5,23 +5,23 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.moves import Moves
-from npusim.spec.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from npusim.config.device import BankSpec, DeviceSpec
+    from npusim.config.engine import EngineSpec
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.tile import Operand
-    from npusim.spec.device import BankSpec, DeviceSpec
-    from npusim.spec.engine import EngineSpec
 
 
 class EnginePricing(Moves):

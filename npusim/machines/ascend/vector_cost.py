@@ -20,10 +20,10 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
+    from npusim.config.device import BankSpec
+    from npusim.config.engine import VectorEngine, VectorOpSpec
+    from npusim.config.quantity import Quantity
     from npusim.ir.cost import Terms
-    from npusim.spec.device import BankSpec
-    from npusim.spec.engine import VectorEngine, VectorOpSpec
-    from npusim.spec.quantity import Quantity
 
 def vector_cycles(
     step: Step, spec: VectorEngine, banks: BankSpec | None, key: str

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import WarpMatrixEngine
+from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import SpecError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.machines.sm.plan import FUSED, MUFU, RF, SM, WARPS
-from npusim.spec.engine import WarpMatrixEngine
-from npusim.spec.gpu_engine import WarpIssue
 
 if TYPE_CHECKING:
-    from npusim.spec.device import DeviceSpec
+    from npusim.config.device import DeviceSpec
 
 
 class SmCore:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.spec.tiling import Field, Tiling
 
 
 class SmFields(Tiling):

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.warps import Accumulator, WarpPlan
@@ -21,13 +22,12 @@ from npusim.layout import (
 )
 from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
 from npusim.machines.sm.plan import SM, WARPS, SmTiling
-from npusim.spec.gpu_engine import WarpIssue
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
     from npusim.machines.sm.fields import SmFields
-    from npusim.spec.device import DeviceSpec
-    from npusim.spec.problem import Problem
 
 
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Cell, Phase
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item
     from npusim.machines.sm.plan import SmTiling
-    from npusim.spec.device import DeviceSpec
 
 UNTIMED = "this device has no timing model yet: values only"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import DmaEngine
 from npusim.ir.cost import Cost
 from npusim.machines.moves import Moves
 from npusim.machines.sm.warp_cost import warp_cost
-from npusim.spec.engine import DmaEngine
 
 if TYPE_CHECKING:
     from npusim.ir.op import TileOp

@@ -16,6 +16,8 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
+from npusim.config.engine import WarpMatrixEngine
+from npusim.config.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
@@ -26,18 +28,16 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel
 from npusim.machines.sm.banks import load_cycles, store_cycles
-from npusim.spec.engine import WarpMatrixEngine
-from npusim.spec.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.op import Step, TileOp
     from npusim.ir.tile import Operand
     from npusim.ir.warps import WarpPlan
     from npusim.layout.arrangement import Arrangement
     from npusim.layout.chain import ChainCost
     from npusim.layout.instruction import Instruction
-    from npusim.spec.device import DeviceSpec
 
 EngineType = TypeVar("EngineType")
 #: Names of the device file's pipes (design section 6).

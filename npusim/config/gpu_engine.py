@@ -1,0 +1,126 @@
+"""The parts of a streaming multiprocessor: its warps, and the pipes that all of them share.
+
+A warp lives on one sub-core; sub-cores are alike.  What is said of lanes is said of one sub-core.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from npusim.config.model import SpecModel
+from npusim.config.quantity import Choice, PositiveWhole, WholeQuantity
+from npusim.errors import SpecError
+
+
+class MmaStepsSpec(SpecModel):
+    """The machine instructions of one warp product, for one format of accumulators."""
+
+    arithmetic: Choice[str] = Field(description="registry name of what it computes")
+    steps_count: PositiveWhole = Field(description="machine instructions of one product")
+    step_cycles: PositiveWhole = Field(description="that a step keeps the pipe of its sub-core busy")
+    lone_gaps: tuple[GapSpec, ...] = Field(
+        description="from each step of a product to the next, in a warp that is alone"
+    )
+    chained_latency_cycles: PositiveWhole = Field(
+        description="from a step to the same step of a product that goes on with its accumulators"
+    )
+    result_latency_cycles: PositiveWhole = Field(
+        description="from the last step to the use of the accumulators by another pipe"
+    )
+
+    @property
+    def pipe_cycles(self) -> int:
+        """Cycles of its sub-core's pipe that one product of a warp takes."""
+        return self.steps_count.value * self.step_cycles.value
+
+
+class GapSpec(SpecModel):
+    """Time between two steps."""
+
+    gap_cycles: PositiveWhole
+
+
+class WarpIssue(SpecModel):
+    """Where warps live and issue in order: what a block may use of a multiprocessor."""
+
+    model: Literal["warps"]
+    queue_depth_count: PositiveWhole = Field(description="runs of instructions fetched ahead")
+    subcores_count: PositiveWhole
+    warps_count: PositiveWhole = Field(description="resident at a time, at most")
+    blocks_count: PositiveWhole = Field(description="resident at a time, at most")
+    block_warps_count: PositiveWhole = Field(description="of one block, at most")
+    registers_count: PositiveWhole = Field(description="of 32 bits")
+    thread_registers_count: PositiveWhole = Field(description="that one thread can address")
+    register_unit_count: PositiveWhole = Field(description="a warp's registers are a multiple of it")
+    overhead_registers_count: PositiveWhole = Field(
+        description="of a thread, for addresses, counters and operands in flight"
+    )
+    block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
+    memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
+    copies: Choice[Literal["staged", "asynchronous"]] = Field(
+        description="how tiles reach shared memory: through registers, or straight from global memory"
+    )
+
+
+class LanePipe(SpecModel):
+    """A pipe that works element by element, a warp instruction at a time: FMA, MUFU."""
+
+    model: Literal["lanes"]
+    lanes_count: PositiveWhole = Field(description="elements in a cycle")
+    latency_cycles: WholeQuantity = Field(description="until the warp can use a result")
+    packed_count: PositiveWhole | None = Field(
+        default=None, description="elements of a packed format that a lane takes at once"
+    )
+    packed_formats: tuple[str, ...] = ()
+    packed_ops: tuple[str, ...] = Field(default=(), description="operations that take packed elements")
+    ops: dict[str, LaneOpSpec]
+
+    def op(self, name: str) -> LaneOpSpec:
+        """Return the cost of an operation; raise `SpecError` naming those there are."""
+        if name not in self.ops:
+            raise SpecError(f"no operation {name!r} on this pipe; it has: {', '.join(self.ops)}")
+        return self.ops[name]
+
+    def packed(self, name: str, fmt: str) -> int:
+        """Return how many elements of ``fmt`` one lane takes at once in an operation."""
+        is_packed = name in self.packed_ops and fmt in self.packed_formats
+        return self.packed_count.value if is_packed and self.packed_count else 1
+
+
+class LaneOpSpec(SpecModel):
+    """Instructions that an operation takes for an element, or for those packed in one register."""
+
+    instructions_count: PositiveWhole
+
+
+class SharedMemoryPipe(SpecModel):
+    """LSU: shared memory, and shuffles between the lanes of a warp; one for all sub-cores."""
+
+    model: Literal["shared_memory"]
+    banks_count: PositiveWhole
+    bank_bytes: PositiveWhole
+    phases: dict[str, PhaseSpec] = Field(description="by the bits of a lane's access")
+    pair_masks: tuple[PairSpec, ...] = Field(
+        description="lanes so far apart let two returns share a cycle, if all have equal addresses"
+    )
+    latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
+    shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
+    shuffle_latency_cycles: WholeQuantity
+
+
+class PairSpec(SpecModel):
+    """Lanes that can share a return."""
+
+    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+
+
+class PhaseSpec(SpecModel):
+    """Lanes that shared memory serves together."""
+
+    lanes_count: PositiveWhole
+
+
+for _model in (MmaStepsSpec, LanePipe, SharedMemoryPipe):
+    _model.model_rebuild()

@@ -1,0 +1,355 @@
+"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from npusim.config.document import read_text
+from npusim.config.huggingface_models import (
+    ALIBI,
+    ENCODERS,
+    GATED,
+    LAYER_KINDS,
+    SINKS,
+    TWO_MATRIX_DECODERS,
+    WINDOW_PATTERNS,
+    with_defaults,
+)
+from npusim.config.messages import explain
+from npusim.config.model import HeadCount, PositiveInt
+from npusim.config.workload import (
+    WORKLOAD_SCHEMA,
+    LatentAttention,
+    Unmodelled,
+    Workload,
+    shared_heads,
+)
+from npusim.errors import SpecError
+
+__all__ = ["import_config", "workload_yaml"]
+
+# Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
+_DEFAULT_SEQ = 4096
+
+_GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _spelled(*names: str) -> AliasChoices:
+    return AliasChoices(*names)
+
+
+class HuggingFaceConfig(BaseModel):
+    """The keys of a ``config.json`` that say something about attention; all others are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    model_type: str = ""
+    hidden_size: PositiveInt = Field(validation_alias=_spelled("hidden_size", "n_embd", "d_model"))
+    heads: HeadCount = Field(
+        validation_alias=_spelled("num_attention_heads", "num_heads", "n_head", "n_heads")
+    )
+    kv_heads: HeadCount | None = Field(
+        None,
+        validation_alias=_spelled("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    )
+    multi_query: bool = Field(
+        False, validation_alias=_spelled("multi_query", "multi_query_attention")
+    )
+    new_decoder_architecture: bool = False
+    layers: PositiveInt = Field(
+        validation_alias=_spelled("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+    )
+    head_dim: PositiveInt | None = Field(None, validation_alias=_spelled("head_dim", "kv_channels"))
+    intermediate_size: PositiveInt | None = Field(
+        None,
+        validation_alias=_spelled("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    )
+    activation: str | None = Field(
+        None, validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
+    )
+    max_positions: int | None = Field(
+        None, validation_alias=_spelled("max_position_embeddings", "n_positions", "n_ctx")
+    )
+    dtype: str | None = Field(None, validation_alias=_spelled("dtype", "torch_dtype"))
+    is_decoder: bool | None = None
+    is_encoder_decoder: bool = False
+    image_size: object = None
+    patch_size: object = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: int | None = None
+    sliding_window_pattern: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    query_pre_attn_scalar: PositiveNumber | None = None
+    attention_multiplier: PositiveNumber | None = None
+    rope_scaling: dict[str, object] | None = Field(
+        None, validation_alias=_spelled("rope_scaling", "rope_parameters")
+    )
+    softcap: PositiveNumber | None = Field(None, validation_alias="attn_logit_softcapping")
+    alibi: bool = Field(False, validation_alias=_spelled("alibi", "use_alibi"))
+    attn_config: dict[str, object] | None = None
+    position_embedding_type: str | None = None
+    relative_attention_num_buckets: int | None = None
+    attention_chunk_size: PositiveInt | None = None
+    index_topk: PositiveInt | None = None
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt | None = None
+    qk_nope_head_dim: PositiveInt | None = None
+    qk_rope_head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+
+
+def import_config(
+    path: str | Path,
+    *,
+    tensor_parallel: int = 1,
+    seq: int | None = None,
+    batch: int = 1,
+    name: str | None = None,
+    dtype: Literal["float16", "bfloat16", "float32"] | None = None,
+) -> Workload:
+    """Return the workload of the model that a ``config.json`` describes.
+
+    Read with care, since models differ: ``head_dim`` before ``hidden_size / heads``; no
+    ``num_key_value_heads`` means as many as query heads; an FFN width of null means four times the
+    hidden size; windows count only where ``use_sliding_window``, ``layer_types`` or
+    ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
+    prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
+    ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
+    taken, and what a file leaves to the library's defaults is filled in (`huggingface_models`).  What
+    npusim does not compute stands in ``unmodelled`` and in the fields of windows and soft-capping.
+    Without a stated dtype: float16.
+
+    Raises
+    ------
+    SpecError
+        The file is no JSON, lacks sizes, states a dtype that is none of Q, K and V, or describes an
+        encoder with a decoder (``file:line  key: ``); or the heads cannot be shared among
+        ``tensor_parallel`` devices (lists the divisors).
+    """
+    path = Path(path)
+    text = read_text(path)
+    config = _parsed(path, text)
+    if config.is_encoder_decoder:
+        what = "its encoder and its decoder attend differently; write a workload file for each"
+        raise _fault(path, text, [("is_encoder_decoder", what)])
+    head_dim, value_head_dim, latent = _head_sizes(path, text, config)
+    heads = config.heads
+    kv_heads = heads if latent else _kv_heads(config)
+    # Before the workload checks it: this fault is the command line's, not the file's.
+    shared_heads(heads, kv_heads, tensor_parallel)
+    window, sliding_layers = _windows(config)
+    try:
+        return Workload(
+            schema=WORKLOAD_SCHEMA,
+            name=name or _name(path, config),
+            description=_description(config, heads, kv_heads, head_dim),
+            source=f"{path.name} ({config.model_type or 'unknown model type'})",
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            hidden=config.hidden_size,
+            layers=config.layers,
+            intermediate=config.intermediate_size or 4 * config.hidden_size,
+            gated=_is_gated(config),
+            sliding_window=window,
+            sliding_layers=sliding_layers,
+            softcap=config.softcap,
+            scale=_scale(config, head_dim),
+            unmodelled=_unmodelled(config),
+            latent=latent,
+            tensor_parallel=tensor_parallel,
+            batch=batch,
+            seq=seq or _default_seq(config),
+            causal=config.model_type not in ENCODERS or bool(config.is_decoder),
+            dtype=dtype or _dtype(path, text, config),
+        )
+    except ValidationError as error:
+        raise _fault(path, text, list(explain(error))) from None
+
+
+def workload_yaml(workload: Workload) -> str:
+    """Return the text of a workload file that `npusim.config.load.load_workload` reads back."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 10_000  # one line a value, however long its text
+    stream = StringIO()
+    data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
+    # Not by `exclude_defaults`: a data recipe must keep its kind.
+    for key in ("batch", "data", "unmodelled"):
+        if getattr(workload, key) == Workload.model_fields[key].default:
+            del data[key]
+    if workload.sliding_window is None:
+        del data["sliding_layers"]
+    yaml.dump(data, stream)
+    return stream.getvalue()
+
+
+def _parsed(path: Path, text: str) -> HuggingFaceConfig:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
+        raise SpecError(f"{path}:1  not readable: {error}") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
+    try:
+        return HuggingFaceConfig.model_validate(with_defaults(data))
+    except ValidationError as error:
+        raise _fault(path, text, list(explain(error))) from None
+
+
+def _fault(path: Path, text: str, faults: list[tuple[str, str]]) -> SpecError:
+    lines = [f"{path}:{_line(text, key)}  {key}: {what}" for key, what in faults]
+    return SpecError("\n".join(lines))
+
+
+def _line(text: str, key: str) -> int:
+    """Return the line of a key in JSON text, 1 if it is not there."""
+    found = re.search(rf'"{re.escape(key)}"\s*:', text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def _head_sizes(
+    path: Path, text: str, config: HuggingFaceConfig
+) -> tuple[int, int, LatentAttention | None]:
+    """Return the sizes of query/key heads and of value heads, and MLA's ranks if it is MLA."""
+    nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    if config.kv_lora_rank is not None:
+        if nope is None or rope is None or value is None:
+            wanted = "qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+            raise _fault(path, text, [("kv_lora_rank", f"latent attention also needs {wanted}")])
+        latent = LatentAttention(
+            q_lora_rank=config.q_lora_rank,
+            kv_lora_rank=config.kv_lora_rank,
+            nope_head_dim=nope,
+            rope_head_dim=rope,
+        )
+        return nope + rope, value, latent
+    if config.head_dim is not None:
+        return config.head_dim, value or config.head_dim, None
+    if config.hidden_size % config.heads:
+        what = f"{config.hidden_size} is not divisible by {config.heads} heads; give head_dim"
+        raise _fault(path, text, [("hidden_size", what)])
+    size = config.hidden_size // config.heads
+    return size, value or size, None
+
+
+def _kv_heads(config: HuggingFaceConfig) -> int:
+    is_falcon = config.model_type == "falcon"
+    stated = config.kv_heads
+    # Falcon states as many KV heads as query heads beside `multi_query`, and uses one.
+    if config.multi_query and not config.new_decoder_architecture and (is_falcon or not stated):
+        return 1
+    return stated or config.heads
+
+
+def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
+    """Return the window and how many layers have it; (None, 0) where windows are off."""
+    window = config.sliding_window
+    used = config.use_sliding_window
+    if used is None:
+        # Qwen2 and Qwen3 state a window that is off unless said otherwise.
+        used = not config.model_type.startswith("qwen")
+    if window is None or window <= 0 or not used:
+        return None, 0
+    pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
+    if config.layer_types is not None:
+        sliding = sum(kind.startswith("sliding") for kind in config.layer_types)
+    elif pattern:
+        sliding = config.layers - config.layers // pattern
+    elif config.use_sliding_window and config.max_window_layers is not None:
+        # Qwen2: the first `max_window_layers` layers see everything.
+        sliding = max(0, config.layers - config.max_window_layers)
+    else:
+        sliding = config.layers
+    return (window, sliding) if sliding else (None, 0)
+
+
+def _is_gated(config: HuggingFaceConfig) -> bool:
+    kind = config.model_type
+    if kind in GATED:
+        return True
+    return kind not in ENCODERS | TWO_MATRIX_DECODERS and config.activation in _GATED_ACTIVATIONS
+
+
+def _dtype(path: Path, text: str, config: HuggingFaceConfig) -> Literal["float16", "bfloat16", "float32"]:
+    for known in _DTYPES:
+        if config.dtype in (known, f"torch.{known}"):
+            return known  # type: ignore[return-value]
+    if config.dtype is None:
+        return "float16"
+    key = "dtype" if _line(text, "dtype") > 1 else "torch_dtype"
+    what = f"{config.dtype!r} is none of {', '.join(_DTYPES)}; give --dtype"
+    raise _fault(path, text, [(key, what)])
+
+
+def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
+    """Return the factor of the scores where it is not one over the root of the head size."""
+    if config.attention_multiplier is not None:
+        return config.attention_multiplier
+    scalar = config.query_pre_attn_scalar
+    if scalar is not None and scalar != head_dim:
+        return 1.0 / math.sqrt(scalar)
+    # DeepSeek-V2 and V3 multiply by the square of YaRN's 0.1 m ln(factor) + 1 (their modeling code).
+    scaling = config.rope_scaling or {}
+    every, factor = scaling.get("mscale_all_dim"), scaling.get("factor")
+    is_stated = isinstance(every, int | float) and isinstance(factor, int | float)
+    if config.kv_lora_rank is not None and is_stated and every and factor > 1:  # type: ignore[operator]
+        m = 0.1 * every * math.log(factor) + 1.0  # type: ignore[arg-type, operator]
+        return m * m / math.sqrt(head_dim)
+    return None
+
+
+def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
+    """Return what attention of this model does beside windows and soft-capping, and npusim does not."""
+    found: list[Unmodelled] = []
+    if config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi"):
+        found.append("alibi")
+    relative = (config.position_embedding_type or "").startswith("relative")
+    if relative or config.relative_attention_num_buckets is not None:
+        found.append("bias")
+    scaling = config.rope_scaling or {}
+    if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
+        # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
+        found.append("rotary")
+    if config.model_type in SINKS:
+        found.append("sinks")
+    if config.attention_chunk_size is not None:
+        found.append("chunks")
+    if config.index_topk is not None:
+        found.append("sparse")
+    if not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"}:
+        found.append("layers")
+    return tuple(found)
+
+
+def _default_seq(config: HuggingFaceConfig) -> int:
+    image, patch = config.image_size, config.patch_size
+    if isinstance(image, int) and isinstance(patch, int) and 0 < patch <= image:
+        return (image // patch) ** 2 + 1
+    return min(config.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
+
+
+def _name(path: Path, config: HuggingFaceConfig) -> str:
+    folder = path.resolve().parent.name
+    name = config.model_type if path.stem == "config" else path.stem
+    return re.sub(r"\W+", "_", name or folder or "imported").strip("_").lower()
+
+
+def _description(config: HuggingFaceConfig, heads: int, kv_heads: int, head_dim: int) -> str:
+    kind = config.model_type or "model"
+    return f"{kind}: {config.layers} layers, {heads} heads of {head_dim}, {kv_heads} KV heads"

@@ -1,0 +1,32 @@
+"""Problems other than attention, by which a machine can be validated apart from it."""
+
+from __future__ import annotations
+
+from npusim.config.model import PositiveInt
+from npusim.config.problem import Dtype, Problem, Sizes
+
+
+class GemmProblem(Sizes):
+    """``C (m, n) = A (m, k) B (k, n)`` on one device."""
+
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    dtype: Dtype = "float16"
+
+    def flops(self) -> int:
+        """Return operations, 2 a multiply-add."""
+        return 2 * self.m * self.n * self.k
+
+
+class CopyProblem(Sizes):
+    """A copy of ``bytes`` from global memory to global memory."""
+
+    bytes: PositiveInt
+
+    def flops(self) -> int:
+        """Return 0: nothing is computed."""
+        return 0
+
+
+AnyProblem = Problem | GemmProblem | CopyProblem

@@ -1,0 +1,286 @@
+"""Files of measured times to hold predictions against: ``schema: npusim.measurements/1``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from npusim.config.document import read_document
+from npusim.config.load import validated
+from npusim.config.model import (
+    HeadCount,
+    PositiveInt,
+    SpecModel,
+    StrictBool,
+    StrictFloat,
+    Text,
+    fault_at,
+)
+from npusim.config.problem import Problem
+from npusim.config.quantity import LARGEST
+from npusim.config.workload import shared_heads
+
+__all__ = ["Interval", "Measured", "MeasurementCase", "MeasurementFile", "load_measurements"]
+
+
+class Interval(NamedTuple):
+    """What was measured: a range, or one number as a range of no width."""
+
+    low: float
+    high: float
+
+    def relative_error(self, predicted: float) -> float:
+        """Return the signed relative error against the nearer end; 0 inside."""
+        if predicted < self.low:
+            return predicted / self.low - 1
+        if predicted > self.high:
+            return predicted / self.high - 1
+        return 0.0
+
+
+def _interval(value: object) -> Interval:
+    if isinstance(value, Interval):
+        return value
+    ends: list[object] = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(ends) != 2:
+        raise PydanticCustomError("interval", "expected a positive number or [low, high]")
+    low, high = (_positive(end) for end in ends)
+    if low > high:
+        raise PydanticCustomError("interval", "the low end is above the high end")
+    return Interval(low, high)
+
+
+def _positive(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST:
+        return float(value)
+    raise PydanticCustomError("interval", "expected a positive number or [low, high]")
+
+
+def _interval_schema() -> dict[str, object]:
+    number = {"type": "number", "exclusiveMinimum": 0}
+    return {"anyOf": [number, {"type": "array", "items": number, "minItems": 2, "maxItems": 2}]}
+
+
+def _tiling_value(value: object) -> int | float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PydanticCustomError("tiling_value", "expected a number or text")
+    return value
+
+
+Range = Annotated[Interval, PlainValidator(_interval), WithJsonSchema(_interval_schema())]
+TilingValue = Annotated[
+    int | float | str,
+    PlainValidator(_tiling_value),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+Band = Annotated[StrictFloat, Field(gt=0)]
+
+
+class Measured(SpecModel):
+    """What was measured; times in microseconds, whole calls and parts of them."""
+
+    latency_us: Range | None = Field(default=None, description="the whole call")
+    core_us: Range | None = Field(default=None, description="the cores' time, without launch")
+    mac_us: Range | None = Field(default=None, description="matrix unit")
+    mte1_us: Range | None = None
+    mte2_us: Range | None = None
+    fixp_us: Range | None = None
+    vec_us: Range | None = Field(default=None, description="vector unit")
+    compute_us: Range | None = None
+    attention_us: Range | None = None
+    linear_us: Range | None = None
+    allreduce_us: Range | None = None
+    speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
+    tflops: Range | None = None
+
+    @model_validator(mode="after")
+    def _something_was_measured(self) -> Self:
+        if not any(True for _ in self.items()):
+            raise PydanticCustomError("nothing_measured", "nothing was measured")
+        return self
+
+    def items(self) -> Iterator[tuple[str, Interval]]:
+        """Yield the quantities that were measured, by name."""
+        for name, value in self:
+            if value is not None:
+                yield name, value
+
+
+#: Sizes that a run takes besides a workload's name.
+OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
+
+
+class MeasuredWorkload(SpecModel):
+    """What a case computes: a workload by name, or sizes of attention, of a matrix product (``m n k``),
+    or of a copy (``bytes``).
+    """
+
+    name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
+    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
+    batch: PositiveInt | None = None
+    heads: HeadCount | None = Field(default=None, description="of the whole layer")
+    kv_heads: HeadCount | None = None
+    seq_q: PositiveInt | None = None
+    seq_kv: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    value_head_dim: PositiveInt | None = None
+    hidden: PositiveInt | None = Field(default=None, description="of the whole layer")
+    tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
+    causal: StrictBool | None = None
+    dtype: Text | None = None
+    m: PositiveInt | None = None
+    n: PositiveInt | None = None
+    k: PositiveInt | None = None
+    bytes: PositiveInt | None = None
+
+    @property
+    def kind(self) -> Literal["named", "attention", "gemm", "copy"]:
+        """Which sizes are given."""
+        if self.name is not None:
+            return "named"
+        if self.bytes is not None:
+            return "copy"
+        return "attention" if self.m is None else "gemm"
+
+    @model_validator(mode="after")
+    def _sizes_are_complete(self) -> Self:
+        needed: tuple[str, ...] = {
+            "named": ("name",),
+            "copy": ("bytes",),
+            "gemm": ("m", "n", "k"),
+            "attention": ("heads", "seq_q", "seq_kv", "head_dim"),
+        }[self.kind]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            text = f"missing; sizes of {self.kind} are {', '.join(needed)}, or give a workload's name"
+            raise fault_at(missing[0], text)
+        wrong = [name for name, value in self if value is not None and self._has_no(name)]
+        if wrong:
+            known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
+            raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
+        return self
+
+    def _has_no(self, size: str) -> bool:
+        return size not in ("name", *OF_NAMED) if self.kind == "named" else size == "seq"
+
+    def of_name(self) -> dict[str, object]:
+        """Return what `npusim.run` takes besides the name of a named workload."""
+        return {size: getattr(self, size) for size in OF_NAMED}
+
+    def problem(self) -> Problem:
+        """Return the attention problem of one device; raise `SpecError` if it is none."""
+        given = {
+            name: value
+            for name, value in self
+            if value is not None and name in Problem.model_fields
+        }
+        devices = self.tensor_parallel or 1
+        if devices > 1:
+            queries = self.heads or 1
+            heads, kv_heads = shared_heads(queries, self.kv_heads or queries, devices)
+            given |= {"heads": heads, "kv_heads": kv_heads}
+        return Problem.model_validate(given)
+
+
+class _Options(SpecModel):
+    """What a run is asked for, besides its schedule and its sizes.
+
+    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload``, and beside it
+    ``seq``, ``batch``, ...
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_of_run(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        found = dict(data)
+        if "hw" in found:
+            if "device" in found:
+                raise fault_at("hw", "the same as `device`, which is there too; keep one")
+            found["device"] = found.pop("hw")
+        if isinstance(found.get("workload"), str):
+            found["workload"] = {"name": found["workload"]}
+        if isinstance(found.get("workload"), dict):
+            sizes = {name: found.pop(name) for name in OF_NAMED if name in found}
+            found["workload"] = {**found["workload"], **sizes}
+        return found
+
+    precision: Text | None = Field(default=None, description="absent: the schedule's default")
+    tiling: dict[str, TilingValue] | None = Field(
+        default=None, description="absent: the schedule's default"
+    )
+    attention: Text | None = Field(default=None, description="attention inside a node schedule")
+
+
+class Baseline(_Options):
+    """What differs in the run that a speedup is relative to."""
+
+    device: Text | None = None
+    schedule: Text | None = None
+    workload: MeasuredWorkload | None = None
+
+
+class MeasurementCase(_Options):
+    """One case: what to predict and what was measured."""
+
+    name: Text = Field(description="unique in the file")
+    group: Text | None = Field(default=None, description="cases that differ only in tiling")
+    device: Text = Field(description="a hardware or node file by name")
+    schedule: Text
+    workload: MeasuredWorkload
+    baseline: Baseline | None = None
+    measured: Measured
+    band: Band | None = Field(default=None, description="relative error allowed")
+
+    @model_validator(mode="after")
+    def _speedup_has_a_baseline(self) -> Self:
+        if self.measured.speedup is not None and self.baseline is None:
+            text = "missing; a speedup is relative to a baseline"
+            raise fault_at("baseline", text)
+        return self
+
+    def baseline_case(self) -> Self | None:
+        """Return the case that a speedup is relative to, or None if there is none.
+
+        It is this case with the baseline's keys replaced.  Another schedule does not take over
+        this schedule's tiling and precision: left out, they are that schedule's defaults.
+        """
+        if self.baseline is None:
+            return None
+        changes: dict[str, object] = {"baseline": None, "group": None}
+        if self.baseline.schedule not in (None, self.schedule):
+            changes |= {"tiling": None, "precision": None}
+        changes |= {key: value for key, value in self.baseline if value is not None}
+        return self.model_copy(update=changes)
+
+
+class MeasurementFile(SpecModel):
+    """A whole file of measurements."""
+
+    schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
+    source: Text
+    band: Band | None = Field(default=None, description="for cases without their own")
+    cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        first: dict[str, int] = {}
+        for index, case in enumerate(self.cases):
+            if case.name in first:
+                text = f"{case.name!r} is also the name of case {first[case.name] + 1}"
+                key = f"cases.{index}.name"
+                raise fault_at(key, text)
+            first[case.name] = index
+        return self
+
+    def band_of(self, case: MeasurementCase) -> float | None:
+        """Return the relative error allowed for a case: its own, the file's, or None."""
+        return case.band if case.band is not None else self.band
+
+
+def load_measurements(path: str | Path) -> MeasurementFile:
+    """Return a file of measurements; raise `SpecError` (``file:line  key: ``) if it is faulty."""
+    return validated(MeasurementFile, read_document(Path(path)))

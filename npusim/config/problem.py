@@ -1,0 +1,154 @@
+"""The attention that one device computes in one call: shapes, mask, formats, input recipe."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from npusim.config.data import DataRecipe, NormalData
+from npusim.config.messages import explain
+from npusim.config.model import HeadCount, PositiveInt, SpecModel, StrictBool, StrictFloat
+from npusim.errors import SpecError
+from npusim.units import ceil_div
+
+# Sides of the Cube's fractal: head sizes fill whole fractals.
+FRACTAL = 16
+
+
+#: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
+Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
+
+
+#: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
+#: is what CANN's BSND, BSH and TND have in common).
+Layout = Literal["bnsd", "bsnd"]
+#: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
+InputScale = Annotated[StrictFloat, Field(gt=0, description="what a stored value is multiplied by")]
+
+
+class Sizes(SpecModel):
+    """What is computed; built in code and from options: a fault is the user's, a `SpecError`."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: object) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                lines = [f"{key}: {text}" if key else text for key, text in explain(error, fields)]
+                raise SpecError("\n".join(lines)) from None
+
+
+class Problem(Sizes):
+    """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
+
+    Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
+    V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
+    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.  Float8 inputs are stored
+    divided by ``q_scale``, ``k_scale``, ``v_scale``.
+
+    Raises
+    ------
+    SpecError
+        A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
+        or a causal query would see no key; the message names the value and what is allowed.
+    """
+
+    batch: PositiveInt = 1
+    heads: HeadCount
+    kv_heads: HeadCount = Field(default_factory=lambda data: data.get("heads", 1))
+    seq_q: PositiveInt
+    seq_kv: PositiveInt = Field(default_factory=lambda data: data.get("seq_q", 1))
+    head_dim: PositiveInt
+    value_head_dim: PositiveInt = Field(default_factory=lambda data: data.get("head_dim", FRACTAL))
+    causal: StrictBool = False
+    causal_offset: Annotated[int, Field(strict=True)] = Field(
+        default_factory=lambda data: data.get("seq_kv", 0) - data.get("seq_q", 0)
+    )
+    dtype: Dtype = "float16"
+    scale: StrictFloat = Field(
+        default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)),
+        description="factor of QK^T",
+    )
+    layout: Layout = "bnsd"
+    q_scale: InputScale = 1.0
+    k_scale: InputScale = 1.0
+    v_scale: InputScale = 1.0
+    data: DataRecipe = NormalData()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise SpecError(
+                f"kv_heads: {self.kv_heads} does not divide {self.heads} query heads; "
+                f"possible: {' '.join(map(str, fitting))}"
+            )
+        for name in ("head_dim", "value_head_dim"):
+            _check_head_size(name, getattr(self, name))
+        if self.causal and self.seq_q > self.seq_kv:
+            raise SpecError(
+                f"seq_q: {self.seq_q} causal queries but only {self.seq_kv} keys: the first "
+                f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q"
+            )
+        if self.causal and self.causal_offset < 0:
+            raise SpecError(
+                f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0"
+            )
+        if self.is_scaled and self.dtype != "float8_e4m3fn":
+            raise SpecError(
+                f"q_scale, k_scale, v_scale: only float8_e4m3fn inputs have them, not {self.dtype}"
+            )
+        if self.scale == 0:
+            raise SpecError("scale: 0 makes all keys equal; must not be 0")
+        return self
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether stored inputs stand for other values."""
+        return (self.q_scale, self.k_scale, self.v_scale) != (1.0, 1.0, 1.0)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of Q K^T of the stored values."""
+        return self.scale * self.q_scale * self.k_scale
+
+    def visible_keys(self, query: int) -> int:
+        """Return how many keys query row ``query`` sees."""
+        if not self.causal:
+            return self.seq_kv
+        return min(self.seq_kv, query + self.causal_offset + 1)
+
+    def attended_pairs(self) -> int:
+        """Return the (query, key) pairs of one head that the mask leaves."""
+        if not self.causal:
+            return self.seq_q * self.seq_kv
+        # Rows up to `full` see one key more than the row before, all later rows see every key.
+        full = min(self.seq_q, max(0, self.seq_kv - self.causal_offset))
+        growing = full * (self.causal_offset + 1) + full * (full - 1) // 2
+        return growing + (self.seq_q - full) * self.seq_kv
+
+    def flops(self) -> int:
+        """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
+        per_pair = 2 * (self.head_dim + self.value_head_dim)
+        return self.batch * self.heads * self.attended_pairs() * per_pair
+
+    def dense_flops(self) -> int:
+        """Return operations of both products without a mask, as papers count causal ones too."""
+        per_pair = 2 * (self.head_dim + self.value_head_dim)
+        return self.batch * self.heads * self.seq_q * self.seq_kv * per_pair
+
+
+def _check_head_size(name: str, value: int) -> None:
+    if value % FRACTAL == 0:
+        return
+    upper = ceil_div(value, FRACTAL) * FRACTAL
+    nearest = f"{upper - FRACTAL} or {upper}" if upper > FRACTAL else str(upper)
+    raise SpecError(f"{name}: {value} is not a multiple of {FRACTAL}; nearest allowed: {nearest}")

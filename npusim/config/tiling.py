@@ -1,0 +1,95 @@
+"""Base of the tiling fields that each schedule declares, and the builder with readable errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from npusim.config.messages import explain, suggest
+from npusim.errors import TilingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Field", "Tiling", "TilingField", "build_tiling", "tiling_fields"]
+
+
+class Tiling(BaseModel):
+    """Block sizes and ring depths of one schedule; a schedule declares a subclass.
+
+    Immutable and hashable.  Each field has a default, a ``Field`` with its limits (``ge``, ``le``,
+    ``multiple_of``, or a ``Literal`` type) and a description; text from a command line is read as
+    the field's type.  Limits that depend on the problem or the device are the schedule's to check.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+TilingType = TypeVar("TilingType", bound=Tiling)
+
+
+def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
+    """Return a tiling from field values, as numbers or as text of a command line; one made stays as it is.
+
+    Raises
+    ------
+    TilingError
+        Names each wrong field, its value and what is allowed; an unknown field with a suggestion.
+    """
+    if isinstance(values, cls):
+        return values
+    if isinstance(values, Tiling):
+        values = values.model_dump(exclude_unset=True)
+    unknown = [name for name in values if name not in cls.model_fields]
+    if unknown:
+        known = list(cls.model_fields)
+        lines = [f"{name}: unknown tiling field{suggest(name, known)}" for name in unknown]
+        raise TilingError("\n".join(lines))
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        faults: dict[str, list[str]] = {}
+        for key, text in explain(error, dict(values)):
+            faults.setdefault(key, []).append(text)
+        lines = [f"{key}: {'; '.join(texts)}" if key else "; ".join(texts) for key, texts in faults.items()]
+        raise TilingError("\n".join(lines)) from None
+
+
+@dataclass(frozen=True)
+class TilingField:
+    """One tiling field as help texts and searches need it."""
+
+    name: str
+    default: object
+    description: str
+    minimum: int | None
+    maximum: int | None
+    multiple_of: int | None
+    choices: tuple[object, ...]
+
+
+def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
+    """Return the fields of a tiling class in the order of their declaration."""
+    fields = []
+    for name, info in cls.model_fields.items():
+        limits = {
+            key: getattr(rule, key)
+            for rule in info.metadata
+            for key in ("ge", "le", "multiple_of")
+            if hasattr(rule, key)
+        }
+        is_literal = get_origin(info.annotation) is Literal
+        fields.append(
+            TilingField(
+                name=name,
+                default=info.default,
+                description=info.description or "",
+                minimum=limits.get("ge"),
+                maximum=limits.get("le"),
+                multiple_of=limits.get("multiple_of"),
+                choices=get_args(info.annotation) if is_literal else (),
+            )
+        )
+    return tuple(fields)

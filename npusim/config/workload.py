@@ -1,0 +1,246 @@
+"""A model's attention layer as its workload file describes it, and the problem one device gets."""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from npusim.config.data import DataRecipe, NormalData
+from npusim.config.model import (
+    HeadCount,
+    Name,
+    NonNegativeInt,
+    PositiveInt,
+    SpecModel,
+    StrictBool,
+    StrictFloat,
+    Text,
+    fault_at,
+)
+from npusim.config.problem import Dtype, Problem
+from npusim.errors import SpecError
+
+WORKLOAD_SCHEMA = "npusim.workload/1"
+#: What attention of models does that npusim does not compute, beside windows and soft-capping.
+Unmodelled = Literal["alibi", "bias", "chunks", "layers", "rotary", "sinks", "sparse"]
+UNMODELLED: Mapping[str, str] = MappingProxyType(
+    {
+        "alibi": "a bias by the distance of query and key",
+        "bias": "a learned bias of the scores",
+        "chunks": "attention within chunks only",
+        "layers": "layers of another kind than attention",
+        "rotary": "keys turned anew in each call",
+        "sinks": "a learned score beside those of the keys",
+        "sparse": "some keys only, chosen as they come",
+    }
+)
+#: Names that a run may be asked to ignore.
+IGNORABLE = ("window", "softcap", *UNMODELLED)
+
+
+
+Positive = Annotated[StrictFloat, Field(gt=0)]
+
+
+class TensorFile(SpecModel):
+    """Real inputs: a packaged tensor file and the prefix of its keys (``<prefix>.q``)."""
+
+    file: Text
+    prefix: str = ""
+
+
+class LatentAttention(SpecModel):
+    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128."""
+
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt
+    nope_head_dim: PositiveInt
+    rope_head_dim: PositiveInt
+
+
+class Workload(SpecModel):
+    """Shapes of a model's attention and what surrounds it, for the whole layer.
+
+    ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
+    """
+
+    schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="of this file")
+    name: Name
+    description: Text
+    source: Text = Field(description="where the shapes come from")
+    heads: HeadCount = Field(description="query heads of the layer")
+    kv_heads: HeadCount = Field(
+        default_factory=lambda data: data.get("heads", 1), description="default: heads"
+    )
+    head_dim: PositiveInt
+    value_head_dim: PositiveInt = Field(
+        default_factory=lambda data: data.get("head_dim", 1), description="default: head_dim"
+    )
+    hidden: PositiveInt | None = Field(default=None, description="width of the residual stream")
+    layers: PositiveInt | None = None
+    intermediate: PositiveInt | None = Field(default=None, description="width inside the FFN")
+    gated: StrictBool = Field(default=False, description="the FFN has a third, gating matrix")
+    sliding_window: PositiveInt | None = Field(
+        default=None, description="keys that a query of a sliding layer sees"
+    )
+    sliding_layers: NonNegativeInt = Field(
+        default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
+        description="layers with that window; default: all",
+    )
+    softcap: Positive | None = Field(
+        default=None, description="scores s become softcap * tanh(s / softcap)"
+    )
+    scale: Positive | None = Field(
+        default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)"
+    )
+    unmodelled: tuple[Unmodelled, ...] = Field(
+        default=(), description="what else its attention does and npusim does not compute"
+    )
+    latent: LatentAttention | None = None
+    tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
+    batch: PositiveInt = 1
+    seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
+    seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
+    causal: StrictBool
+    dtype: Dtype = "float16"
+    data: DataRecipe = NormalData()
+    tensors: TensorFile | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise fault_at("kv_heads", _not_a_divisor(self.kv_heads, self.heads))
+        fault = _share_fault(self.heads, self.kv_heads, self.tensor_parallel)
+        if fault:
+            raise fault_at("tensor_parallel", fault)
+        if self.sliding_layers and self.sliding_window is None:
+            raise fault_at("sliding_window", "missing; some layers are said to slide")
+        if self.data.changes_tensors and self.tensors is None:
+            raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
+        if self.layers is not None and self.sliding_layers > self.layers:
+            raise fault_at("sliding_layers", f"{self.sliding_layers} of only {self.layers} layers")
+        return self
+
+    def problem(
+        self,
+        *,
+        seq: int | None = None,
+        seq_q: int | None = None,
+        seq_kv: int | None = None,
+        batch: int | None = None,
+        tensor_parallel: int | None = None,
+        causal: bool | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        dtype: str | None = None,
+    ) -> Problem:
+        """Return what one device computes; every argument replaces what the workload says.
+
+        ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
+        the workload's keys.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at
+        hand, that is one device's share already: a given ``heads`` is not divided.
+
+        Raises
+        ------
+        SpecError
+            Heads cannot be shared among ``tensor_parallel`` devices (lists the divisors), or the
+            sizes make no problem (see `Problem`).
+        """
+        if heads is None:
+            devices = _first(tensor_parallel, self.tensor_parallel)
+            own_heads, own_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
+        else:
+            own_heads, own_kv_heads = heads, heads
+        sizes: dict[str, object] = {
+            "batch": _first(batch, self.batch),
+            "heads": own_heads,
+            "kv_heads": _first(kv_heads, own_kv_heads),
+            "seq_q": _first(seq_q, seq, self.seq),
+            "seq_kv": _first(seq_kv, seq, self.seq_kv, self.seq),
+            "head_dim": _first(head_dim, self.head_dim),
+            "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
+            "causal": self.causal if causal is None else causal,
+            "dtype": dtype or self.dtype,
+        }
+        if self.scale is not None and sizes["head_dim"] == self.head_dim:
+            sizes["scale"] = self.scale
+        return Problem.model_validate({**sizes, "data": self.data})
+
+    def left_out(self, keys: int | None = None) -> dict[str, str]:
+        """Return what npusim does not compute of this attention over ``keys`` keys: name -> what it is.
+
+        A window no shorter than that changes nothing; without ``keys`` every window counts.
+        """
+        found: dict[str, str] = {}
+        window = self.sliding_window
+        if window is not None and self.sliding_layers and (keys is None or keys > window):
+            of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
+            found["window"] = f"{window} keys{of}"
+        if self.softcap is not None:
+            found["softcap"] = f"scores capped at {self.softcap:g}"
+        return {**found, **{name: UNMODELLED[name] for name in self.unmodelled}}
+
+    def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
+        """Return what a run over ``keys`` keys leaves out, as a table says it.
+
+        Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
+        """
+        unknown = [name for name in ignore if name not in IGNORABLE]
+        if unknown:
+            raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
+        found = self.left_out(keys)
+        refused = [f"{name} ({what})" for name, what in found.items() if name not in ignore]
+        if refused:
+            raise SpecError(
+                f"workload {self.name}: {', '.join(refused)}: not modelled; "
+                f"to run without: --ignore {','.join(found)}"
+            )
+        return tuple(f"{name} ({what})" for name, what in found.items())
+
+
+def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:
+    """Return query and KV heads of one of ``devices`` (tensor parallel).
+
+    With more devices than KV heads each KV head is kept by several devices.  Raises `SpecError`
+    listing the divisors where the heads cannot be shared equally.
+    """
+    fault = _share_fault(heads, kv_heads, devices)
+    if fault:
+        raise SpecError(f"tensor_parallel: {fault}")
+    return heads // devices, max(1, kv_heads // devices)
+
+
+def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
+    """Return why ``devices`` cannot share the heads equally, or None if they can."""
+    if devices < 1:
+        return f"{devices} must be greater than 0"
+    divisors = _divisors(heads)
+    unfit = [n for n in divisors if kv_heads % n and n % kv_heads]
+    note = f" (not with {kv_heads} KV heads: {_joined(unfit)})" if unfit else ""
+    if heads % devices:
+        return f"{devices} does not divide {heads} query heads; possible: {_joined(divisors)}{note}"
+    if devices in unfit:
+        fit = _joined([n for n in divisors if n not in unfit])
+        return (
+            f"{devices} neither divides nor is a multiple of {kv_heads} KV heads; possible: {fit}"
+        )
+    return None
+
+
+def _not_a_divisor(kv_heads: int, heads: int) -> str:
+    return f"{kv_heads} does not divide {heads} query heads; possible: {_joined(_divisors(heads))}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _joined(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)

@@ -1,0 +1,186 @@
+"""Configs as models are published: their keys that matter here, and those that matter by their absence."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npusim.config.huggingface import import_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from npusim.config.workload import Workload
+
+GEMMA_2_9B_IT = {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "intermediate_size": 14336,
+    "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 16,
+    "num_hidden_layers": 42, "num_key_value_heads": 8, "query_pre_attn_scalar": 256,
+    "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA_2_27B = {
+    **GEMMA_2_9B_IT, "head_dim": 128, "hidden_size": 4608, "intermediate_size": 36864,
+    "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144, "torch_dtype": "float32",
+}  # fmt: skip
+VISION = {
+    "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+    "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+# Heads, KV heads and head size are the library's defaults; the dtype stands above.
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "vision_config": VISION,
+}  # fmt: skip
+GEMMA_3_27B = {
+    **GEMMA_3_4B,
+    "text_config": {
+        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
+        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}  # fmt: skip
+LLAMA_3_8B = {
+    "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rope_scaling": None,
+    "rope_theta": 500000.0, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
+MISTRAL_7B = {
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "sliding_window": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN_3_8B = {
+    "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 12288, "max_position_embeddings": 40960, "max_window_layers": 36,
+    "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
+    "sliding_window": None, "torch_dtype": "bfloat16", "use_sliding_window": False,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "attention_bias": False, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+    "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "num_attention_heads": 128, "num_hidden_layers": 61, "num_key_value_heads": 128, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"quant_method": "fp8"},
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "torch_dtype": "bfloat16", "v_head_dim": 128,
+}  # fmt: skip
+# LLaVA 1.5 states nothing of its language model but what differs from the defaults.
+LLAVA = {
+    "model_type": "llava", "torch_dtype": "float16", "vision_config": VISION,
+    "text_config": {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064},
+}  # fmt: skip
+
+
+@pytest.fixture
+def imported(write: Callable[..., Path]) -> Callable[..., Workload]:
+    def read(content: dict[str, object], **changes: object) -> Workload:
+        kept = {**content, **changes}
+        named = {key: value for key, value in kept.items() if value != "absent"}
+        return import_config(write(json.dumps(named, indent=1), "config.json"))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("config", "heads", "kv_heads", "head_dim", "layers", "dtype"),
+    [
+        (GEMMA_2_9B_IT, 16, 8, 256, 42, "bfloat16"),
+        (GEMMA_2_27B, 32, 16, 128, 46, "float32"),
+        (GEMMA_3_4B, 8, 4, 256, 34, "bfloat16"),
+        (GEMMA_3_27B, 32, 16, 128, 62, "bfloat16"),
+        (LLAMA_3_8B, 32, 8, 128, 32, "bfloat16"),
+        (MISTRAL_7B, 32, 8, 128, 32, "bfloat16"),
+        (QWEN_3_8B, 32, 8, 128, 36, "bfloat16"),
+        (DEEPSEEK_V3, 128, 128, 192, 61, "bfloat16"),
+        (LLAVA, 32, 32, 128, 32, "float16"),
+        ({"model_type": "deepseek_v3"}, 128, 128, 192, 61, "float16"),
+        ({"model_type": "mistral"}, 32, 8, 128, 32, "float16"),
+        ({"model_type": "gemma3", "text_config": {}}, 8, 4, 256, 26, "float16"),
+    ],
+)
+def test_sizes_and_formats_are_those_of_the_model(
+    imported: Callable[..., Workload], config: dict[str, object], heads: int, kv_heads: int,
+    head_dim: int, layers: int, dtype: str,
+) -> None:  # fmt: skip
+    found = imported(config)
+    assert (found.heads, found.kv_heads, found.head_dim) == (heads, kv_heads, head_dim)
+    assert (found.layers, found.dtype, found.gated, found.causal) == (layers, dtype, True, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [
+        (GEMMA_2_9B_IT, {"window": "4096 keys in 21 of 42 layers", "softcap": "scores capped at 50"}),
+        (GEMMA_3_4B, {"window": "1024 keys in 29 of 34 layers"}),
+        (GEMMA_3_27B, {"window": "1024 keys in 52 of 62 layers"}),
+        (LLAMA_3_8B, {}),
+        (MISTRAL_7B, {"window": "4096 keys in 32 of 32 layers"}),
+        ({**MISTRAL_7B, "sliding_window": None}, {}),
+        ({**MISTRAL_7B, "sliding_window": "absent"}, {"window": "4096 keys in 32 of 32 layers"}),
+        (QWEN_3_8B, {}),
+        (DEEPSEEK_V3, {}),
+        ({**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048}, {"sparse": None}),
+        ({**LLAMA_3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, {"rotary": None}),
+        ({**LLAMA_3_8B, "model_type": "bloom"}, {"alibi": None}),
+        ({**LLAMA_3_8B, "model_type": "falcon", "alibi": True}, {"alibi": None}),
+        ({**LLAMA_3_8B, "model_type": "bert", "position_embedding_type": "relative_key"}, {"bias": None}),
+        ({**LLAMA_3_8B, "model_type": "gpt_oss"}, {"sinks": None}),
+        ({**LLAMA_3_8B, "attention_chunk_size": 8192}, {"chunks": None}),
+        ({**LLAMA_3_8B, "layer_types": ["linear_attention"] * 32}, {"layers": None}),
+    ],
+)
+def test_what_a_model_does_beyond_plain_attention_is_listed(
+    imported: Callable[..., Workload], config: dict[str, object], left_out: dict[str, str | None]
+) -> None:
+    found = imported(config).left_out()
+    assert found.keys() == left_out.keys()
+    assert all(found[name] == text for name, text in left_out.items() if text is not None)
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        (GEMMA_2_9B_IT, 1 / 16),
+        (GEMMA_2_27B, 1 / 12),
+        (GEMMA_3_27B, 168**-0.5),
+        (LLAMA_3_8B, 128**-0.5),
+        # YaRN's factor, squared: (0.1 ln 40 + 1)^2 = 1.8738
+        (DEEPSEEK_V3, 192**-0.5 * (0.1 * math.log(40) + 1) ** 2),
+        ({**LLAMA_3_8B, "model_type": "granite", "attention_multiplier": 0.015625}, 1 / 64),
+    ],
+)
+def test_scores_have_the_models_factor(
+    imported: Callable[..., Workload], config: dict[str, object], scale: float
+) -> None:
+    assert imported(config).problem().scale == pytest.approx(scale, rel=1e-12)
+
+
+def test_what_cannot_be_right_is_refused(
+    write: Callable[..., Path], fault: Callable[..., str]
+) -> None:
+    def refused(**changes: object) -> str:
+        path = write(json.dumps({**LLAMA_3_8B, **changes}), "config.json")
+        return fault(import_config, path).partition("  ")[2]
+
+    assert refused(torch_dtype="float8_e4m3fn") == (
+        "torch_dtype: 'float8_e4m3fn' is none of float16, bfloat16, float32; give --dtype"
+    )
+    assert refused(is_encoder_decoder=True).startswith("is_encoder_decoder: its encoder and its")
+    assert refused(num_key_value_heads=5).startswith("kv_heads: 5 does not divide 32 query heads")
+    assert refused(num_key_value_heads=[1, 2]).startswith("num_key_value_heads: expected a whole")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.config.inherit import read_inherited
+from npusim.config.load import load_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BASE = "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n"
+QUANTITY = '{value: 1024, basis: assumed, source: "a test"}'
+
+
+def _beside(name: str, extending: Path) -> Path:
+    return extending.parent / f"{name}.yaml"
+
+
+def test_mappings_are_merged_and_the_rest_is_kept(write: Callable[..., Path]) -> None:
+    write("a: {b: 1, c: {d: 2, e: 3}}\nf: 4\n", "base.yaml")
+    path = write("extends: base\na: {c: {e: 30, g: 5}}\n")
+    document = read_inherited(path, _beside)
+    assert document.data == {"a": {"b": 1, "c": {"d": 2, "e": 30, "g": 5}}, "f": 4}
+
+
+def test_dotted_keys_are_the_same_as_nested_ones(write: Callable[..., Path]) -> None:
+    write("a: {b: 1, c: {d: 2}}\n", "base.yaml")
+    nested = read_inherited(write("extends: base\na: {c: {d: 5}}\n", "nested.yaml"), _beside)
+    dotted = read_inherited(write("extends: base\na.c.d: 5\n", "dotted.yaml"), _beside)
+    assert nested.data == dotted.data == {"a": {"b": 1, "c": {"d": 5}}}
+    assert str(dotted.place("a.c.d")).endswith("dotted.yaml:2")
+
+
+def test_quantities_are_replaced_whole(write: Callable[..., Path]) -> None:
+    write("a: {value: 1, basis: fitted, source: x, fitted_on: [y]}\n", "base.yaml")
+    path = write("extends: base\na: {value: 2, basis: vendor, source: z}\n")
+    document = read_inherited(path, _beside)
+    assert document.data == {"a": {"value": 2, "basis": "vendor", "source": "z"}}
+    assert "a.fitted_on" not in document.places
+
+
+def test_what_an_anchor_shares_is_changed_in_one_place_only(write: Callable[..., Path]) -> None:
+    write("a: &x {b: 1}\nc: *x\n", "base.yaml")
+    document = read_inherited(write("extends: base\nc: {b: 2}\n"), _beside)
+    assert document.data == {"a": {"b": 1}, "c": {"b": 2}}
+
+
+def test_extends_may_be_chained(write: Callable[..., Path]) -> None:
+    write("a: 1\nb: 1\nc: 1\n", "first.yaml")
+    write("extends: first\nb: 2\nc: 2\n", "second.yaml")
+    document = read_inherited(write("extends: second\nc: 3\n"), _beside)
+    assert document.data == {"a": 1, "b": 2, "c": 3}
+
+
+def test_circles_are_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+    write("a: 1\nextends: mine\n", "other.yaml")
+    path = write("extends: other\n")
+    other = path.parent / "other.yaml"
+    expected = f"{other}:2  extends: files extend each other in a circle: mine -> other -> mine"
+    assert fault(read_inherited, path, _beside) == expected
+
+
+def test_extends_must_be_a_name(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+    path = write("extends: [a]\n")
+    expected = f"{path}:1  extends: expected the name of another file, got ['a']"
+    assert fault(read_inherited, path, _beside) == expected
+
+
+def test_a_changed_value_without_basis_is_refused(
+    write: Callable[..., Path], fault: Callable[..., str]
+) -> None:
+    path = write(f"{BASE}group_count: {{value: 20}}\n")
+    assert fault(load_device, path).splitlines() == [
+        f"{path}:4  group_count.basis: missing; say how the value is known: "
+        "vendor | measured | derived | fitted | assumed",
+        f"{path}:4  group_count.source: missing; say where the value comes from",
+    ]
+
+
+def test_an_unknown_key_names_the_overriding_file(
+    write: Callable[..., Path], fault: Callable[..., str]
+) -> None:
+    path = write(f"{BASE}memory:\n  l2:\n    capacity_byte: {QUANTITY}\n")
+    expected = f"{path}:6  memory.l2.capacity_byte: unknown key. Did you mean `capacity_bytes`?"
+    assert fault(load_device, path) == expected
+
+
+def test_a_file_may_extend_another_beside_it(write: Callable[..., Path]) -> None:
+    write(f"{BASE}group_count: {QUANTITY}\n", "base.yaml")
+    path = write("extends: base.yaml\nname: child\n", "child.yaml")
+    device = load_device(path)
+    assert (device.name, device.group_count.value) == ("child", 1024)
+
+
+def test_an_unknown_base_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+    path = write("extends: ascend_910b9\n")
+    assert fault(load_device, path).startswith(f"{path}:1  extends: no device named 'ascend_910b9'")
