@@ -169,6 +169,17 @@ def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
     return value
 
 
+def numbers_of(value: Any) -> list[Any]:
+    """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
+    if isinstance(value, Coordinate) or type(value) is int:
+        return [value]
+    if isinstance(value, tuple):
+        return [n for part in value for n in numbers_of(part)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [n for f in fields(value) for n in numbers_of(getattr(value, f.name))]
+    return []
+
+
 def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -> Any:
     """Return what ``values`` have in common, with a symbol for every integer in which they differ.
 

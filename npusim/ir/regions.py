@@ -100,20 +100,35 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
 
 
 def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
-    """Return whether two queues of one block may meet in a tensor: by hulls first, then one by one."""
-    hulls: dict[tuple[Any, ...], list[GlobalTile]] = defaultdict(list)
+    """Return whether two queues of one block may meet in a tensor; shapes that touch alike are looked at once."""
+    by_shape: dict[int, dict[tuple[Any, ...], list[GlobalTile]]] = {}
     for t in touched:
-        key = (id(t.shape), t.operation.queue, t.access.is_write, _terms(t.access.region))
-        hulls[key].append(t.access.region)
-    kept = [(key, _hull(regions), regions) for key, regions in hulls.items()]
+        uses = by_shape.setdefault(id(t.shape), defaultdict(list))
+        uses[t.operation.queue, t.access.is_write, _terms(t.access.region)].append(t.access.region)
+    seen = set()
+    for uses in by_shape.values():
+        alike = tuple((q, w, _named(terms, ranges), *map(_extents, r)) for (q, w, terms), r in uses.items())
+        if alike not in seen and _meets_itself(uses, ranges):
+            return True
+        seen.add(alike)
+    return False
+
+
+def _named(terms: Any, ranges: Ranges) -> object:
+    """Return terms of another shape's symbols as equal to this one's, where loops go as far."""
+    return tuple(tuple((s.name, ranges.get(s), f) for s, f in axis) for axis in terms)
+
+
+def _extents(r: GlobalTile) -> tuple[int, ...]:
+    return (r.rows, r.cols, *(_constant(v) for v in (r.batch, r.head, r.row, r.col)))
+
+
+def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges) -> bool:
+    """Return whether two queues meet, one of them writing: by hulls first, then one by one."""
+    kept = [(key, _hull(regions), regions) for key, regions in uses.items()]
     for i, (a, hull, regions) in enumerate(kept):
         for b, other, others in kept[:i]:
-            if (
-                a[0] != b[0]
-                or a[1] == b[1]
-                or not (a[2] or b[2])
-                or not may_meet(hull, other, ranges)
-            ):
+            if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges):
                 continue
             if any(may_meet(x, y, ranges) for x in regions for y in others):
                 return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format
-from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, opaque, twin
+from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, numbers_of, opaque, twin
 from npusim.ir.program import Body, Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.ir.walk import Walker
@@ -222,14 +222,15 @@ class Builder:
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, body, index)
             return LoopPart(loop.name, loop.indices, parts, index, ())
-        at: list[tuple[Symbol, Any]] = []
-        own = opaque(body.at, "at", at)
-        if body.key not in self._bodies:
+        key = body.key
+        if key not in self._bodies:
+            at: list[tuple[Symbol, Any]] = []
+            own = opaque(body.at, "at", at)
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, Body(body.function, body.static, own), index)
-            self._bodies[body.key] = parts, [symbol for symbol, _ in at], index
-        parts, symbols, index = self._bodies[body.key]
-        given = tuple((s, value) for s, (_, value) in zip(symbols, at, strict=True))
+            self._bodies[key] = parts, [symbol for symbol, _ in at], index
+        parts, symbols, index = self._bodies[key]
+        given = tuple(zip(symbols, numbers_of(body.at), strict=True))
         return LoopPart(loop.name, loop.indices, parts, index, given)
 
     def _body(self, loop: Loop, body: Any, index: Symbol) -> tuple[Part, ...]:

@@ -64,7 +64,7 @@ class Trial:
         try:
             # Not a copy of the model: the field's own limits count too.
             tiling = type(r.tiling).model_validate({**r.tiling.model_dump(), field: value})
-            return schedule.program(r.problem, tiling, r.device, schedule.precision(r.precision))
+            return schedule.build(r.problem, tiling, r.device, schedule.precision(r.precision))
         except (NpusimError, ValueError):
             return None
 

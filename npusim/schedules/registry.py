@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
+#: Tokens beyond which no tile grows: every field of a tiling is smaller.
+LONG_ENOUGH = 8192
 #: How a problem of each kind is asked for.
 _ASKED_WITH: Mapping[str, str] = MappingProxyType(
     {
@@ -73,7 +75,8 @@ class Schedule:
         try:
             return _with_warning(self.build(problem, tiling, device, precision), problem)
         except BufferOverflowError as error:
-            fitting = largest_that_fit(lambda t: self.build(problem, t, device, precision), tiling)
+            few = _few_blocks(problem)
+            fitting = largest_that_fit(lambda t: self.build(few, t, device, precision), tiling)
             raise BufferOverflowError(f"{error}; {fitting}") from None
 
     def fitted(
@@ -87,7 +90,8 @@ class Schedule:
         try:
             return tiling, _with_warning(self.build(problem, tiling, device, precision), problem)
         except BufferOverflowError:
-            smaller = fitted_defaults(lambda t: self.build(problem, t, device, precision), tiling)
+            few = _few_blocks(problem)
+            smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
         if smaller is None:
             return tiling, self.program(problem, tiling, device, precision)
         program = self.program(problem, smaller, device, precision)
@@ -103,6 +107,16 @@ class Schedule:
             raise SpecError(
                 f"schedule {self.name} does not undo scales of float8 inputs; all must be 1"
             )
+
+
+def _few_blocks(problem: AnyProblem) -> AnyProblem:
+    """Return a problem with the tiles of ``problem``, but few of them: what fits hangs on no number of blocks."""
+    if not isinstance(problem, Problem):
+        return problem
+    few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
+    if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
+        few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
+    return problem.model_copy(update=few)
 
 
 def _with_warning(program: TileProgram, problem: AnyProblem) -> TileProgram:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
 
 pytestmark = pytest.mark.bench
+REPEATS = 5
 
 
 def programs(*, causal: bool) -> list[TileProgram]:
@@ -49,11 +50,15 @@ def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_know
     seconds = {"compile": 0.0, "check": 0.0, "check again": 0.0}
     found = programs(causal=causal)
     for program in found:
-        _proved.cache_clear()
-        for what in seconds:
-            start = time.process_time()
-            compiled(program) if what == "compile" else check(program, budget)
-            seconds[what] += time.process_time() - start
+        fastest = dict.fromkeys(seconds, float("inf"))
+        for _ in range(REPEATS):
+            _proved.cache_clear()
+            for what in seconds:
+                start = time.process_time()
+                compiled(program) if what == "compile" else check(program, budget)
+                fastest[what] = min(fastest[what], time.process_time() - start)
+        for what, least in fastest.items():
+            seconds[what] += least
     mean = {what: f"{value / len(found) * 1e3:.1f} ms" for what, value in seconds.items()}
     sys.stdout.write(f"\n  causal {causal}, mean of {len(found)} schedules: {mean}")
     assert seconds["check"] < 15 * seconds["compile"]
