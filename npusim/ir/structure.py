@@ -263,7 +263,8 @@ class Builder:
                     if kind is RingTile:
                         slots[self._slot(operand, sides, is_write)] = None  # type: ignore[arg-type]
                     elif kind is Tile:
-                        tiles[TileAccess(operand.space, self._tile(operand), is_write)] = None  # type: ignore[union-attr,arg-type]
+                        where = self._bytes(operand.offset_bytes, operand)  # type: ignore[union-attr,arg-type]
+                        tiles[TileAccess(operand.space, where, is_write)] = None  # type: ignore[union-attr]
                     elif kind is GlobalTile:
                         regions += self._region(operand, is_write)  # type: ignore[arg-type]
         except KeyError:
@@ -302,9 +303,6 @@ class Builder:
                 f"{tile.ring.slot_bytes}"
             )
         return RingAccess(number, sides[number, tile.is_producer], where, is_write)
-
-    def _tile(self, tile: Tile) -> Bytes:
-        return self._bytes(tile.offset_bytes, tile)
 
     def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
         """Return a tile's bytes, rows without gaps as one run."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
-from npusim.machines.ascend import slice_rows
 from npusim.request import command
 from npusim.schedules import find_schedule
+from npusim.schedules.fit import effective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,11 +32,7 @@ class Trial:
 
     def value(self, field: str) -> int | None:
         """Return the number that a field has, or that its default stands for; None if it is none."""
-        tiling = self._result.tiling
-        found = getattr(tiling, field, None)
-        if found is None and field in type(tiling).model_fields and field == "vector_rows":
-            return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        return effective(self._result.tiling, field)
 
     def useful(self, field: str, values: Iterable[int]) -> list[int]:
         """Return those of ``values`` that fit and whose program differs from the run's own."""

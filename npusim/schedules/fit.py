@@ -50,7 +50,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
     for field in tiling_fields(type(tiling)):
         if field.name not in SHRINKING and not field.name.startswith("block"):
             continue
-        now, step = effective(tiling, field.name), field.multiple_of or 1
+        now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
         fitting = next(
             (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
@@ -70,17 +70,17 @@ def _fits(build: Build, tiling: Tiling) -> bool:
     return True
 
 
-def effective(tiling: Tiling, field: str) -> int:
-    """Return the number a field has, or the rows of a slice that none chosen stands for; 0 for neither."""
-    value = getattr(tiling, field)
-    if value is None and field == "vector_rows":
+def effective(tiling: Tiling, field: str) -> int | None:
+    """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
+    value = getattr(tiling, field, None)
+    if value is None and field == "vector_rows" and field in type(tiling).model_fields:
         return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
     """Yield the value a field has and its halves, as far as its limits go."""
-    value, limits = effective(tiling, field), type(tiling).model_fields[field].metadata
+    value, limits = effective(tiling, field) or 0, type(tiling).model_fields[field].metadata
     step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
     yield getattr(tiling, field)
     for _ in range(_HALVINGS):
