@@ -66,6 +66,7 @@ def run(
     numerics: bool = True,
     rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
     warm: bool = False,
+    eager: bool = False,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
@@ -114,6 +115,8 @@ def run(
         Of the tensors that the workload's recipe draws.
     warm
         Whether inputs lie in L2 when the kernel starts; they have to fit it.
+    eager
+        Of ``standard``: every operator a kernel, as frameworks run it.
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
@@ -163,7 +166,8 @@ def run_request(request: Request) -> RunResult:
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
-        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
+        refuse({"--eager": r.eager or None}, "of standard on one device; leave it out")
+        refuse({"--warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
@@ -172,7 +176,7 @@ def run_request(request: Request) -> RunResult:
     what = as_asked(r.problem or _problem(r, load, given))
     ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given)
+    plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.chosen_tiling(chosen.tiling)), device, preset, given)
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     return RunResult(
         name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),

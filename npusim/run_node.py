@@ -202,7 +202,7 @@ def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) ->
 def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
-    launch = 0.0 if kernel.is_fused else max(r.launch_s for r in results)
+    launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():

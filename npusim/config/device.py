@@ -117,6 +117,12 @@ class FlagsSpec(SpecModel):
     )
     cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
     cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
+    tile_cycles: Quantity | None = Field(
+        default=None, description="of a tile that cores hand one another, where all core groups work; alone: none"
+    )
+    tile_extra_cycles: Quantity | None = Field(
+        default=None, description="the same of PTO's FlashAttention beyond it; its cause is not known"
+    )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(

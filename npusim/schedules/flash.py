@@ -15,11 +15,11 @@ from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import AscendMachine, AscendTiling
+from npusim.machines.ascend import AscendMachine, AscendTiling, Barriers
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted, lanes_of
-from npusim.schedules.attention import Make, alone, ascend_tiling
+from npusim.schedules.attention import CANN, KERNELS, Make, alone, ascend_tiling
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class FlashTiling(Tiling):
     )
     deal: Deal = Field(
         default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
+    barriers: Barriers | None = Field(
+        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every",
+    )  # fmt: skip
+    together: int | None = Field(
+        default=None, ge=1, description="tiles that cores hand one another at a time; default: 2 for fa16_32, else 1"
     )
     depth: int = Field(
         default=2, ge=0, le=14,
@@ -87,6 +93,8 @@ def build_on_ascend(
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
+    known = KERNELS if name in ("flash", "split_kv") and not tiling.vector_rows else {}
+    fields = known.get(precision.name.partition(",")[0], CANN).of(fields, tiling.barriers, tiling.together)
     first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
     phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
     return machine.build(name, phases, problem.flops(), notes)
