@@ -112,6 +112,9 @@ class Request:
     arithmetic: str | None = _option(
         "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
     )
+    warm: bool = _option(
+        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False
+    )
     method: str = _option(
         "--method", "NAME", _HOW,
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "

@@ -88,6 +88,7 @@ def run(
     layout: Layout = "bnsd",
     numerics: bool = True,
     rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
+    warm: bool = False,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     overrides: Mapping[str, str] | None = None,
@@ -134,6 +135,8 @@ def run(
         ``"sample"`` (the last block of rows) or indices.
     seed
         Of the tensors that the workload's recipe draws.
+    warm
+        Whether inputs lie in L2 when the kernel starts; they have to fit it.
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups

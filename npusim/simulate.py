@@ -26,6 +26,7 @@ from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
+from npusim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,7 @@ def run_request(request: Request) -> RunResult:
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
+        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
@@ -75,6 +77,7 @@ def _computed(plan: _Plan) -> dict[str, Any]:
     """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
     device, r = plan.device, plan.request
     fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+    program = _warmed(program, device) if r.warm else program
     plan = replace(plan, tiling=fields)
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
@@ -107,6 +110,17 @@ class _Plan:
         """Return the program, with fields of the precision changed."""
         precision: Any = replace(cast("Any", self.precision), **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+
+def _warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
+    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    room = device.memory.l2.capacity_bytes.value
+    if size > room:
+        raise SpecError(
+            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(room)}"
+        )
+    return replace(program, is_warm=True)
 
 
 def _as_change(arithmetic: str | None) -> str | None:

@@ -87,6 +87,10 @@ class L2Spec(SpecModel):
 
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
+    writes: Choice[Literal["back", "through"]] | None = Field(
+        default=None,
+        description="back: what is written stays until something else needs its place; absent: outputs go through",
+    )
 
 
 class MemorySpec(SpecModel):
@@ -121,10 +125,25 @@ class FlagsSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """What starting a kernel costs before any core works."""
+    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    task_s: Quantity | None = Field(
+        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+    )
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    host_issue_s: Quantity | None = Field(
+        default=None, description="the host's, to issue a kernel without waiting for it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_complete(self) -> Self:
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        missing = [name for name, part in parts.items() if part is None]
+        if missing and len(missing) < len(parts):
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+        return self
 
 
 class CoreSpec(SpecModel):

@@ -15,7 +15,7 @@ from npusim.node.kernel import CollectiveOp, KernelOp
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, RunningCollective, femtoseconds
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.timing.result import QueueUse, Span
+from npusim.timing.result import KINDS, QueueUse, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable
@@ -250,6 +250,7 @@ class _Simulation:
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
+            times_s=dict.fromkeys(KINDS, seconds),
             clock_hz=clock,
             queues=tuple(tuple(uses) for uses in self.uses),
             link_bytes=self._busiest_links(),

@@ -46,6 +46,11 @@ class Approximation:
     sample: int
 
 
+#: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
+#: not waited for, over N; one call that is.
+KINDS = ("core", "kernel", "back_to_back", "call")
+
+
 def method_text(method: str, band: float) -> str:
     """Return a method with what it is worth: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
     return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
@@ -55,7 +60,9 @@ def method_text(method: str, band: float) -> str:
 class TimingResult:
     """Predicted time of one program on one device.
 
-    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
+    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` is that of a call that is
+    waited for, launch included.  ``times_s`` says the same time as each of `KINDS` would measure it, those
+    of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
     go beyond L2 at least.  ``approximation`` is None where the method is exact.
@@ -74,6 +81,8 @@ class TimingResult:
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = field(default=(), repr=False)
     approximation: Approximation | None = None
+    times_s: dict[str, float] = field(default_factory=dict)
+    stream_s: float = 0.0
 
     @property
     def band(self) -> float:
