@@ -119,11 +119,11 @@ class RunResult:
 
         return save_run(self, folder, save_output=save_output)
 
-    def save_trace(self, path: str | Path) -> Path:
-        """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
+    def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+        """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
         from npusim.report.output import save_trace
 
-        return save_trace(self, Path(path))
+        return save_trace(self, Path(path), window)
 
     def _repr_html_(self) -> str:
         from npusim.report.text import pre_html

@@ -24,14 +24,19 @@ class QueueUse:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation on the timeline of one queue, in cycles from the start of the kernel."""
+    """One operation on the timeline of one queue, or of the pipe it takes, in cycles from the start.
+
+    ``issued_by`` is the queue it came from, ``done`` when that queue can go on; both are the timeline's own
+    (``""``, ``-1``) where no pipe is shared.
+    """
 
     group: int
     queue: str
     label: str
     start: int
     end: int
-    path: tuple[tuple[str, int], ...] = ()
+    issued_by: str = ""
+    done: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class TimingResult:
     ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact.  ``spans`` are those of the
+    first ``traced_cycles``, of the whole where that is None.
     """
 
     method: str
@@ -74,6 +80,7 @@ class TimingResult:
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = field(default=(), repr=False)
     approximation: Approximation | None = None
+    traced_cycles: int | None = None
 
     @property
     def band(self) -> float:
