@@ -154,6 +154,10 @@ class Request:
     trace_groups: Sequence[int] = _option(
         "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
     )
+    window: tuple[float, float] | None = _option(
+        "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
+        shown="all, of a long run its beginning", asks=False,
+    )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
 

@@ -25,8 +25,9 @@ from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
+from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
-from npusim.units import format_bytes
+from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,12 +82,14 @@ def _computed(plan: _Plan) -> dict[str, Any]:
     plan = replace(plan, tiling=fields)
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
-    timing = simulate_program(program, device, r.method, r.trace_groups, r.progress) if device.is_timed else None
+    timing = (
+        simulate_program(program, device, r.method, r.trace_groups, r.progress, r.window) if device.is_timed else None
+    )
     bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {
         "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
-        "notes": _notes(program, device, bits, timing, r.trace_groups),
+        "notes": _notes(program, device, bits, timing),
     }  # fmt: skip
 
 
@@ -225,9 +228,11 @@ def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]]
 
 def simulate_program(
     program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = (),
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None, window: tuple[float, float] | None = None,
 ) -> TimingResult:  # fmt: skip
     """Return the time of a program by a named method, checked for sanity.
+
+    A run too long for operations one by one has those of its beginning, up to the end of ``window`` (us).
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -238,18 +243,20 @@ def simulate_program(
     told = {"progress": progress} if method == "des" else {}
     result = METHODS[method](program, device, trace_groups=trace_groups, **told)
     check_sanity(result)
-    return result
+    if not trace_groups or result.spans or not result.operations:
+        return result
+    until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
+    spans, traced = first_spans(program, device, trace_groups, until)
+    return replace(result, spans=spans, traced_cycles=traced)
 
 
 def _notes(
-    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None,
-    trace_groups: Sequence[int],
-) -> tuple[str, ...]:  # fmt: skip
+    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None
+) -> tuple[str, ...]:
     notes = list(program.notes)
-    if timing and trace_groups and not timing.spans and timing.operations:
-        notes.append(
-            f"no timeline: {timing.operations:,} operations were not simulated one by one; method fold does that"
-        )
+    if timing and timing.traced_cycles is not None:
+        traced = format_duration(timing.traced_cycles / timing.clock_hz)
+        notes.append(f"timeline: the first {traced}; --window 0:END goes on to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

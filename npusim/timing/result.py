@@ -24,14 +24,19 @@ class QueueUse:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation on the timeline of one queue, in cycles from the start of the kernel."""
+    """One operation on the timeline of one queue, or of the pipe it takes, in cycles from the start.
+
+    ``issued_by`` is the queue it came from, ``done`` when that queue can go on; both are the timeline's own
+    (``""``, ``-1``) where no pipe is shared.
+    """
 
     group: int
     queue: str
     label: str
     start: int
     end: int
-    path: tuple[tuple[str, int], ...] = ()
+    issued_by: str = ""
+    done: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class TimingResult:
     of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact.  ``spans`` are those of the
+    first ``traced_cycles``, of the whole where that is None.
     """
 
     method: str
@@ -83,6 +89,7 @@ class TimingResult:
     approximation: Approximation | None = None
     times_s: dict[str, float] = field(default_factory=dict)
     stream_s: float = 0.0
+    traced_cycles: int | None = None
 
     @property
     def band(self) -> float:
