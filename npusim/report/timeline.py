@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericEvent
     from npusim.run_result import RunResult
-    from npusim.timing.result import QueueUse, Span, TimingResult
+    from npusim.timing.result import Span, TimingResult
 
 __all__ = ["Slice", "Timeline", "timeline_of"]
 
@@ -52,9 +52,9 @@ def timeline_of(result: RunResult) -> Timeline:
     clock, spans = round(result.timing.clock_hz), result.timing.spans
     events = _events_by_span(result, spans)
     tracks: dict[Track, list[Slice]] = {
-        track_of(group, queue.name): []
+        track_of(group, queue): []
         for group in sorted({s.group for s in spans})
-        for queue in _pipes(result.timing) or result.program.queues
+        for queue in _pipes(result.timing) or [q.name for q in result.program.queues]
     }
     for index, span in enumerate(spans):
         tracks[track_of(span.group, span.queue)].append(
@@ -77,9 +77,9 @@ def _told(event: NumericEvent) -> str:
     return str(event) if event.count == 1 else f"{event}, {event.count} elements"
 
 
-def _pipes(timing: TimingResult) -> list[QueueUse]:
+def _pipes(timing: TimingResult) -> list[str]:
     """Return the pipes that a GPU's queues share: there its operations are drawn."""
-    return [use for use in timing.queues[0] if use.is_pipe]
+    return [use.queue for use in timing.queues[0] if use.is_pipe]
 
 
 def _events_by_span(result: RunResult, spans: tuple[Span, ...]) -> dict[int, list[NumericEvent]]:

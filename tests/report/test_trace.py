@@ -150,7 +150,7 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
     # 4 blocks of queries with 4 tiles of keys each, every score infinite.
     assert len(stores) == 16
     assert {e.count for e in stores} == {128 * 128}
-    assert [dict(e.path)["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
+    assert [e.path["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
     total = overflowing.numerics.overflow_counts["S.drain.cast"]
     assert sum(e.count for e in stores) == total == 512 * 512
     for track, slices in timeline_of(overflowing).tracks.items():
