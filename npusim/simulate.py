@@ -157,9 +157,7 @@ def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
         program = other.program()
         bits = evaluate(program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads)
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
-        error = bits.error
-        rmse = None if error.nan_count or error.inf_count else float(error.rmse)
-        found.append(PresetOutcome(name, rmse, None if timing is None else timing.latency_s * 1e6))
+        found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(found)
 
 

@@ -163,11 +163,11 @@ class _Simulation:
                 event = counters.reached(wait.peer, wait.count)
                 if event is not None:
                     began = int(env.now)
-                    self.stuck[rank, use.name] = (
+                    self.stuck[rank, use.queue] = (
                         f"{op.label} waits for {self.causes[wait.endpoint]}"
                     )
                     yield event
-                    del self.stuck[rank, use.name]
+                    del self.stuck[rank, use.queue]
                     self._stall(use, self.causes[wait.endpoint], began)
             start = int(env.now)
             if isinstance(op, KernelOp):
@@ -216,7 +216,7 @@ class _Simulation:
         for key, share in self._terms(op):
             self.terms[key] = self.terms.get(key, 0.0) + share * (last - first)
         if use.group in self.trace_groups:
-            self.spans.append(Span(use.group, use.name, op.label, first, last))
+            self.spans.append(Span(use.group, use.queue, op.label, first, last))
 
     def _terms(self, op: TileOp) -> tuple[tuple[str, float], ...]:
         if isinstance(op, KernelOp):

@@ -20,15 +20,11 @@ from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import (
-        NumericRecord,
-        QueueRecord,
-        RunRecord,
-        SpreadRecord,
-        TimingRecord,
-    )
+    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
+    from npusim.spread import Spread
+    from npusim.timing.result import QueueUse
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
 
@@ -188,12 +184,12 @@ def _pipes_title(timing: TimingRecord) -> str:
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
 
 
-def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]]]:
+def _twins(queues: tuple[QueueUse, ...]) -> list[tuple[QueueUse, list[str]]]:
     """Return the queues of cores that worked; of a core that did as the one before, the name."""
-    cores: dict[str, list[QueueRecord]] = {}
+    cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
         cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
-    kept: list[tuple[list[QueueRecord], list[str]]] = []
+    kept: list[tuple[list[QueueUse], list[str]]] = []
     for core, own in cores.items():
         if not any(queue.operations for queue in own):
             continue
@@ -204,15 +200,15 @@ def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]
     return [(queue, names) for own, names in kept for queue in own]
 
 
-def _same_use(a: list[QueueRecord], b: list[QueueRecord]) -> bool:
-    def use(queue: QueueRecord) -> tuple[object, ...]:
+def _same_use(a: list[QueueUse], b: list[QueueUse]) -> bool:
+    def use(queue: QueueUse) -> tuple[object, ...]:
         pipe = queue.queue.rpartition(".")[2]
         return pipe, queue.busy_cycles, queue.operations, queue.end_cycles, queue.stalls
 
     return [use(q) for q in a] == [use(q) for q in b]
 
 
-def _pipe_row(timing: TimingRecord, queue: QueueRecord, core: str, pipe: str) -> tuple[Cell, ...]:
+def _pipe_row(timing: TimingRecord, queue: QueueUse, core: str, pipe: str) -> tuple[Cell, ...]:
     total = max(1, timing.cycles)
     found = bottleneck(timing)
     is_bound = found is not None and found.queue == queue and found.busy_share >= BOUND_SHARE
@@ -294,7 +290,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
 
 
-def _spread(found: SpreadRecord) -> str:
+def _spread(found: Spread) -> str:
     if found.differing is None:
         return f"with {found.arithmetic}: outputs are not finite"
     if not found.differing:

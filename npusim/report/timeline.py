@@ -121,7 +121,7 @@ def timeline_of(result: RunResult, window: tuple[float, float] | None = None) ->
 
 def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[Slice]]:
     """Return the tracks of the traced groups: queues, and on a GPU their pipes, where operations are drawn."""
-    pipes = [use.name for use in timing.queues[0] if use.is_pipe]
+    pipes = [use.queue for use in timing.queues[0] if use.is_pipe]
     names = [*pipes, *(queue.name for queue in result.program.queues)]
     return {track_of(g, name): [] for g in sorted({s.group for s in timing.spans}) for name in names}
 
@@ -129,7 +129,7 @@ def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[S
 def _is_of_waits(timing: TimingResult, track: Track) -> bool:
     """Return whether a track shows a GPU's queue: its waits alone."""
     uses: tuple[QueueUse, ...] = timing.queues[0]
-    return any(u.is_pipe for u in uses) and track.pipe not in {u.name.rpartition(".")[2] for u in uses if u.is_pipe}
+    return any(u.is_pipe for u in uses) and track.pipe not in {u.queue.rpartition(".")[2] for u in uses if u.is_pipe}
 
 
 def _add_group(timeline: Timeline, found: Happened) -> None:

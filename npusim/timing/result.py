@@ -13,7 +13,7 @@ class QueueUse:
     not a queue, but a pipe of a GPU's core that its queues share.
     """
 
-    name: str
+    queue: str
     group: int = 0
     busy_cycles: int = 0
     operations: int = 0

@@ -237,7 +237,7 @@ class Predictor:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
         queue = dict(PIPES).get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
-            if uses[0].name == queue:
+            if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)
                 return result.device.seconds(busy) * MICROSECONDS
         raise SpecError(

@@ -127,7 +127,7 @@ class Case:
             timing = simulate_program(program, device, "block")
             busy: dict[str, int] = {}
             for use in (use for group in timing.queues for use in group):
-                busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
+                busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
             found |= {"cycles": timing.cycles, "busy": busy, "bytes": timing.link_bytes}
         if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem):
             found["bits"] = digest_of_bits(program, problem)

@@ -17,12 +17,12 @@ from npusim.report.advice import advise, decoding
 from npusim.report.record import (
     ConstantRecord,
     DeviceRecord,
-    QueueRecord,
     RunRecord,
     TimingRecord,
     record_of,
 )
 from npusim.report.trial import Trial
+from npusim.timing.result import QueueUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def _record(
     stalls: dict[str, int] | None = None,
 ) -> RunRecord:
     queues = tuple(
-        QueueRecord(g, name, cycles, 1, end, stalls or {})
+        QueueUse(name, g, cycles, 1, stalls or {}, end)
         for g, end in enumerate(ends)
         for name, cycles in busy.items()
     )

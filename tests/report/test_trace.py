@@ -153,7 +153,7 @@ def test_waits_fill_the_time_between_operations_with_their_causes(result: RunRes
     assert result.timing is not None
     timeline = timeline_of(result)
     for use in result.timing.queues[0]:
-        slices = timeline.tracks[track_of(0, use.name)]
+        slices = timeline.tracks[track_of(0, use.queue)]
         assert slices[0].start == 0
         assert all(a.end == b.start for a, b in pairwise(slices)), "nothing is left open"
         waits: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def test_waits_fill_the_time_between_operations_with_their_causes(result: RunRes
                 waits[piece.name] += piece.end - piece.start
         assert sum(waits.values()) == sum(use.stalls.values())
         for cause, cycles in use.stalls.items():
-            assert waits[cause] == pytest.approx(cycles, abs=500), use.name
+            assert waits[cause] == pytest.approx(cycles, abs=500), use.queue
 
 
 def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(result: RunResult) -> None:
@@ -247,7 +247,7 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
     # 4 blocks of queries with 4 tiles of keys each, every score infinite.
     assert len(stores) == 16
     assert {e.count for e in stores} == {128 * 128}
-    assert [dict(e.path)["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
+    assert [e.path["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
     total = overflowing.numerics.overflow_counts["S.drain.cast"]
     assert sum(e.count for e in stores) == total == 512 * 512
     for track, slices in timeline_of(overflowing).tracks.items():

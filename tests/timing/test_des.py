@@ -279,7 +279,7 @@ def test_busy_and_stalls_add_up_to_the_end_of_a_queues_last_operation(rng: Any) 
         last[span.group, span.queue] = max(last.get((span.group, span.queue), 0), span.end)
     for group in result.queues:
         for use in group:
-            assert use.busy_cycles + sum(use.stalls.values()) == last.get((use.group, use.name), 0)
+            assert use.busy_cycles + sum(use.stalls.values()) == last.get((use.group, use.queue), 0)
 
 
 @settings(max_examples=30)
@@ -332,7 +332,7 @@ def test_busy_and_stalls_of_flash_add_up_under_contention(
     )
     for group in result.queues:
         for use in group:
-            ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.name)]
+            ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.queue)]
             assert use.busy_cycles + sum(use.stalls.values()) == max(ends)
 
 
