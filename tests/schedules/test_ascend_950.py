@@ -16,7 +16,8 @@ from npusim.errors import SpecError, TilingError
 from npusim.explore.search import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
-from npusim.run import flag_budget, run, simulate_program
+from npusim.run import run
+from npusim.simulate import flag_budget, simulate_program
 from schedules.test_split_kv import bits, program_of
 
 if TYPE_CHECKING:
