@@ -198,8 +198,8 @@ class DeviceSpec(SpecModel):
 
     @model_validator(mode="after")
     def _routes_join_what_exists(self) -> Self:
+        places = {GM, *(name for core in self.cores.values() for name in core.buffers)}
         for core_name, core in self.cores.items():
-            places = {GM, *core.buffers}
             for engine_name, engine in core.engines.items():
                 if not isinstance(engine, DmaEngine | FixpipeEngine):
                     continue
@@ -207,6 +207,12 @@ class DeviceSpec(SpecModel):
                     key = f"cores.{core_name}.engines.{engine_name}.routes.{name}"
                     _known(f"{key}.source", route.source, places)
                     _known(f"{key}.destination", route.destination, places)
+                    if not {route.source, route.destination} & set(core.buffers):
+                        raise fault_at(
+                            f"{key}.source",
+                            f"{route.source} to {route.destination}: neither is a buffer of {core_name}, whose engine "
+                            f"moves it; it has: {', '.join(sorted(core.buffers))}",
+                        )
                     for link in route.links:
                         _known(f"{key}.links", link, set(self.links))
         return self
@@ -262,6 +268,11 @@ class DeviceSpec(SpecModel):
         if self.launch is None:
             raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
         return self.launch
+
+    def has_route(self, core: str, source: str, destination: str) -> bool:
+        """Return whether an engine of a kind of core moves bytes from one buffer to another."""
+        movers = (e for e in self.core(core).engines.values() if isinstance(e, DmaEngine | FixpipeEngine))
+        return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
