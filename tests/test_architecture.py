@@ -26,8 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "run", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite", "request",
-        "effort",
+        "kernel", "run", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
+        "finite", "request", "effort",
     ),
     ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
     ("cli",),
@@ -45,6 +45,7 @@ WITHIN = frozenset(
         ),
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
+        ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
