@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.config.baseline_file import ExpectedCycles, load_baseline, write_expected
 from npusim.errors import NpusimError, SpecError
 from npusim.request import Request
-from npusim.run import run_request
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -115,7 +115,7 @@ class Request:
     method: str = _option(
         "--method", "NAME", _HOW,
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
-        "reserved: approximate; replay: where no link is shared.", "auto",
+        "reserved: approximate.", "auto",
     )  # fmt: skip
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
         "--tensors", "FILE|NAME", _BITS,

@@ -135,7 +135,7 @@ def has_presets(name: str) -> bool:
 
 
 def _simulate(request: Request) -> "RunResult":
-    from npusim.run import run_request
+    from npusim.simulate import run_request
 
     return run_request(request)
 
@@ -164,9 +164,10 @@ def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
     from npusim.report.trial import Trial
+    from npusim.sensitivity import sensitivity
 
     record = record_of(result)
-    moved = result.sensitivity() if sensitive else ()
+    moved = sensitivity(result) if sensitive else ()
     if as_json:
         extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
         show_json({**result_document(record), **extra})

@@ -14,8 +14,8 @@ from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
 from npusim.request import DEFAULT_WORKLOAD, Request
-from npusim.run import run_request
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -18,8 +18,8 @@ from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
 from npusim.request import Request
-from npusim.run import run_request
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:

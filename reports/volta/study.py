@@ -24,9 +24,9 @@ from npusim.layout import (
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted
 from npusim.machines.sm.warp_cost import product_cycles
-from npusim.run import simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.volta_flash import VoltaPrecision
+from npusim.simulate import simulate_program
 from reports.parts.values import program_of, values
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.run import run, simulate_program
+from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

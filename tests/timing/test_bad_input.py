@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.timing.result import TimingResult
 
-#: Methods that simulate engines; ``replay`` words a deadlock by the first operation that cannot start.
-ENGINES = [name for name in METHODS if name != "replay"]
 
 
 def flash() -> TileProgram:
@@ -96,7 +94,7 @@ def crossed() -> TileProgram:
     return toy.program([first, toy.op("second", b, front(there), fill(back))])
 
 
-@pytest.mark.parametrize("method", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_deadlock_names_engines_operations_and_flags(method: str) -> None:
     with pytest.raises(DeadlockError) as caught:
         METHODS[method](crossed(), device_with())
@@ -106,12 +104,7 @@ def test_a_deadlock_names_engines_operations_and_flags(method: str) -> None:
     assert "group 0 b: second waits for there ready" in text
 
 
-def test_replay_names_the_operation_and_the_flag_of_a_deadlock() -> None:
-    with pytest.raises(DeadlockError, match="first on a waits for back ready"):
-        METHODS["replay"](crossed(), device_with())
-
-
-@pytest.mark.parametrize("method", ["block", "fold", "steady", "reserved", "replay"])
+@pytest.mark.parametrize("method", ["block", "fold", "steady", "reserved"])
 def test_a_wait_that_holds_up_the_scalar_unit_is_refused_not_ignored(method: str) -> None:
     device = device_with(flags__cross_core_wait_blocks="scalar")
     with pytest.raises(SpecError, match=r"flags\.cross_core_wait_blocks: .* use method des"):

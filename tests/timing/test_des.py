@@ -15,7 +15,8 @@ from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Loop, Queue
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import Walker, walk
-from npusim.timing import METHODS, des, replay
+from npusim.timing import des
+from timing import replay
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ BARE = {
     "launch__block_dispatch_cycles": "0",
     "cores__aiv__engines__SCALAR__issue_cycles": "0",
 }
+BY_NAME = {"des": des, "replay": replay}
 BOTH = pytest.mark.parametrize("method", ["des", "replay"])
 
 
@@ -43,7 +45,7 @@ def spans(result: TimingResult) -> dict[str, list[tuple[str, int, int]]]:
 
 
 def simulate(method: str, program: TileProgram, **overrides: str) -> TimingResult:
-    return METHODS[method](program, device_with(**{**BARE, **overrides}), trace_groups=(0,))
+    return BY_NAME[method].simulate(program, device_with(**{**BARE, **overrides}), trace_groups=(0,))
 
 
 def cycles(repeats: int) -> int:
@@ -343,7 +345,7 @@ def test_bytes_on_links_are_those_of_the_operations(
 ) -> None:
     # One block of 128 x 256 keys in two tiles of 128, d = 64, float16; everything fits into L2.
     program = build_flash({"block_kv": 128}, heads=1, seq_q=128, seq_kv=256, head_dim=64)
-    result = METHODS[method](program, device)
+    result = BY_NAME[method].simulate(program, device)
     q = o = 128 * 64 * 2
     k = v = 256 * 64 * 2
     s, p, t = 2 * 128 * 128 * 4, 2 * 128 * 128 * 2, 2 * 128 * 64 * 4
@@ -357,7 +359,7 @@ def test_terms_account_for_all_busy_cycles_without_contention(
     method: str, build_flash: Callable[..., TileProgram]
 ) -> None:
     program = build_flash(heads=1, seq_q=128, seq_kv=512, head_dim=64)
-    result = METHODS[method](program, device_with(links__hbm__bytes_per_s="1e22"))
+    result = BY_NAME[method].simulate(program, device_with(links__hbm__bytes_per_s="1e22"))
     busy = sum(u.busy_cycles for group in result.queues for u in group)
     # Each operation's cycles are rounded up, its terms are not.
     assert sum(result.term_cycles.values()) == pytest.approx(busy, abs=result.operations * 20)

@@ -1,4 +1,4 @@
-"""Max-plus replay in program order: exact, and fast, where no link is shared.
+"""Max-plus replay in program order: what ``des`` must give where no link is shared.
 
 An operation starts when its engine is free, its flags are visible and its scalar unit has issued
 it; a scalar unit issues operation n of a queue only after operation n - depth has left that queue.
