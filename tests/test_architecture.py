@@ -31,8 +31,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "simulate", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite",
-        "request", "effort",
+        "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
+        "finite", "request", "effort",
     ),
     ("report", "explore", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
@@ -50,6 +50,7 @@ WITHIN = frozenset(
         ),
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
+        ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),

@@ -34,7 +34,9 @@ from npusim.errors import SpecError
 GM = "GM"
 
 #: Core families of the package, and the kinds of core that their devices have.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType({"ascend": ("aic", "aiv"), "nvidia": ("sm",)})
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ascend": ("aic", "aiv"), "nvidia": ("sm",), "cpu": ("sm",)}
+)
 #: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
 MACHINES = "npusim.machines"
 
@@ -171,7 +173,7 @@ class DeviceSpec(SpecModel):
     name: Name
     description: Text
     family: Annotated[str, AfterValidator(_family)] = Field(
-        description="of cores: ascend, nvidia, or one that an installed package brings"
+        description="of cores: ascend, nvidia, cpu, or one that an installed package brings"
     )
     architecture: Text
     clock_hz: Positive

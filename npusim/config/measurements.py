@@ -92,6 +92,10 @@ class Measured(SpecModel):
     attention_us: Range | None = None
     linear_us: Range | None = None
     allreduce_us: Range | None = None
+    upload_us: Range | None = Field(default=None, description="K and V of a layer to the device")
+    gpu_us: Range | None = Field(default=None, description="attention on the device")
+    cpu_us: Range | None = Field(default=None, description="attention on the host")
+    off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
     speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
     tflops: Range | None = None
 

@@ -11,22 +11,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.layer import LayerProblem, SharedProblem
 from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
-from npusim.config.node import LayerProblem, NodeDevice, load_machine
+from npusim.config.node import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.result import NodeTiming
 from npusim.request import Request
+from npusim.schedules import find_schedule
 from npusim.simulate import run_request
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
     from npusim.config.kernels import AnyProblem
     from npusim.config.measurements import Interval
+    from npusim.config.model import SpecModel
     from npusim.errors import NpusimError
     from npusim.run_result import RunResult
 
@@ -46,6 +49,10 @@ PIPES = (
 #: The part of a node's time that a measurement is held against.
 NODE_PARTS = MappingProxyType(
     {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
+)
+#: And those that are sums of operations as they ran.
+RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
 )
 
 
@@ -235,6 +242,8 @@ class Predictor:
             return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
+        if isinstance(result.timing, NodeTiming) and quantity in RAN_PARTS:
+            return sum(result.timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
         queue = dict(PIPES).get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
             if uses[0].queue == queue:
@@ -310,17 +319,19 @@ def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     if w.kind == "copy":
         return CopyProblem.model_validate({"bytes": w.bytes})
     if isinstance(machine, NodeDevice):
-        return _layer(case, machine)
+        return _layer(case, machine, find_schedule(case.schedule, machine.family).problem)
     return w.problem()
 
 
-def _layer(case: MeasurementCase, machine: NodeDevice) -> LayerProblem:
+def _layer(case: MeasurementCase, machine: NodeDevice, kind: type[SpecModel]) -> SharedProblem:
     """Return a layer's share of a node; heads are those of the whole layer."""
     w = case.workload
-    if w.hidden is None:
-        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     ranks = w.tensor_parallel or machine.node.device_count.value
     shared = w.model_copy(update={"tensor_parallel": ranks})
+    if kind is SharedProblem:
+        return SharedProblem.around(shared.problem(), ranks=ranks)
+    if w.hidden is None:
+        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 
