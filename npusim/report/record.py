@@ -14,6 +14,7 @@ from npusim import __version__
 from npusim.node.result import NodeTiming
 from npusim.report.roofline import Roofline, roofline_of
 from npusim.spread import row_sum_evidence
+from npusim.timing.result import Account  # noqa: TC001 - `result_json` reads types
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -97,7 +98,8 @@ class TimingRecord:
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
     ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
-    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.
+    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
+    that ends last; None on nodes.
     """
 
     method: str
@@ -115,6 +117,7 @@ class TimingRecord:
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
     band: float = 0.0
+    account: Account | None = None
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,7 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
         compulsory_bytes=timing.compulsory_bytes,
         roofline=roofline_of(result),
         band=timing.band,
+        account=timing.account,
         overlap=_overlap(timing) if isinstance(timing, NodeTiming) else None,
     )
 
