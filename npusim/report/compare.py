@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from npusim.machines.tracks import track_of
 from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
 from npusim.report.record import RunRecord, record_of
 from npusim.report.result_json import SCHEMA_VERSION, load_result
@@ -22,7 +23,6 @@ from npusim.report.text import (
     pre_html,
     whole,
 )
-from npusim.report.tracks import track_of
 from npusim.timing.result import method_text
 from npusim.units import format_bytes
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npusim.ir.walk import Walker, walk
-from npusim.report.tracks import Track, track_of
+from npusim.machines.tracks import Track, track_of
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -15,6 +15,7 @@ from npusim.config.measurements import MeasurementCase, MeasurementFile, load_me
 from npusim.config.node import LayerProblem, NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
+from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.request import Request
 from npusim.simulate import run_request
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 MICROSECONDS = 1e6
 #: Factors between measured and predicted that look like another unit.
 THOUSAND = (400.0, 2500.0)
-#: The engine whose busy time a per-pipe measurement is held against.
-PIPES = (
-    ("mac_us", "aic.CUBE"),
-    ("mte1_us", "aic.MTE1"),
-    ("mte2_us", "aic.MTE2"),
-    ("fixp_us", "aic.FIXP"),
-    ("vec_us", "aiv0.VECTOR"),
-)
 #: The part of a node's time that a measurement is held against.
 NODE_PARTS = MappingProxyType(
     {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
@@ -222,7 +215,7 @@ class Predictor:
             return result.problem.dense_flops() / result.latency_us / MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
-        queue = dict(PIPES).get(quantity)
+        queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
             if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)
