@@ -33,8 +33,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "simulate", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite",
-        "request", "effort",
+        "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
+        "finite", "request", "effort",
     ),
     ("report", "explore", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
@@ -52,6 +52,7 @@ WITHIN = frozenset(
         ),
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
+        ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
@@ -258,7 +259,7 @@ NAMES_PARTS = {
     "validate/template.py": "the same, in a file to begin with",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }
-#: Names of parts that are words of their own too: sought in text as they are spelt, not in identifiers.
+#: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
 WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})
 
 
@@ -277,7 +278,8 @@ def named_parts(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Expr) and id(node) in documents:
             documents.add(id(node.value))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
-            texts |= set(re.findall(r"[A-Za-z0-9]+", node.value))
+            words = set(re.findall(r"[A-Za-z0-9]+", node.value))
+            texts |= words if " " not in node.value else {word for word in words if word.lower() not in WORDS}
         else:
             for field in ("id", "attr", "arg", "name"):
                 identifiers |= set(str(getattr(node, field, "")).lower().split("_"))

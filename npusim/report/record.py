@@ -77,7 +77,9 @@ class OverlapRecord:
 
 @dataclass(frozen=True)
 class TimingRecord:
-    """Predicted time: ``cycles`` and ``kernel_us`` without the launch, ``latency_us`` with it.
+    """Predicted time: ``cycles`` and ``core_us`` without the launch, ``latency_us`` with it.
+
+    ``times_us`` is the time as each kind of measurement has it (`npusim.timing.result.KINDS`).
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
     ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
@@ -87,7 +89,6 @@ class TimingRecord:
     method: str
     cycles: int
     latency_us: float
-    kernel_us: float
     launch_us: float
     operations: int
     flops: int
@@ -99,6 +100,12 @@ class TimingRecord:
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
     band: float = 0.0
+    times_us: dict[str, float] | None = None
+
+    @property
+    def core_us(self) -> float:
+        """Time of the cores, without the launch."""
+        return self.latency_us - self.launch_us
 
 
 @dataclass(frozen=True)
@@ -187,12 +194,12 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
         **_named_alike(TimingRecord, timing)
         | {
             "latency_us": timing.latency_s * 1e6,
-            "kernel_us": timing.cycles / timing.clock_hz * 1e6,
             "launch_us": timing.launch_s * 1e6,
             "flops": result.program.flops,
             "queues": queues,
             "constants": _constants(result.device, timing, sum(q.busy_cycles for q in units_of(queues))),
             "roofline": roofline_of(result),
+            "times_us": {kind: seconds * 1e6 for kind, seconds in timing.times_s.items()},
             "overlap": _overlap(timing) if isinstance(timing, NodeTiming) else None,
         }
     )

@@ -16,7 +16,7 @@ from npusim.report.bottleneck import (
 )
 from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
-from npusim.timing.result import method_text
+from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -113,15 +113,20 @@ def _problem(record: RunRecord) -> str:
 def _time(timing: TimingRecord) -> tuple[Fact, ...]:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
-        f"{format_duration(timing.latency_us * 1e-6)} = kernel "
-        f"{format_duration(timing.kernel_us * 1e-6)} + launch "
+        f"{format_duration(timing.latency_us * 1e-6)} = cores "
+        f"{format_duration(timing.core_us * 1e-6)} + launch "
         f"{format_duration(timing.launch_us * 1e-6)}{tflops}"
     )
     cycles = (
         f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method "
         f"{method_text(timing.method, timing.band)})"
     )
-    rows: list[Fact] = [("latency", cells(latency)), ("cycles", cells(cycles))]
+    rows: list[Fact] = [("latency", cells(latency))]
+    if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
+        kernel, apart = (format_duration(timing.times_us[kind] * 1e-6) for kind in ("kernel", "back_to_back"))
+        text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
+        rows.append(("timing", cells(text)))
+    rows.append(("cycles", cells(cycles)))
     if timing.bound_cycles:
         unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1])
         share = percent(least / timing.cycles) if timing.cycles else "-"
@@ -140,7 +145,7 @@ def _roofline(at: Roofline) -> tuple[str, str]:
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
         f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof} allow, {percent(at.reached)} "
-        "(kernel alone)",
+        "(cores alone)",
         f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
         f"ridge {at.ridge:,.0f}",
     )
@@ -220,7 +225,7 @@ def _pipe_row(timing: TimingRecord, queue: QueueUse, core: str, pipe: str) -> tu
 
 
 def _links(record: RunRecord, timing: TimingRecord) -> Grid:
-    seconds = timing.kernel_us * 1e-6
+    seconds = timing.core_us * 1e-6
     rows = []
     for name, size in timing.link_bytes.items():
         rate = size / seconds if seconds else 0.0

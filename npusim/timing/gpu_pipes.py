@@ -100,7 +100,7 @@ def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) 
     if not op.pipes:
         return Span(use.group, use.queue, op.label, start, end)
     pipe, cycles = op.pipes[0]
-    return Span(use.group, streams.pipes[pipe], op.label, start, start + cycles)
+    return Span(use.group, streams.pipes[pipe], op.label, start, start + cycles, use.queue, end)
 
 
 def pipe_uses(

@@ -48,7 +48,7 @@ def _record(
         for name, cycles in busy.items()
     )
     timing = TimingRecord(
-        method="des", cycles=CYCLES, latency_us=1.0, kernel_us=1.0, launch_us=0.0, operations=1,
+        method="des", cycles=CYCLES, latency_us=1.0, launch_us=0.0, operations=1,
         flops=1, bound_cycles={}, link_bytes={"l2": link_bytes}, queues=queues,
         constants=tuple(ConstantRecord(k, "vendor", c) for k, c in (constants or {}).items()),
     )  # fmt: skip
