@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
         "finite", "request", "effort",
     ),
-    ("report", "explore", "validate", "baseline", "pytest_plugin", "sensitivity"),
+    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
 )
 #: (who, whom) within one layer: the parts of ``simulate``; ``report`` shows what the others return.
@@ -56,7 +56,7 @@ WITHIN = frozenset(
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"),
+        ("report", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 
