@@ -7,7 +7,7 @@ prints or compares takes records, so that a run of last week is treated like one
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npusim import __version__
@@ -89,6 +89,7 @@ class OverlapRecord:
     exposed_us: float
     overlap_efficiency: float
     modes: tuple[str, ...]
+    parts_us: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,7 @@ def _overlap(timing: NodeTiming) -> OverlapRecord:
         exposed_us=timing.exposed_s * 1e6,
         overlap_efficiency=timing.overlap_efficiency,
         modes=timing.modes,
+        parts_us={name: seconds * 1e6 for name, seconds in timing.parts_s.items()},
     )
 
 

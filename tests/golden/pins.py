@@ -178,6 +178,8 @@ def node_figures() -> Iterator[tuple[str, dict[str, Any]]]:
                 sizes: dict[str, Any] = {"seq": 300, "workload": "llama2_7b"}
                 if name != "tiling_allreduce":
                     sizes = {"problem": CopyProblem(bytes=1 << 20)}
+                if name == "layer" or name.startswith("offload"):
+                    sizes = {"seq": 300, "workload": "llama2_7b", "phase": "decode"}
                 if name == "gemm_allreduce":
                     sizes = {"problem": GemmProblem(m=512, n=512, k=256)}
                 try:
