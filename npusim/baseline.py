@@ -94,7 +94,7 @@ def cycles_of(result: RunResult) -> ExpectedCycles:
     busy: dict[str, int] = {}
     for uses in result.timing.queues if result.timing is not None else ():
         for use in uses:
-            busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
+            busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
     return ExpectedCycles(
         device_digest=result.device.digest(), cycles=result.cycles, busy_cycles=busy
     )

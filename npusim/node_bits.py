@@ -154,7 +154,7 @@ class _Log:
             (self.overflow if kind == "overflow" else self.nan)[label] += count
             row, col = divmod(first + int(np.argmax(mask)), columns)
             if len(self.events) < EVENTS_KEPT:
-                self.events.append(NumericEvent(kind, label, op.queue, "rows", where, (), row, col, count))
+                self.events.append(NumericEvent(kind, label, op.queue, "rows", where, {}, row, col, count))
 
     def first(self) -> tuple[NumericEvent, ...]:
         """Return the first event of each kind."""

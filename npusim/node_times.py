@@ -134,7 +134,7 @@ def _busiest(result: TimingResult) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for uses in result.queues:
         for use in uses:
-            totals[use.name] += use.busy_cycles / len(result.queues)
+            totals[use.queue] += use.busy_cycles / len(result.queues)
     found: dict[str, float] = defaultdict(float)
     for name, used in totals.items():
         kind = name.partition(".")[0].rstrip("0123456789")

@@ -164,7 +164,7 @@ def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     assert names == {"result.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
-    assert cores == {"core1", "core2"}
+    assert cores == {"core1", "core2", "core group 1", "core group 2"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])

@@ -111,31 +111,31 @@ def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
 
 def _ascend() -> Iterator[MmaArithmetic]:
     """Yield the default and the two alternates of the Cube (numerics.md §5)."""
-    for inputs in ("f16", "bf16"):
+    for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32)):
         fmt = _FORMAT_OF_INPUT[inputs]
         exact = MmaArithmetic(
-            name=f"ascend.cube.k16.{inputs}.f32",
+            name=f"ascend.cube.k{k}.{inputs}.f32",
             a_format=fmt,
             b_format=fmt,
             acc_format="float32",
-            k=16,
-            block=16,
+            k=k,
+            block=k,
             fraction_bits=None,
             rounding="nearest_even",
             method="exact",
             evidence="assumed",
-            source="assumption: one 16-deep fractal and c, exact sum, one rounding",
+            source=f"assumption: one {k}-deep fractal and c, exact sum, one rounding",
         )
         yield exact
         yield replace(
             exact,
-            name=f"ascend.cube_fma.k16.{inputs}.f32",
+            name=f"ascend.cube_fma.k{k}.{inputs}.f32",
             block=1,
             method="sequential",
             source="assumption: float32 fused multiply-adds, ascending k",
         )
         truncating = _fused(
-            f"ascend.cube_rz24.k16.{inputs}.f32", block=16, fraction=24, evidence="assumed"
+            f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed"
         )
         yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
 

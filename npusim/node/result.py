@@ -89,7 +89,7 @@ def _queues(parts: Sequence[tuple[NodeTiming, int]], cycles: int) -> tuple[tuple
     for timing, count in parts:
         for group, uses in enumerate(timing.queues):
             for use in uses:
-                own = found[group].setdefault(use.name, QueueUse(use.name, group, end_cycles=cycles))
+                own = found[group].setdefault(use.queue, QueueUse(use.queue, group, end_cycles=cycles))
                 own.busy_cycles += use.busy_cycles * count
                 own.operations += use.operations * count
                 for cause, waited in use.stalls.items():

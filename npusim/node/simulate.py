@@ -16,7 +16,7 @@ from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, RunningCollective, femtoseconds
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.timing.result import QueueUse, Span
+from npusim.timing.result import KINDS, QueueUse, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable
@@ -169,11 +169,11 @@ class _Simulation:
                 event = counters.reached(wait.peer, wait.count)
                 if event is not None:
                     began = int(env.now)
-                    self.stuck[rank, use.name] = (
+                    self.stuck[rank, use.queue] = (
                         f"{op.label} waits for {self.causes[wait.endpoint]}"
                     )
                     yield event
-                    del self.stuck[rank, use.name]
+                    del self.stuck[rank, use.queue]
                     self._stall(use, self.causes[wait.endpoint], began)
             start = int(env.now)
             if isinstance(op, KernelOp):
@@ -229,7 +229,7 @@ class _Simulation:
         for key, share in self._terms(op):
             self.terms[key] = self.terms.get(key, 0.0) + share * (last - first)
         if use.group in self.trace_groups:
-            self.spans.append(Span(use.group, use.name, op.label, first, last))
+            self.spans.append(Span(use.group, use.queue, op.label, first, last))
 
     def _terms(self, op: TileOp) -> tuple[tuple[str, float], ...]:
         if isinstance(op, KernelOp):
@@ -264,6 +264,7 @@ class _Simulation:
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
+            times_s=dict.fromkeys(KINDS, seconds),
             clock_hz=clock,
             queues=tuple(tuple(uses) for uses in self.uses),
             link_bytes=self._busiest_links(),

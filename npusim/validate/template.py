@@ -33,6 +33,11 @@ cases:
     # time), tflops, speedup (over `baseline:`), of nodes compute_us, attention_us, linear_us, allreduce_us, and of
     # offloading upload_us, gpu_us, cpu_us, off_upload_us.
     band: 0.3               # of this case alone
+    # What a latency is: call (absent: one call that is waited for), core (the slowest core's busy time),
+    # kernel (the profiler's task duration), back_to_back (N calls that are not waited for, over N).
+    timing: back_to_back
+    host_floor_us: 16.5     # what the host takes there; a latency that it decides is in no figure
+    warm: false             # whether inputs lie in L2 when the kernel starts
 
   # ... of a matrix product, or of a copy.
   - name: product

@@ -104,7 +104,7 @@ class _Replay:
                     continue
                 if count >= len(visible[peer]):
                     raise DeadlockError(
-                        f"{op.label} on {use.name} waits for {streams.endpoints[own]} number {count}, which no "
+                        f"{op.label} on {use.queue} waits for {streams.endpoints[own]} number {count}, which no "
                         "earlier operation of the program sets"
                     )
                 seen = visible[peer][count]
@@ -123,5 +123,5 @@ class _Replay:
                 self.link_bytes[name] += size
             self.counts[op.key] = self.counts.get(op.key, 0) + 1
             if spans is not None:
-                spans.append(Span(group, use.name, op.label, begin, end))
+                spans.append(Span(group, use.queue, op.label, begin, end))
         self.issued = max(self.issued, *issued.values())
