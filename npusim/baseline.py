@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.config.baseline_file import ExpectedCycles, load_baseline, write_expected
 from npusim.errors import NpusimError, SpecError
 from npusim.request import Request
-from npusim.run import run_request
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,7 +94,7 @@ def cycles_of(result: RunResult) -> ExpectedCycles:
     busy: dict[str, int] = {}
     for uses in result.timing.queues if result.timing is not None else ():
         for use in uses:
-            busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
+            busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
     return ExpectedCycles(
         device_digest=result.device.digest(), cycles=result.cycles, busy_cycles=busy
     )

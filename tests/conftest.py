@@ -36,6 +36,17 @@ settings.register_profile("explore", print_blob=True, **SLOW)
 settings.load_profile("npusim")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes of a run: one a core for the whole suite, none beside this one for a chosen part.
+
+    A few files are done before other processes have started, and benchmarks want the machine alone.
+    """
+    chosen = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword
+    if chosen or "not bench" not in config.option.markexpr:
+        return 0
+    return min(os.cpu_count() or 1, 8)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the checkout."""

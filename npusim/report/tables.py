@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.machines.tracks import track_of
 from npusim.report.advice import BOUND_SHARE, advise, decoding
 from npusim.report.bottleneck import (
     basis_shares,
@@ -15,20 +16,15 @@ from npusim.report.bottleneck import (
 )
 from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
-from npusim.report.tracks import track_of
 from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import (
-        NumericRecord,
-        QueueRecord,
-        RunRecord,
-        SpreadRecord,
-        TimingRecord,
-    )
+    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
+    from npusim.spread import Spread
+    from npusim.timing.result import QueueUse
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
 
@@ -138,9 +134,17 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
         rows.append(("bound", (Cell(text, style),)))
     rows.append(("bound by", cells(_bound_by(timing))))
+    if timing.overlap is not None and timing.overlap.parts_us:
+        rows.append(("parts", cells(*_parts(timing, timing.overlap.parts_us))))
     if timing.roofline is not None:
         rows.append(("roofline", cells(*_roofline(timing.roofline))))
     return tuple(rows)
+
+
+def _parts(timing: TimingRecord, parts_us: dict[str, float]) -> list[str]:
+    """Return what a device did, the longest first, and its share of the whole; parts may overlap."""
+    ranked = sorted(parts_us.items(), key=lambda item: -item[1])
+    return [f"{name} {format_duration(us * 1e-6)}, {percent(us / timing.latency_us)}" for name, us in ranked]
 
 
 def _roofline(at: Roofline) -> tuple[str, str]:
@@ -188,12 +192,12 @@ def _pipes_title(timing: TimingRecord) -> str:
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
 
 
-def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]]]:
+def _twins(queues: tuple[QueueUse, ...]) -> list[tuple[QueueUse, list[str]]]:
     """Return the queues of cores that worked; of a core that did as the one before, the name."""
-    cores: dict[str, list[QueueRecord]] = {}
+    cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
         cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
-    kept: list[tuple[list[QueueRecord], list[str]]] = []
+    kept: list[tuple[list[QueueUse], list[str]]] = []
     for core, own in cores.items():
         if not any(queue.operations for queue in own):
             continue
@@ -204,15 +208,15 @@ def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]
     return [(queue, names) for own, names in kept for queue in own]
 
 
-def _same_use(a: list[QueueRecord], b: list[QueueRecord]) -> bool:
-    def use(queue: QueueRecord) -> tuple[object, ...]:
+def _same_use(a: list[QueueUse], b: list[QueueUse]) -> bool:
+    def use(queue: QueueUse) -> tuple[object, ...]:
         pipe = queue.queue.rpartition(".")[2]
         return pipe, queue.busy_cycles, queue.operations, queue.end_cycles, queue.stalls
 
     return [use(q) for q in a] == [use(q) for q in b]
 
 
-def _pipe_row(timing: TimingRecord, queue: QueueRecord, core: str, pipe: str) -> tuple[Cell, ...]:
+def _pipe_row(timing: TimingRecord, queue: QueueUse, core: str, pipe: str) -> tuple[Cell, ...]:
     total = max(1, timing.cycles)
     found = bottleneck(timing)
     is_bound = found is not None and found.queue == queue and found.busy_share >= BOUND_SHARE
@@ -294,7 +298,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
 
 
-def _spread(found: SpreadRecord) -> str:
+def _spread(found: Spread) -> str:
     if found.differing is None:
         return f"with {found.arithmetic}: outputs are not finite"
     if not found.differing:

@@ -34,16 +34,12 @@ class FlashTiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
     )
-    deal: Deal = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
-    )
+    deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
     barriers: Barriers | None = Field(
-        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every",
-    )  # fmt: skip
+        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every"
+    )
     together: int | None = Field(
         default=None, ge=1, description="tiles that cores hand one another at a time; default: 2 for fa16_32, else 1"
     )
@@ -51,8 +47,8 @@ class FlashTiling(Tiling):
         default=2, ge=0, le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )  # fmt: skip
-    running: Literal["ub", "gm"] = Field(
-        default="ub", description="where O stays between tiles: in UB, or in global memory, so that larger blocks fit"
+    running: Literal["core", "gm"] = Field(
+        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
     )
 
 
@@ -75,11 +71,11 @@ PRECISIONS = MappingProxyType(
 # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor
 # core, the row sum left to right (golden/README.md).
 GPU_PRECISIONS = MappingProxyType(
-    {
-        "fa2_fp32": replace(
-            FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"
-        ),
-    }
+    {"fa2_fp32": replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")}
+)
+#: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+CPU_PRECISIONS = MappingProxyType(
+    {"host_fp32": replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves")}
 )
 
 
@@ -100,7 +96,7 @@ def build_on_ascend(
     return machine.build(name, phases, problem.flops(), notes)
 
 
-EXPONENTIAL = "MUFU.EX2's bits are not public: powers of two are taken as correctly rounded"
+EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 #: Keys of a step where the device's file says nothing of registers.
 GPU_KEYS = 64
 
@@ -147,4 +143,8 @@ GPU = replace(
     ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
     build=build_on_gpu,
 )  # fmt: skip
-SCHEDULES = (ASCEND, GPU)
+CPU = replace(
+    GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
+    default_precision="host_fp32",
+)  # fmt: skip
+SCHEDULES = (ASCEND, GPU, CPU)

@@ -46,7 +46,7 @@ class GemmFields(Tiling):
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
     )
     unit_flag: bool = Field(
-        default=False, description="whether a half of L0C is drained while the other still adds up"
+        default=False, description="whether one half of the accumulators drains while the other still adds up"
     )
 
 

@@ -11,22 +11,26 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.layer import LayerProblem, SharedProblem
 from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
-from npusim.config.node import LayerProblem, NodeDevice, load_machine
+from npusim.config.node import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
+from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.request import Request
-from npusim.run import run_request
+from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
     from npusim.config.kernels import AnyProblem
     from npusim.config.measurements import Interval
+    from npusim.config.model import SpecModel
     from npusim.errors import NpusimError
     from npusim.run_result import RunResult
 
@@ -35,17 +39,13 @@ MICROSECONDS = 1e6
 THOUSAND = (400.0, 2500.0)
 #: By how much two sums of the same times may differ.
 TINY = 1e-9
-#: The engine whose busy time a per-pipe measurement is held against.
-PIPES = (
-    ("mac_us", "aic.CUBE"),
-    ("mte1_us", "aic.MTE1"),
-    ("mte2_us", "aic.MTE2"),
-    ("fixp_us", "aic.FIXP"),
-    ("vec_us", "aiv0.VECTOR"),
-)
 #: The part of a node's time that a measurement is held against.
 NODE_PARTS = MappingProxyType(
     {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
+)
+#: And those that are sums of operations as they ran.
+RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
 )
 
 
@@ -231,13 +231,17 @@ class Predictor:
             return self.latency_us(case)
         if quantity == "core_us":
             return result.device.seconds(result.cycles) * MICROSECONDS
+        if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
+            return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
             return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
-        queue = dict(PIPES).get(quantity)
+        if isinstance(result.timing, NodeTiming) and quantity in RAN_PARTS:
+            return sum(result.timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
+        queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
-            if uses[0].name == queue:
+            if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)
                 return result.device.seconds(busy) * MICROSECONDS
         raise SpecError(
@@ -252,7 +256,7 @@ class Predictor:
         if case.kind not in times:
             raise SpecError(
                 f"case {case.name}: timing: {case.kind}: the file of {case.device} says nothing of "
-                f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
+                f"launch.task_s, task_all_s, gap_s and host_issue_s; it has {', '.join(times)}"
             )
         if floor is not None and case.kind == "call":
             return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS
@@ -310,17 +314,19 @@ def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     if w.kind == "copy":
         return CopyProblem.model_validate({"bytes": w.bytes})
     if isinstance(machine, NodeDevice):
-        return _layer(case, machine)
+        return _layer(case, machine, find_schedule(case.schedule, machine.family).problem)
     return w.problem()
 
 
-def _layer(case: MeasurementCase, machine: NodeDevice) -> LayerProblem:
+def _layer(case: MeasurementCase, machine: NodeDevice, kind: type[SpecModel]) -> SharedProblem:
     """Return a layer's share of a node; heads are those of the whole layer."""
     w = case.workload
-    if w.hidden is None:
-        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     ranks = w.tensor_parallel or machine.node.device_count.value
     shared = w.model_copy(update={"tensor_parallel": ranks})
+    if kind is SharedProblem:
+        return SharedProblem.around(shared.problem(), ranks=ranks)
+    if w.hidden is None:
+        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 

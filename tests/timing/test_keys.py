@@ -23,8 +23,8 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
-from npusim.run import flag_budget, simulate_program
 from npusim.schedules import find_schedule
+from npusim.simulate import flag_budget, simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     ),
     "flood": ("copy", CopyProblem(bytes=1 << 28), {}, None),
     "split": ("split_kv", small(), {"splits": 2, "block_kv": 64, "barriers": "every"}, None),
+    "eight": ("fp8_attention", small(dtype="float8_e4m3fn"), {}, None),
     "pasa": ("pasa", small(causal=True), {"block_kv": 128}, None),
     "unfused": ("standard", small(), {}, None),
     "gemm": ("gemm", GemmProblem(m=256, n=256, k=256), {}, None),
@@ -85,7 +86,8 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
 WHERE = {
     "ascend": (
         ("*.log_float32.*", ("split",)), ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
-        ("*.gm_l1.unaligned_factor", ("odd",)), ("*.gm_l1.unaligned_bytes_per_cycle", ("byte",)),
+        ("*float8_e4m3fn*", ("eight",)), ("*.gm_l1.unaligned_factor", ("odd",)),
+        ("*.gm_l1.unaligned_bytes_per_cycle", ("byte",)),
         ("*.gm_l1.burst_overhead_cycles", ("tall",)), ("*.row_cycles", ("tall",)), ("*.ub_gm.miss_*", ("flood",)),
         ("*.unaligned_factor", ("ragged",)),
         ("*.FIXP.issue_interval_cycles", ("ragged",)), ("*.MTE3.queue_depth_count", ("ragged",)),
