@@ -46,7 +46,8 @@ WITHIN = frozenset(
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
+        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
         ("run_result", "finite"),
         # A result shows itself: its methods load the report when they are called.
         ("run_result", "report"), ("run_result", "sensitivity"),
