@@ -28,7 +28,7 @@ PAIR_S = 0.4e-6
 #: Seconds to build, check and time a block by a method that folds what is equal.
 BLOCK_S = 60e-6
 #: Seconds of an operation by the methods that go through all of them one by one.
-OPERATION_S = MappingProxyType({"des": 25e-6, "replay": 10e-6, "block": 1e-6})
+OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
 #: Operations of a tile of queries by keys, both matrix products and what is between them.
 TILE_OPERATIONS = 60
 _TILE = 128

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim import formats
-from npusim.config.node import LayerProblem
+from npusim.config.layer import LayerProblem, SharedProblem
+from npusim.config.load import load_device
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.node.collective import collective
-from npusim.node.kernel import CollectiveOp
+from npusim.node.kernel import CollectiveOp, HostOp, KernelOp
 from npusim.node.program import ROW_GRAIN
 from npusim.node.reduction import execute, reduction_error
-from npusim.node_bits import LayerInputs, evaluate_layer, operations, sample_rows, without_program
+from npusim.node_bits import (
+    LayerBits,
+    LayerInputs,
+    child_program,
+    evaluate_layer,
+    operations,
+    sample_rows,
+    without_program,
+)
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, projection_source, recipe_source
 from npusim.request import refuse
 from npusim.units import format_duration
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
-    from npusim.node_bits import LayerBits
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Progress
 
@@ -60,9 +69,9 @@ class NodeBits:
     progress: Progress | None = None
     name: Callable[[Any], str] = str
 
-    def inputs(self, problem: LayerProblem, given: Given | None) -> str:
+    def inputs(self, problem: SharedProblem, given: Given | None) -> str:
         """Return what the inputs are, for the record."""
-        drawn = given is None or given.projection is None
+        drawn = isinstance(problem, LayerProblem) and (given is None or given.projection is None)
         return f"{self.name(problem)}{', W_o normal' if drawn else ''}"
 
 
@@ -71,18 +80,16 @@ def adapted(problem: Any, given: Given | None) -> Any:
     return problem if given is None or given.changes is None else given.changes(problem)
 
 
-def refuse_long(layer: LayerProblem, bits: NodeBits) -> None:
+def refuse_long(layer: SharedProblem, bits: NodeBits) -> None:
     """Raise `SpecError` where the rows asked for would take longer than they may."""
     if bits.rows != "sample":
         refuse_beyond(bits.limit_s, {"bits": _seconds(layer, bits.rows)})
 
 
-def _seconds(layer: LayerProblem, rows: Choice) -> float:
+def _seconds(layer: SharedProblem, rows: Choice) -> float:
     """Return an estimate of the seconds that the bits of all ranks take."""
-    heads = {"heads": layer.heads * layer.ranks, "kv_heads": layer.kv_heads * layer.ranks}
-    whole = layer.attention.model_copy(update=heads)
     chosen = sample_rows(layer.seq_q) if rows == "sample" else rows
-    return estimate(whole, Tiling(), "auto", (chosen, "all"))["bits"]
+    return estimate(layer.whole, Tiling(), "auto", (chosen, "all"))["bits"]
 
 
 def layer_bits(
@@ -91,7 +98,9 @@ def layer_bits(
 ) -> tuple[LayerBits | None, tuple[str, ...]]:  # fmt: skip
     """Return the bits of a layer, and what is to be said of those of a collective."""
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
-    if bits is None or calls[0].kind != "allreduce":
+    if bits is not None and type(what) is SharedProblem:
+        return _attention_bits(program, what, machine, load, given, bits), ()
+    if bits is None or not calls or calls[0].kind != "allreduce":
         return None, ()
     ranks = len(program.phases[0].blocks)
     missing = without_program(program, machine.each)
@@ -111,6 +120,24 @@ def layer_bits(
     return found, (f"{told} against the float64 sums of the same partial sums",)
 
 
+def _attention_bits(
+    program: TileProgram, what: SharedProblem, machine: NodeDevice, load: Workload, given: Given | None, bits: NodeBits
+) -> LayerBits:
+    """Return the bits of the attention of all heads, by the device's kernel or by the host's."""
+    op = next(op for op in operations(program) if isinstance(op, KernelOp | HostOp))
+    child = op.call.child if isinstance(op, HostOp) else op.kernel.children[0]
+    tensors = None if given is None else given.tensors
+    whole, device = what.whole, machine.each
+    if isinstance(op, HostOp) and machine.node.cpu is not None:
+        device = load_device(machine.node.cpu.device)
+    kv_heads = load.kv_heads if tensors is None else tensors["k"].shape[1]
+    if whole.heads % kv_heads == 0 and kv_heads < whole.kv_heads:
+        whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
+    source = recipe_source(what) if tensors is None else array_source(tensors, what.data)
+    found = child_program(replace(child, problem=whole), device)
+    return LayerBits(evaluate(found, whole, source, rows=bits.rows, progress=bits.progress), (), 0.0)
+
+
 def _layer_inputs(layer: LayerProblem, load: Workload, given: Given | None) -> LayerInputs:
     """Return the heads and the projection of a whole layer: those given, or drawn from its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
@@ -128,8 +155,9 @@ def _layer_inputs(layer: LayerProblem, load: Workload, given: Given | None) -> L
 
 
 def layer_problem(
-    load: Workload, node: NodeSpec, sizes: Mapping[str, Any], given: Given | None = None
-) -> LayerProblem:
+    load: Workload, node: NodeSpec, sizes: Mapping[str, Any], given: Given | None = None,
+    kind: type[SharedProblem] = LayerProblem,
+) -> SharedProblem:  # fmt: skip
     """Return a workload's layer on a node, or that of the tensors given; all devices share it unless told.
 
     Raises
@@ -138,16 +166,18 @@ def layer_problem(
         The heads cannot be divided by the ranks (lists the divisors), or the width is not stated.
     """
     ranks = sizes.get("tensor_parallel") or node.device_count.value
-    projection = None if given is None else given.projection
-    hidden = load.hidden if projection is None else projection.shape[1]
-    if hidden is None:
-        raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
     if given is None or given.tensors is None:
         problem = load.problem(**{**sizes, "tensor_parallel": ranks})
     else:
         others = {n: value for n, value in sizes.items() if n != "tensor_parallel"}
         problem = given_problem(load, given.tensors, others, ranks)
-    return LayerProblem.around(problem, hidden=hidden, ranks=ranks)
+    if not issubclass(kind, LayerProblem):
+        return kind.around(problem, ranks=ranks)
+    projection = None if given is None else given.projection
+    hidden = load.hidden if projection is None else projection.shape[1]
+    if hidden is None:
+        raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
+    return kind.around(problem, ranks=ranks, hidden=hidden)
 
 
 def given_problem(

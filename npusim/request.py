@@ -112,10 +112,13 @@ class Request:
     arithmetic: str | None = _option(
         "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
     )
+    warm: bool = _option(
+        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False
+    )
     method: str = _option(
         "--method", "NAME", _HOW,
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
-        "reserved: approximate; replay: where no link is shared.", "auto",
+        "reserved: approximate.", "auto",
     )  # fmt: skip
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
         "--tensors", "FILE|NAME", _BITS,
@@ -151,6 +154,10 @@ class Request:
     trace_groups: Sequence[int] = _option(
         "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
     )
+    window: tuple[float, float] | None = _option(
+        "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
+        shown="all, of a long run its beginning", asks=False,
+    )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
 

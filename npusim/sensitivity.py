@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.overrides import reader_of
-from npusim.run import simulate_program
+from npusim.simulate import simulate_program
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:

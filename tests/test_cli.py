@@ -145,7 +145,7 @@ def test_options_reach_the_run() -> None:
     document = _document(
         "run", "flash", "-w", "llama2_70b", "--seq-q", "128", "--seq-kv", "256", "--batch", "2", "--tp", "4",
         "--no-causal", "--hw", "ascend_910b1", "-C", "clock_hz=1e9", "-C", "group_count=3",
-        "-t", "block_kv=128,depth=1", "-t", "block_q=64", "--precision", "fa2_fp32", "--method", "replay",
+        "-t", "block_kv=128,depth=1", "-t", "block_q=64", "--precision", "fa2_fp32", "--method", "block",
         "--rows", "0,100-101", "--heads", "0,2", "--seed", "3", "--no-save", "--json",
     )  # fmt: skip
     problem, tiling = document["problem"], document["tiling"]
@@ -154,7 +154,7 @@ def test_options_reach_the_run() -> None:
     assert (tiling["block_q"], tiling["block_kv"], tiling["depth"]) == (64, 128, 1)
     assert (document["device"]["name"], document["device"]["clock_hz"]) == ("ascend_910b1", 1e9)
     assert document["device"]["group_count"] == 3
-    assert document["timing"]["method"] == "replay"
+    assert document["timing"]["method"] == "block"
     assert document["precision"] == "fa2_fp32"
     assert "2 of 16 heads" in document["numerics"]["sample"]
 
@@ -165,7 +165,7 @@ def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     assert names == {"result.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
-    assert cores == {"core1", "core2"}
+    assert cores == {"core1", "core2", "core group 1", "core group 2"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -276,7 +276,7 @@ def test_unwritable_folder_is_refused_before_the_simulation(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr(importlib.import_module("npusim.run"), "run_request", never)
+    monkeypatch.setattr(importlib.import_module("npusim.simulate"), "run_request", never)
     assert "file" in _error("run", "flash", "--out", "file/a")
     (elsewhere / "mine").mkdir()
     (elsewhere / "mine" / "thesis.tex").write_text("")
@@ -447,7 +447,7 @@ def test_what_the_machine_refuses_is_an_error_too(
     def refuse(*_: object, **__: object) -> None:
         raise fault
 
-    monkeypatch.setattr(importlib.import_module("npusim.run"), "run_request", refuse)
+    monkeypatch.setattr(importlib.import_module("npusim.simulate"), "run_request", refuse)
     result = _npusim("run", "flash", "--no-save")
     assert result.exit_code == 2
     assert result.stderr.startswith(message)

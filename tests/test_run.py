@@ -71,7 +71,7 @@ def test_real_input_is_within_a_thousandth_of_float64_on_all_rows(real: npusim.R
 def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(
     real: npusim.RunResult,
 ) -> None:
-    for method in ("auto", "des", "replay"):
+    for method in ("auto", "des", "block"):
         again = npusim.run(
             "flash",
             workload="smollm2",
@@ -224,7 +224,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
         r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?",
     ),
     "precision": ({"precision": "fa2_fp16"}, SpecError, r"fa2_fp16.*fa2_fp32"),
-    "method": ({"method": "repaly"}, SpecError, r"method 'repaly': there are auto, des, replay"),
+    "method": ({"method": "blokc"}, SpecError, r"method 'blokc': there are auto, des, block"),
     "hardware": ({"hw": "ascend_910b5"}, SpecError, r"ascend_910b5.*ascend_910b[1-4]"),
     "workload": ({"workload": "pangu_83b"}, SpecError, r"pangu_83b.*pangu_38b"),
     "tiling field": (

@@ -14,7 +14,7 @@ from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
 from npusim.report.parts import breakdown
 from npusim.report.sheet import Sheet, Unit, sheet_of
-from npusim.run import run_request
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def busy_cycles(timing: TimingResult) -> dict[str, int]:
     """Return how long each pipe is busy, over all core groups."""
     busy: dict[str, int] = {}
     for use in (use for uses in timing.queues for use in uses):
-        busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
+        busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
     return busy
 
 

@@ -16,7 +16,7 @@ from npusim.explore.search import Exploration, at, search
 from npusim.report.compare import compare
 from npusim.report.compare_tables import reason
 from npusim.report.text import percent
-from npusim.run import run_request
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

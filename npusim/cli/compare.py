@@ -75,7 +75,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":
     Everything is read before anything is run.
     """
     from npusim.report.result_json import load_result
-    from npusim.run import run_request
+    from npusim.simulate import run_request
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
     for path in asked:

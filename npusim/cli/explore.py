@@ -43,6 +43,9 @@ CsvFile = Annotated[
         help="CSV file, one line as soon as each point is done.",
     ),
 ]  # fmt: skip
+Studies = Annotated[
+    bool, typer.Option("--studies", rich_help_panel="How", help="Rank times too that are those of no real kernel.")
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in the table.")]
 
 
@@ -65,12 +68,13 @@ def add_to(app: typer.Typer) -> None:
 
 @o.takes(
     "arithmetic", "tensors", "prefix", "layout", "rows", "heads", "seed", "numerics", "diagnose", "presets",
-    "trace_groups", own_first=True,
+    "trace_groups", "window", own_first=True,
 )  # fmt: skip
 def explore(
     request: Request,
     *,
     fields: Fields = None,
+    studies: Studies = False,
     jobs: Jobs = None,
     out: CsvFile = None,
     top: Top = 10,
@@ -97,7 +101,7 @@ def explore(
             advance(len(done), total)
 
         try:
-            search(request, space, jobs or os.cpu_count() or 1, path, on_outcome)
+            search(request, space, jobs or os.cpu_count() or 1, path, on_outcome, studies=studies)
         except KeyboardInterrupt:
             interrupted = True
     done.sort(key=lambda outcome: outcome.index)

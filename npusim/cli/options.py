@@ -1,6 +1,7 @@
 """Options that several verbs share, and the reading of their small notations."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -161,6 +162,8 @@ def _read(name: str, value: Any) -> Any:
             return chosen(value, option)
         case "trace_groups":
             return indices(value, option)
+        case "window":
+            return window(value)
         case "numerics":
             return not value  # its option switches it off
     return value
@@ -249,6 +252,20 @@ def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:
     if text == "all":
         return "all"
     return indices(text, option, also="sample, all, or ")
+
+
+def window(text: str | None) -> tuple[float, float] | None:
+    """Return the ends of ``0:50``; raise `SpecError` where they are no numbers that rise from 0 on."""
+    if text is None:
+        return None
+    start, _, end = text.partition(":")
+    try:
+        found = float(start), float(end)
+    except ValueError:
+        found = (0.0, 0.0)
+    if not 0 <= found[0] < found[1] < math.inf:
+        raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
+    return found
 
 
 def indices(text: str, option: str, *, also: str = "") -> list[int]:

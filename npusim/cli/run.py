@@ -123,7 +123,8 @@ def run(
         request = replace(request, presets=request.numerics and has_presets(request.schedule))
     with working(f"simulating {request.schedule}") as progress:
         result = _simulate(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
-        folder = None if no_save else _save(result, out, trace, save_output or request.tensors is not None)
+        tensor = save_output or request.tensors is not None
+        folder = None if no_save else _save(result, out, trace, tensor, request.window)
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
@@ -135,7 +136,7 @@ def has_presets(name: str) -> bool:
 
 
 def _simulate(request: Request) -> "RunResult":
-    from npusim.run import run_request
+    from npusim.simulate import run_request
 
     return run_request(request)
 
@@ -152,10 +153,11 @@ def _save(
     out: Path | None,
     trace: Literal["perfetto", "chrome", "none"],
     tensor: bool,
+    window: tuple[float, float] | None,
 ) -> Path:
     from npusim.report.output import save_run
 
-    return save_run(result, out, trace=trace, save_output=tensor)
+    return save_run(result, out, trace=trace, save_output=tensor, window=window)
 
 
 def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
@@ -164,9 +166,10 @@ def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
     from npusim.report.trial import Trial
+    from npusim.sensitivity import sensitivity
 
     record = record_of(result)
-    moved = result.sensitivity() if sensitive else ()
+    moved = sensitivity(result) if sensitive else ()
     if as_json:
         extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
         show_json({**result_document(record), **extra})

@@ -34,7 +34,9 @@ from npusim.errors import SpecError
 GM = "GM"
 
 #: Core families of the package, and the kinds of core that their devices have.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType({"ascend": ("aic", "aiv"), "nvidia": ("sm",)})
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ascend": ("aic", "aiv"), "nvidia": ("sm",), "cpu": ("sm",)}
+)
 #: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
 MACHINES = "npusim.machines"
 
@@ -87,6 +89,10 @@ class L2Spec(SpecModel):
 
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
+    writes: Choice[Literal["back", "through"]] | None = Field(
+        default=None,
+        description="back: what is written stays until something else needs its place; absent: outputs go through",
+    )
 
 
 class MemorySpec(SpecModel):
@@ -121,10 +127,25 @@ class FlagsSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """What starting a kernel costs before any core works."""
+    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    task_s: Quantity | None = Field(
+        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+    )
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    host_issue_s: Quantity | None = Field(
+        default=None, description="the host's, to issue a kernel without waiting for it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_complete(self) -> Self:
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        missing = [name for name, part in parts.items() if part is None]
+        if missing and len(missing) < len(parts):
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+        return self
 
 
 class CoreSpec(SpecModel):
@@ -152,7 +173,7 @@ class DeviceSpec(SpecModel):
     name: Name
     description: Text
     family: Annotated[str, AfterValidator(_family)] = Field(
-        description="of cores: ascend, nvidia, or one that an installed package brings"
+        description="of cores: ascend, nvidia, cpu, or one that an installed package brings"
     )
     architecture: Text
     clock_hz: Positive
@@ -179,8 +200,8 @@ class DeviceSpec(SpecModel):
 
     @model_validator(mode="after")
     def _routes_join_what_exists(self) -> Self:
+        places = {GM, *(name for core in self.cores.values() for name in core.buffers)}
         for core_name, core in self.cores.items():
-            places = {GM, *core.buffers}
             for engine_name, engine in core.engines.items():
                 if not isinstance(engine, DmaEngine | FixpipeEngine):
                     continue
@@ -188,6 +209,12 @@ class DeviceSpec(SpecModel):
                     key = f"cores.{core_name}.engines.{engine_name}.routes.{name}"
                     _known(f"{key}.source", route.source, places)
                     _known(f"{key}.destination", route.destination, places)
+                    if not {route.source, route.destination} & set(core.buffers):
+                        raise fault_at(
+                            f"{key}.source",
+                            f"{route.source} to {route.destination}: neither is a buffer of {core_name}, whose engine "
+                            f"moves it; it has: {', '.join(sorted(core.buffers))}",
+                        )
                     for link in route.links:
                         _known(f"{key}.links", link, set(self.links))
         return self
@@ -243,6 +270,11 @@ class DeviceSpec(SpecModel):
         if self.launch is None:
             raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
         return self.launch
+
+    def has_route(self, core: str, source: str, destination: str) -> bool:
+        """Return whether an engine of a kind of core moves bytes from one buffer to another."""
+        movers = (e for e in self.core(core).engines.values() if isinstance(e, DmaEngine | FixpipeEngine))
+        return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npusim.config.model import PositiveInt
-from npusim.config.problem import Dtype, Problem, Sizes
+from npusim.config.problem import Dtype, Problem, Sizes, element_bytes
 
 
 class GemmProblem(Sizes):
@@ -18,6 +18,11 @@ class GemmProblem(Sizes):
         """Return operations, 2 a multiply-add."""
         return 2 * self.m * self.n * self.k
 
+    def bytes_moved(self) -> int:
+        """Return the bytes of A, B and C, each once."""
+        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return elements * element_bytes(self.dtype)
+
 
 class CopyProblem(Sizes):
     """A copy of ``bytes`` from global memory to global memory."""
@@ -27,6 +32,10 @@ class CopyProblem(Sizes):
     def flops(self) -> int:
         """Return 0: nothing is computed."""
         return 0
+
+    def bytes_moved(self) -> int:
+        """Return the bytes read and written."""
+        return 2 * self.bytes
 
 
 AnyProblem = Problem | GemmProblem | CopyProblem

@@ -14,8 +14,8 @@ from npusim.explore.executors import executor
 from npusim.explore.space import Point, Space
 from npusim.explore.store import Outcome, csv_store
 from npusim.request import DEFAULT_WORKLOAD, Request
-from npusim.run import run_request
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,10 +33,11 @@ __all__ = ["Exploration", "explore", "precision_fields", "search"]
 PRECISION = "precision"
 
 
-def _grid(request: Request, fields: Mapping[str, Iterable[int | float | str]]) -> Space:
+def _grid(request: Request, fields: Mapping[str, Iterable[int | float | str]], *, studies: bool) -> Space:
     """Return the points to try; raise what every point would raise.
 
-    That is what is no field, no preset or value of the precision, or sizes that make no problem.
+    That is what is no field, no preset or value of the precision, sizes that make no problem, or, where no
+    ``studies`` are asked for, times of no real kernel.
     """
     device, schedule = cast("DeviceSpec", request.hw), _schedule(request)
     free = precision_fields(schedule)
@@ -48,6 +49,8 @@ def _grid(request: Request, fields: Mapping[str, Iterable[int | float | str]]) -
         raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
     if request.problem is None:
         request.load().ignored(request.attention().seq_kv, request.ignore)
+    if schedule.study and not studies and (why := schedule.study(request.problem or request.attention(), device)):
+        raise SpecError(f"nothing to rank: {why}; --studies ranks it all the same (Python: studies=True)")
     return space
 
 
@@ -140,6 +143,7 @@ def explore(
     precision: str | None = None,
     method: str = "auto",
     overrides: Mapping[str, str] | None = None,
+    studies: bool = False,
     jobs: int = 1,
     csv_path: str | Path | None = None,
     on_outcome: Callable[[Outcome, int], None] | None = None,
@@ -151,6 +155,8 @@ def explore(
     fields
         Values to try by tiling field, by field of the precision (``acc_qk``), or presets by
         ``precision``; ``tiling`` and ``precision`` fix others.  The rest is as for `npusim.run`.
+    studies
+        Rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit).
     jobs
         Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     csv_path
@@ -169,18 +175,19 @@ def explore(
     >>> len(found.outcomes)
     2
     """
-    return search(Request.of(locals()), fields, jobs, csv_path, on_outcome)
+    return search(Request.of(locals()), fields, jobs, csv_path, on_outcome, studies=studies)
 
 
 def search(
     request: Request, fields: Mapping[str, Iterable[int | float | str]], jobs: int = 1,
     csv_path: str | Path | None = None, on_outcome: Callable[[Outcome, int], None] | None = None,
+    *, studies: bool = False,
 ) -> Exploration:  # fmt: skip
     """Run a request at every combination of the fields' values; see :func:`explore`."""
     r = request
     tiling = dict(cast("Any", r.tiling) or {})
     request = replace(r, hw=r.machine(), overrides=None, workload=r.load(), tiling=tiling)
-    space = _grid(request, fields)
+    space = _grid(request, fields, studies=studies)
     if csv_path is None:
         return _search(request, space, jobs, on_outcome)
     with csv_store(Path(csv_path), list(space.fields)) as add:
@@ -229,4 +236,4 @@ def _busiest(result: RunResult) -> tuple[str, float]:
         return "", 0.0
     pipes = [queue for queue in queues if queue.is_pipe]
     top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
-    return top.name.rpartition(".")[2], top.busy_cycles / result.cycles
+    return top.queue.rpartition(".")[2], top.busy_cycles / result.cycles

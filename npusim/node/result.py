@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from npusim.timing.result import TimingResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class NodeTiming(TimingResult):
     alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs,
     ``overlap_s`` that in which kernels and collectives run side by side; ``running_s`` are the times
     of kernels and of collectives as they ran.  ``alone_s`` is what the kernels, cut as they are,
-    take on a device that does nothing else, without the host's issue.
+    take on a device that does nothing else, without the host's issue.  ``parts_s`` is device 0's time
+    by what its operations are called, as they ran: ``attention``, ``upload``, ``cpu``, ...
     """
 
     attention_s: float = 0.0
@@ -28,6 +33,7 @@ class NodeTiming(TimingResult):
     alone_s: float = 0.0
     closed_form_s: float = 0.0
     modes: tuple[str, ...] = field(default=())  #: each collective's, as ``mesh by sdma (stream)``
+    parts_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def compute_s(self) -> float:

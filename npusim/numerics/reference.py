@@ -49,8 +49,8 @@ def summarise_errors(
     wide = output.astype(np.float64)
     is_nan, is_inf = np.isnan(wide), np.isinf(wide)
     found = ErrorSummary(
-        rmse=math.nan,
-        max_abs_error=math.nan,
+        rmse=None,
+        max_abs_error=None,
         max_ulp=None,
         ulp_histogram={},
         nan_count=int(is_nan.sum()),

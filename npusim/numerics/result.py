@@ -28,14 +28,14 @@ class NumericEvent:
     queue: str
     phase: str
     block: str
-    path: tuple[tuple[str, int], ...]
+    path: dict[str, int]
     row: int
     col: int
     count: int = 1
     position: int = 0
 
     def __str__(self) -> str:
-        where = " ".join(f"{name}={index}" for name, index in self.path)
+        where = " ".join(f"{name}={index}" for name, index in self.path.items())
         place = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
         return f"{self.kind} in {self.operation} ({place})"
 
@@ -46,12 +46,12 @@ class ErrorSummary:
 
     ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
     correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
-    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse`` and ``max_abs_error`` are NaN,
-    ``max_ulp`` is None and the histogram empty.
+    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp``
+    are None and the histogram is empty.
     """
 
-    rmse: float
-    max_abs_error: float
+    rmse: float | None
+    max_abs_error: float | None
     max_ulp: int | None
     ulp_histogram: dict[str, int]
     nan_count: int

@@ -160,7 +160,7 @@ def _cube(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice 
 def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
     if found.pipe not in ("MTE2", "MTE3", "FIXP") or found.busy_share < BOUND_SHARE:
         return None
-    seconds = timing.kernel_us * 1e-6
+    seconds = timing.core_us * 1e-6
     for name, size in timing.link_bytes.items():
         share = size / seconds / record.device.link_bytes_per_s[name]
         if share >= LINK_SHARE:

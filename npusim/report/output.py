@@ -56,8 +56,11 @@ def save_run(
     *,
     trace: TraceFormat | Literal["none"] = "perfetto",
     save_output: bool = False,
+    window: tuple[float, float] | None = None,
 ) -> Path:
     """Write ``result.json``, ``pipes.csv``, a trace and, on request, the output; return where.
+
+    The trace shows ``window``, from and to in us; all of the timeline without one.
 
     A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in
     ``folder`` is replaced.
@@ -77,17 +80,17 @@ def save_run(
         if result.timing is not None:
             (fresh / PIPES_FILE).write_text(pipes_csv(record), encoding="utf-8")
         if result.timing is not None and result.timing.spans and trace != "none":
-            (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(timeline_of(result), trace))
+            (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(timeline_of(result, window), trace))
         if save_output and result.numerics is not None:
             _save_tensor(result, fresh / TENSOR_FILE)
     return target
 
 
-def save_trace(result: RunResult, path: str | Path) -> Path:
-    """Write the timeline: Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
+def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+    """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"
-    write_whole(file, trace_bytes(timeline_of(result), form))
+    write_whole(file, trace_bytes(timeline_of(result, window), form))
     return file
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from npusim.report.record import QueueRecord, RunRecord
+    from npusim.report.record import RunRecord
+    from npusim.timing.result import QueueUse
 
 __all__ = ["NOT_APPLICABLE", "PIPES", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
 
@@ -73,8 +74,8 @@ def pipes_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueRecord]]:
-    cores: dict[tuple[int, str], list[QueueRecord]] = {}
+def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueUse]]:
+    cores: dict[tuple[int, str], list[QueueUse]] = {}
     queues = () if record.timing is None else record.timing.queues
     working = {queue.group for queue in queues if queue.operations}
     for queue in queues:
@@ -84,7 +85,7 @@ def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueRecord]]:
 
 
 def _row(
-    record: RunRecord, group: int, core: str, queues: Iterable[QueueRecord]
+    record: RunRecord, group: int, core: str, queues: Iterable[QueueUse]
 ) -> dict[str, PipeValue]:
     own = list(queues)
     kind = _kind(own[0].queue)

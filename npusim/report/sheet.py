@@ -23,8 +23,9 @@ from npusim.report.result_json import load_result
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from npusim.report.record import QueueRecord, TimingRecord
+    from npusim.report.record import TimingRecord
     from npusim.run_result import RunResult
+    from npusim.timing.result import QueueUse
 
 __all__ = ["Row", "Sheet", "Unit", "sheet_of", "sheets_of"]
 
@@ -159,7 +160,7 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
         )  # fmt: skip
 
 
-def _unprefixed(queue: QueueRecord) -> Any:
+def _unprefixed(queue: QueueUse) -> Any:
     """Return what strips the place of a block (``B0``) from its rings' names: they then go by what they hold."""
     place = re.match(r"B\d+", queue.queue.rpartition(".")[2])
     return lambda cause: cause.removeprefix(f"{place[0]} ") if place else cause

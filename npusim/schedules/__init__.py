@@ -19,6 +19,7 @@ from npusim.schedules import (
     fp8_attention,
     gemm,
     gemm_allreduce,
+    offload,
     pasa,
     plugins,
     split_kv,
@@ -39,7 +40,7 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
         (s.name, s.family): s
         for s in chain(
             *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, volta_flash)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, volta_flash)),
         )
     }
 )

@@ -75,6 +75,10 @@ GPU_PRECISIONS = MappingProxyType(
         ),
     }
 )
+#: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+CPU_PRECISIONS = MappingProxyType(
+    {"host_fp32": replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves")}
+)
 
 
 def build_on_ascend(
@@ -139,4 +143,8 @@ GPU = replace(
     ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
     build=build_on_gpu,
 )  # fmt: skip
-SCHEDULES = (ASCEND, GPU)
+CPU = replace(
+    GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
+    default_precision="host_fp32",
+)  # fmt: skip
+SCHEDULES = (ASCEND, GPU, CPU)

@@ -4,8 +4,6 @@
 
 ``des``
     SimPy, every core group and shared link: the reference.
-``replay``
-    Max-plus in program order: exact where no link is shared.
 ``block``
     The processes of ``des`` compiled, run to their next wait: exact.
 ``fold``
@@ -24,7 +22,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.timing import auto, block, des, fold, replay, reserved, steady
+from npusim.timing import auto, block, des, fold, reserved, steady
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +35,6 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
     {
         "auto": auto.simulate,
         "des": des.simulate,
-        "replay": replay.simulate,
         "block": block.simulate,
         "fold": fold.simulate,
         "steady": steady.simulate,

@@ -372,6 +372,6 @@ def _describe(
     program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]
 ) -> str:
     """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
-    named = [f"group {e.use.group} {e.use.name}: {e.stuck}" for e in stuck if e.stuck] + held
+    named = [f"group {e.use.group} {e.use.queue}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"
     return f"phase {phase.name} of {program.name} is stuck at cycle {now}: {shown}"

@@ -13,6 +13,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.device import LaunchSpec
     from npusim.timing.stream import Streams
 
 #: How often each timed operation ran, by its key.
@@ -37,12 +38,15 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    launch = float(device.timed_launch().kernel_overhead_s.value) * len(streams.program.phases)
+    seconds, spec = device.seconds(cycles), device.timed_launch()
+    times, stream = launched(seconds, len(streams.program.phases), spec)
     return TimingResult(
         method=method,
         cycles=cycles,
-        latency_s=launch + device.seconds(cycles),
-        launch_s=launch,
+        latency_s=times["call"],
+        launch_s=times["call"] - seconds,
+        times_s=times,
+        stream_s=stream,
         clock_hz=float(device.clock_hz.value),
         queues=uses,
         link_bytes=link_bytes,
@@ -53,6 +57,25 @@ def summarise(
         spans=spans,
         account=account_of(streams, uses, ends),
     )
+
+
+def launched(core_s: float, kernels: int, spec: LaunchSpec) -> tuple[dict[str, float], float]:
+    """Return the time of each of `KINDS` that is known, and what the launches take of a stream of kernels.
+
+    The host issues kernels one behind the other and waits once, so that a call of several is held up by
+    the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
+    """
+    overhead = float(spec.kernel_overhead_s.value)
+    if spec.task_s is None or spec.gap_s is None or spec.host_issue_s is None:
+        return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
+    task, gap, issue = (float(part.value) for part in (spec.task_s, spec.gap_s, spec.host_issue_s))
+    follow = task + gap
+    return {
+        "core": core_s,
+        "kernel": core_s + task * kernels,
+        "back_to_back": max(issue * kernels, core_s + follow * kernels),
+        "call": overhead + max(issue * (kernels - 1), core_s + follow * (kernels - 1)),
+    }, follow * kernels
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

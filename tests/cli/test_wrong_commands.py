@@ -125,7 +125,7 @@ WRONG = (
     ("run flash --arithmetic none", "unknown arithmetic 'none'; known names: ieee.f64,"),
     ("run flash --arithmetic hopper.wgmma.k32.e4m3.f32", "Q K^T: float16 by float16, but"),
     ("run flash --method", "Option '--method' requires an argument."),
-    ("run flash --method x", "method 'x': there are auto, des, replay, block,"),
+    ("run flash --method x", "method 'x': there are auto, des, block,"),
     ("run flash --rows x", "--rows x: write sample, all, or numbers such as"),
     ("run flash --rows 5-1", "--rows 5-1: 5-1 runs backwards"),
     ("run flash --rows 99999999", "rows: there is no 99999999; choose from 0 to 4095"),
@@ -193,7 +193,7 @@ WRONG = (
     ("explore flash -f depth=1 --hw h200", "depth: unknown tiling field; allowed: block_q,"),
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
     ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
-    ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, replay, block,"),
+    ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare with what? Two runs or more are needed"),

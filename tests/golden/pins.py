@@ -28,8 +28,9 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.run import run, simulate_program
+from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,9 +40,16 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, TileProgram
 
 PINS = Path(__file__).with_name("pins.json")
-DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "v100", "h200")
+DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "ascend_950", "v100", "h200")
 #: Devices that differ from the first of their family in speed and number of cores only.
 SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4")
+#: Tiles whose scores fit in UB in ping-pong.
+NARROW: dict[str, dict[str, object]] = {"ascend_950": {"block_q": 64, "block_kv": 256}}
+#: Shapes of devices that share most with another, and what runs differently there.
+FEWER: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SAME_BITS, ("ragged", "causal", "long")), "ascend_950": ("ragged", "causal", "decode")
+}
+APART = {"ascend_950": ("flash", "pasa", "fp8_attention", "split_kv")}
 NODES = ("ascend_910b2_x8", "h200_x2", "v100_x8")
 SHAPES: dict[str, dict[str, Any]] = {
     "ragged": {"heads": 2, "seq_q": 197, "seq_kv": 333, "head_dim": 64, "value_head_dim": 80},
@@ -90,7 +98,7 @@ class Case:
     ) -> None:
         self.schedule, self.hw, self.shape, self.precision = schedule, hw, shape, precision
         small = SMALL.get(shape, {})
-        usual = small.get("*", {}) if hw.startswith("ascend") else {}
+        usual = small.get("*", NARROW.get(hw, {})) if hw.startswith("ascend") else {}
         self.fields = {**(small.get(schedule, usual) if hw != "h200" else {}), **(fields or {})}
         more = (*([precision] if precision else ()), *(f"{k}={v}" for k, v in (fields or {}).items()))
         self.name = " ".join((schedule, hw, shape, *more))
@@ -103,7 +111,7 @@ class Case:
             return GemmProblem(m=sizes["seq_q"], n=sizes["seq_kv"], k=sizes["head_dim"] + 90, dtype=fmt)
         if kind is CopyProblem:
             return CopyProblem(bytes=sizes["seq_q"] * sizes["seq_kv"] * 16)
-        if self.schedule == "fp8_attention" and hw == "h200":
+        if self.schedule == "fp8_attention" and hw in ("h200", "ascend_950"):
             sizes = {**sizes, "dtype": "float32" if self.shape == "bfloat16" else "float8_e4m3fn"}
         return Problem(**sizes)
 
@@ -160,9 +168,8 @@ def cases() -> Iterator[Case]:
     for hw in DEVICES:
         family = load_device(hw).family
         for name, of in SCHEDULES:
-            if of == family:
-                shapes = ("ragged", "causal", "long") if hw in SAME_BITS else tuple(SHAPES)
-                yield from (Case(name, hw, shape) for shape in shapes)
+            if of == family and name in APART.get(hw, (name,)):
+                yield from (Case(name, hw, shape) for shape in FEWER.get(hw, tuple(SHAPES)))
     for name, hw, shape, precision, fields in EXTRA:
         yield Case(name, hw, shape, precision, fields)
 

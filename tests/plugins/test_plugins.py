@@ -21,8 +21,8 @@ from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
-from npusim.run import flag_budget
 from npusim.schedules import find_schedule, plugins
+from npusim.simulate import flag_budget
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu")

@@ -17,12 +17,12 @@ from npusim.report.advice import advise, decoding
 from npusim.report.record import (
     ConstantRecord,
     DeviceRecord,
-    QueueRecord,
     RunRecord,
     TimingRecord,
     record_of,
 )
 from npusim.report.trial import Trial
+from npusim.timing.result import QueueUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,12 +43,12 @@ def _record(
     stalls: dict[str, int] | None = None,
 ) -> RunRecord:
     queues = tuple(
-        QueueRecord(g, name, cycles, 1, end, stalls or {})
+        QueueUse(name, g, cycles, 1, stalls or {}, end)
         for g, end in enumerate(ends)
         for name, cycles in busy.items()
     )
     timing = TimingRecord(
-        method="des", cycles=CYCLES, latency_us=1.0, kernel_us=1.0, launch_us=0.0, operations=1,
+        method="des", cycles=CYCLES, latency_us=1.0, launch_us=0.0, operations=1,
         flops=1, bound_cycles={}, link_bytes={"l2": link_bytes}, queues=queues,
         constants=tuple(ConstantRecord(k, "vendor", c) for k, c in (constants or {}).items()),
     )  # fmt: skip

@@ -253,7 +253,11 @@ def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunResult]) -> N
     phases = runs["pasa"].timing.account.phases  # type: ignore[union-attr]
     assert parts["shift_keys"].cycles == (0, phases[0].cycles)
     launch = parts["launch"]
-    assert found.latency.us(launch, 1) == pytest.approx(2 * found.latency.us(launch, 0))
+    for i, name in enumerate(("flash", "pasa")):
+        timing = runs[name].timing
+        assert timing is not None
+        assert found.latency.us(launch, i) == pytest.approx(timing.launch_s * 1e6)
+    assert found.latency.us(launch, 1) > found.latency.us(launch, 0)
 
 
 @pytest.mark.parametrize("label", ["softmax", "update"])
@@ -270,7 +274,7 @@ def test_one_vector_operation_ten_per_cent_slower_is_named(runs: dict[str, RunRe
     assert {m.part.name for m in found.moved if m.part.kind == "work"} == {label}
 
 
-@pytest.mark.parametrize("method", ["des", "replay", "block", "fold", "steady"])
+@pytest.mark.parametrize("method", ["des", "block", "fold", "steady"])
 @pytest.mark.parametrize("schedule", ["flash", "pasa", "split_kv"])
 def test_every_units_account_adds_up_by_every_method(schedule: str, method: str) -> None:
     found = compare(*[run(schedule, seq=256, numerics=False, method=method)] * 2)

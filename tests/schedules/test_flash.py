@@ -16,8 +16,9 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
-from npusim.run import flag_budget, run
+from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

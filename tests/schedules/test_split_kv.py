@@ -24,8 +24,9 @@ from npusim.formats.exact import function_value, round_fraction
 from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
-from npusim.run import flag_budget, run
+from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.timing.result import TimingResult
 
-#: Methods that simulate engines; ``replay`` words a deadlock by the first operation that cannot start.
-ENGINES = [name for name in METHODS if name != "replay"]
 
 
 def flash() -> TileProgram:
@@ -96,7 +93,7 @@ def crossed() -> TileProgram:
     return toy.program([first, toy.op("second", b, front(there), fill(back))])
 
 
-@pytest.mark.parametrize("method", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_deadlock_names_engines_operations_and_flags(method: str) -> None:
     with pytest.raises(DeadlockError) as caught:
         METHODS[method](crossed(), device_with())
@@ -106,12 +103,7 @@ def test_a_deadlock_names_engines_operations_and_flags(method: str) -> None:
     assert "group 0 b: second waits for there ready" in text
 
 
-def test_replay_names_the_operation_and_the_flag_of_a_deadlock() -> None:
-    with pytest.raises(DeadlockError, match="first on a waits for back ready"):
-        METHODS["replay"](crossed(), device_with())
-
-
-@pytest.mark.parametrize("method", ["block", "fold", "steady", "reserved", "replay"])
+@pytest.mark.parametrize("method", ["block", "fold", "steady", "reserved"])
 def test_a_wait_that_holds_up_the_scalar_unit_is_refused_not_ignored(method: str) -> None:
     device = device_with(flags__cross_core_wait_blocks="scalar")
     with pytest.raises(SpecError, match=r"flags\.cross_core_wait_blocks: .* use method des"):
@@ -130,9 +122,7 @@ def test_a_run_whose_result_cannot_be_fails(
     result: TimingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
-    # By name `npusim.run` is the function; its module is only here.
-    module = sys.modules[run.__module__]
-    monkeypatch.setattr(module, "METHODS", {"wrong": lambda *_, **__: impossible})
+    monkeypatch.setattr("npusim.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
     with pytest.raises(ProgramError, match="below the bound of hbm"):
         run("flash", seq=256, numerics=False, method="wrong")
 
@@ -145,7 +135,7 @@ def test_a_unit_busier_than_time_allows_fails(result: TimingResult) -> None:
     use = next(u for u in result.queues[0] if u.busy_cycles)
     busier = replace(use, busy_cycles=result.cycles + 1)
     queues = ((busier, *result.queues[0][1:]), *result.queues[1:])
-    with pytest.raises(ProgramError, match=rf"group 0 {use.name}: busy .* over 100 %"):
+    with pytest.raises(ProgramError, match=rf"group 0 {use.queue}: busy .* over 100 %"):
         check_sanity(replace(result, queues=queues))
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from ir.toy import RandomProgram, Toy, fill, front, phase
 
 from npusim.ir.walk import Walker, walk
-from npusim.timing import des, replay
+from npusim.timing import des
 from npusim.timing.stream import Streams, needed_count
+from timing import replay
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Max-plus replay in program order: exact, and fast, where no link is shared.
+"""Max-plus replay in program order: what ``des`` must give where no link is shared.
 
 An operation starts when its engine is free, its flags are visible and its scalar unit has issued
 it; a scalar unit issues operation n of a queue only after operation n - depth has left that queue.
@@ -106,7 +106,7 @@ class _Replay:
                     continue
                 if count >= len(visible[peer]):
                     raise DeadlockError(
-                        f"{op.label} on {use.name} waits for {streams.endpoints[own]} number {count}, which no "
+                        f"{op.label} on {use.queue} waits for {streams.endpoints[own]} number {count}, which no "
                         "earlier operation of the program sets"
                     )
                 seen = visible[peer][count]
@@ -125,5 +125,5 @@ class _Replay:
                 self.link_bytes[name] += size
             self.counts[op.key] = self.counts.get(op.key, 0) + 1
             if spans is not None:
-                spans.append(Span(group, use.name, op.label, begin, end))
+                spans.append(Span(group, use.queue, op.label, begin, end))
         self.issued = max(self.issued, *issued.values())
