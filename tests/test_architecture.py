@@ -54,7 +54,8 @@ WITHIN = frozenset(
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
+        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
         ("run_result", "finite"),
         ("report", "sensitivity"), ("report", "invariance"),
     }
