@@ -103,8 +103,7 @@ def cycles_of(result: RunResult) -> ExpectedCycles:
 def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
     """Run a case; paths in it are relative to the folder ``beside``."""
     places = {"hw": _resolved(case.hw, beside), "workload": _resolved(case.workload, beside)}
-    changed = {"overrides": {key: str(value) for key, value in case.overrides.items()}}
-    return run_request(Request.of({**dict(case), **places, **changed, "numerics": False, "trace_groups": ()}))
+    return run_request(Request.of({**dict(case), **places, "numerics": False, "trace_groups": ()}))
 
 
 def _baseline_files(folder: Path) -> list[Path]:
