@@ -150,7 +150,8 @@ def _add_group(timeline: Timeline, found: Happened) -> None:
         for cause, start, end in op.waits:
             if end > start:
                 timeline.tracks[queue].append(Slice(cause, start, end, "wait", op.block, op.path))
-    shared = f"core group {found.group}"
+    cores = {track_of(found.group, op.span.queue).core for op in found.operations}
+    shared = cores.pop() if len(cores) == 1 else f"core group {found.group}"
     for space, changes in found.changes.items():
         place = track_of(found.group, space) if "." in space else Track(shared, space)
         timeline.counters[Track(place.core, f"{place.pipe} bytes")] = _summed(changes)
