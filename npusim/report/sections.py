@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npusim.machines.tracks import track_of
 from npusim.report import charts, more_charts
 from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, main_stall, queues_of
 from npusim.report.text import percent, whole
-from npusim.report.tracks import track_of
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes
 

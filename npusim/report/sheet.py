@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, reason_of
+from npusim.machines.tracks import PROFILED_PIPES
 from npusim.report.bottleneck import deciding_group, queues_of
-from npusim.report.pipes import NOT_APPLICABLE, PIPES
+from npusim.report.pipes import NOT_APPLICABLE
 from npusim.report.record import RunRecord, record_of
 from npusim.report.result_json import load_result
 
@@ -38,7 +39,7 @@ UNKNOWN: Row = ("idle", "not busy")
 #: The first row of a file that the vendor's profiler writes, as far as it is needed.
 _NEEDED = ("block_id",)
 _TOTAL = "_total_cycles"
-_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PIPES.items()})
+_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
+from npusim.machines.tracks import Track, track_of
 from npusim.report.happened import Happened, happened
-from npusim.report.tracks import Track, track_of
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

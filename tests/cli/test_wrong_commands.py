@@ -215,6 +215,9 @@ WRONG = (
     ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
     # -------------------- check
     ("check", "Missing argument 'DIR'."),
+    ("check nope --tolerance 1x", "--tolerance 1x: write a share from 0 to below 1 (or 100 %): 0.01, or 1%"),
+    ("check nope --tolerance 100%", "--tolerance 100%: write a share from 0"),
+    ("check nope --reason why", "--reason why: goes with --update"),
     ("check nope", "nope: no such baseline, nor a folder of them"),
     ("check nothing", "nothing: holds no baseline (*.yaml); see npusim"),
     ("check none.yaml", "none.yaml: no such baseline, nor a folder of them"),
