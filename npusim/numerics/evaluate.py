@@ -97,28 +97,38 @@ def execute_rows(
     group_size: int = 1,
     *,
     output: str = "o",
+    batches: Container[int] | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> tuple[Execution, dict[tuple[int, int, int], Array]]:
     """Execute the blocks that hold the chosen rows of ``output``, and what they need of earlier phases.
 
-    Returns the state after it, and by (batch, head, first row) the rows of each block.
+    Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default.
     """
     tensor = program.tensors[output]
-    last = program.phases[-1]
-    blocks = [
-        b for b in _blocks(last, rows, tensor) if any(h in heads for h, *_ in _parts(b, tensor))
-    ]
-    needed: dict[str, Sequence[Any]] = {
-        p.name: _needed(p, blocks, group_size) for p in program.phases
-    }
+    needed = needed_blocks(program, rows, heads, group_size, output=output, batches=batches)
     done = execute(program, inputs, needed, observers=observers, progress=progress)
     written: dict[tuple[int, int, int], Array] = {}
+    blocks = needed[program.phases[-1].name]
     for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, tensor)):
         if head in heads and (block.batch, head, row) not in written:
             matrix = done.tensors.head(tensor, block.batch, block.head)
             written[block.batch, head, row] = matrix[at : at + count]
     return done, written
+
+
+def needed_blocks(
+    program: TileProgram, rows: Choice, heads: Container[int], group_size: int = 1, *, output: str = "o",
+    batches: Container[int] | None = None,
+) -> dict[str, Sequence[Any]]:  # fmt: skip
+    """Return by phase the blocks that the chosen rows of ``output`` need."""
+    tensor = program.tensors[output]
+    blocks = [
+        b
+        for b in _blocks(program.phases[-1], rows, tensor)
+        if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
+    ]
+    return {p.name: _needed(p, blocks, group_size) for p in program.phases}
 
 
 def check_indices(what: str, chosen: Sequence[int], count: int) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from npusim.machines.tracks import track_of
 from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
 from npusim.report.parts import Breakdown, breakdown, chain, parts_of
 from npusim.report.sheet import sheets_of
-from npusim.report.tracks import track_of
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:

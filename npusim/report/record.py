@@ -101,8 +101,8 @@ class TimingRecord:
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
     band: float = 0.0
-    account: Account | None = None
     times_us: dict[str, float] | None = None
+    account: Account | None = None
 
     @property
     def core_us(self) -> float:

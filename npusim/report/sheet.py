@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, reason_of
+from npusim.machines.tracks import PROFILED_PIPES
 from npusim.report.bottleneck import deciding_group, queues_of
-from npusim.report.pipes import NOT_APPLICABLE, PIPES
+from npusim.report.pipes import NOT_APPLICABLE
 from npusim.report.record import RunRecord, record_of
 from npusim.report.result_json import load_result
 
@@ -38,7 +39,7 @@ UNKNOWN: Row = ("idle", "not busy")
 #: The first row of a file that the vendor's profiler writes, as far as it is needed.
 _NEEDED = ("block_id",)
 _TOTAL = "_total_cycles"
-_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PIPES.items()})
+_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def sheet_of(run: RunResult | RunRecord | str | Path, label: str) -> Sheet:
     return Sheet(
         label, dict(_inputs(record)), record, record.device.clock_hz,
         None if timing is None else timing.cycles,
-        0.0 if timing is None else timing.launch_us,
+        0.0 if timing is None else round(timing.launch_us, 6),  # a difference of floats: to the picosecond
         {} if timing is None else {u.name: u for u in _units(timing)},
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
+from npusim.machines.tracks import Track, track_of
 from npusim.report.happened import Happened, happened
-from npusim.report.tracks import Track, track_of
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def _add_group(timeline: Timeline, found: Happened) -> None:
         for cause, start, end in op.waits:
             if end > start:
                 timeline.tracks[queue].append(Slice(cause, start, end, "wait", op.block, op.path))
-    shared = f"core group {found.group}"
+    cores = {track_of(found.group, op.span.queue).core for op in found.operations}
+    shared = cores.pop() if len(cores) == 1 else f"core group {found.group}"
     for space, changes in found.changes.items():
         place = track_of(found.group, space) if "." in space else Track(shared, space)
         timeline.counters[Track(place.core, f"{place.pipe} bytes")] = _summed(changes)

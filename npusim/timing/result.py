@@ -119,10 +119,10 @@ class TimingResult:
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = field(default=(), repr=False)
     approximation: Approximation | None = None
-    account: Account | None = field(default=None, repr=False)
     times_s: dict[str, float] = field(default_factory=dict)
     stream_s: float = 0.0
     traced_cycles: int | None = None
+    account: Account | None = field(default=None, repr=False)
 
     @property
     def band(self) -> float:

@@ -44,7 +44,7 @@ def summarise(
         method=method,
         cycles=cycles,
         latency_s=times["call"],
-        launch_s=times["call"] - seconds,
+        launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
         times_s=times,
         stream_s=stream,
         clock_hz=float(device.clock_hz.value),

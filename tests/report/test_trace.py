@@ -12,9 +12,9 @@ import pytest
 
 from npusim.config.load import load_workload
 from npusim.errors import SpecError
+from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
-from npusim.report.tracks import track_of
 from npusim.run import run
 
 if TYPE_CHECKING:
