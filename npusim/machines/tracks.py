@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "track_of"]
+__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "core_of", "track_of"]
 
 #: Names of kinds of core on a timeline, where not their own.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
 #: What the profiler calls kinds of core in ``sub_block_id``, and pipes, where not their name in lower case.
 PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
 PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
+#: Of these a core group has several, numbered.
+_NUMBERED = frozenset({"aiv"})
 #: The queue whose busy time a quantity of a measurement file is held against.
 MEASURED_PIPES = MappingProxyType(
     {
@@ -42,3 +44,8 @@ def track_of(group: int, queue: str) -> Track:
     if kind in _CORES:
         return Track(f"core{group}.{_CORES[kind]}{number or 0}", pipe)
     return Track(f"{kind}{group}{f'.{number}' if number else ''}", pipe)
+
+
+def core_of(kind: str, number: str) -> str:
+    """Return the core that a profiler's row is of: ``aiv1`` is the second of its group."""
+    return f"{kind}{number}" if kind in _NUMBERED else kind

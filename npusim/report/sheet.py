@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, reason_of
-from npusim.machines.tracks import PROFILED_PIPES
+from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, core_of
 from npusim.report.bottleneck import deciding_group, queues_of
 from npusim.report.pipes import NOT_APPLICABLE
 from npusim.report.record import RunRecord, record_of
@@ -207,11 +207,12 @@ def _measured(file: Path, label: str) -> Sheet:
         why = reason_of(error, file) if isinstance(error, OSError) else str(error)
         raise SpecError(f"{file}: cannot be read: {why}") from None
     kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
-    lacks = [c for c in _NEEDED if c not in columns] + ([] if kinds else ["aic_total_cycles or aiv_total_cycles"])
+    lacks = [c for c in _NEEDED if c not in columns]
+    lacks += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]
     if lacks:
         raise SpecError(
-            f"{file}: no column {', '.join(lacks)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
-            "aic_total_cycles, aic_time(us), aic_cube_ratio, aiv_vec_ratio, ..."
+            f"{file}: no column {', '.join(lacks)}; a profiler's PipeUtilization.csv has block_id, sub_block_id "
+            f"and {', '.join(f'{kind}{_TOTAL}, {kind}_time(us)' for kind in PROFILED_CORES)}, ..."
         )
     blocks: dict[str, dict[str, Unit]] = {}
     totals: dict[str, int] = {}
@@ -227,7 +228,7 @@ def _measured(file: Path, label: str) -> Sheet:
             took = _number(row, f"{kind}_time(us)", place)
             clock = total / took * 1e6 if took else clock
             which = re.sub("[^0-9]", "", row.get("sub_block_id") or "") or "0"
-            core = f"aiv{which}" if kind == "aiv" else kind
+            core = core_of(kind, which)
             blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, place))
     if not totals:
         raise SpecError(f"{file}: no row has cycles of a core")
