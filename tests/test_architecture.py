@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "kernel", "machine", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors",
         "spread", "finite", "request", "effort",
     ),
-    ("report", "explore", "validate", "baseline", "pytest_plugin", "sensitivity"),
+    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
 )
 #: (who, whom) within one layer: the parts of ``simulate``; ``report`` shows what the others return.
@@ -54,9 +54,10 @@ WITHIN = frozenset(
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
+        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"),
+        ("report", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 
@@ -86,6 +87,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": (),
     "typer": ("cli/", "cli.py"),
     "perfetto": ("report/",),
+    "altair": ("report/charts.py",),
+    "jinja2": ("report/page.py",),
+    "vl_convert": ("report/page.py",),
 }
 
 
@@ -256,6 +260,7 @@ NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
     "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
     "config/measurements.py": "quantities of measurement files, as profilers call them",
+    "report/sheet.py": "columns of the profiler's files, as it writes them",
     "validate/template.py": "the same, in a file to begin with",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 #: What files of npusim are: the part of their schema before its version.
-KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "measurements"))
+KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 RecordType = TypeVar("RecordType")
 

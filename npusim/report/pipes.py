@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse
 
-__all__ = ["PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
+__all__ = ["NOT_APPLICABLE", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
 
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]
 
 #: How the profiler's files mark a column that does not apply to a row.
-_NOT_APPLICABLE = "NA"
+NOT_APPLICABLE = "NA"
 
 
 def pipe_columns(record: RunRecord) -> PipeColumns:
@@ -57,7 +57,7 @@ def pipes_csv(record: RunRecord) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([csv_cell(name) for name in columns])
     for values in zip(*columns.values(), strict=True):
-        writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
+        writer.writerow([NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
     return text.getvalue()
 
 

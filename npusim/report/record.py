@@ -6,7 +6,7 @@ prints or compares takes records, so that a run of last week is treated like one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
@@ -16,7 +16,7 @@ from npusim.numerics.result import ErrorSummary, NumericEvent
 from npusim.report.roofline import Roofline, roofline_of
 from npusim.run_result import PresetOutcome
 from npusim.spread import Spread, row_sum_evidence
-from npusim.timing.result import QueueUse
+from npusim.timing.result import Account, QueueUse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -73,6 +73,7 @@ class OverlapRecord:
     exposed_us: float
     overlap_efficiency: float
     modes: tuple[str, ...]
+    parts_us: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class TimingRecord:
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
     ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
-    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.
+    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
+    that ends last; None on nodes.
     """
 
     method: str
@@ -101,6 +103,7 @@ class TimingRecord:
     roofline: Roofline | None = None
     band: float = 0.0
     times_us: dict[str, float] | None = None
+    account: Account | None = None
 
     @property
     def core_us(self) -> float:
@@ -210,6 +213,7 @@ def _overlap(timing: NodeTiming) -> OverlapRecord:
     return OverlapRecord(
         **_named_alike(OverlapRecord, timing),
         **{f"{name}_us": getattr(timing, f"{name}_s") * 1e6 for name in seconds},
+        parts_us={name: seconds * 1e6 for name, seconds in timing.parts_s.items()},
     )
 
 
