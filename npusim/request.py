@@ -78,6 +78,10 @@ class Request:
     seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.")
     seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.")
     seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.")
+    phase: Literal["prefill", "decode"] | None = _option(
+        "--phase", "", _WHAT, "decode: one query a sequence, over all --seq keys.", choices=("prefill", "decode"),
+        shown="prefill",
+    )  # fmt: skip
     batch: int | None = _option("--batch", "N", _WHAT, "Sequences.")
     tensor_parallel: int | None = _option(
         "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run."
@@ -111,6 +115,9 @@ class Request:
     )  # fmt: skip
     arithmetic: str | None = _option(
         "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
+    )
+    warm: bool = _option(
+        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False
     )
     method: str = _option(
         "--method", "NAME", _HOW,
@@ -151,6 +158,10 @@ class Request:
     trace_groups: Sequence[int] = _option(
         "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
     )
+    window: tuple[float, float] | None = _option(
+        "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
+        shown="all, of a long run its beginning", asks=False,
+    )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
 
@@ -162,7 +173,11 @@ class Request:
     def sizes(self) -> dict[str, Any]:
         """Return what replaces a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        if self.phase == "decode":
+            refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
+            found["seq_q"] = 1
+        return found
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""

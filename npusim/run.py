@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim import run_result
 from npusim.report.output import save_run, save_trace
@@ -55,9 +55,9 @@ class RunResult(run_result.RunResult):
         """
         return save_run(self, folder, save_output=save_output)
 
-    def save_trace(self, path: str | Path) -> Path:
-        """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
-        return save_trace(self, Path(path))
+    def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+        """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
+        return save_trace(self, Path(path), window)
 
     def _repr_html_(self) -> str:
         return pre_html(self._table())
@@ -78,7 +78,7 @@ def run(
     problem: AnyProblem | None = None,
     seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
     batch: int | None = None, tensor_parallel: int | None = None,
-    causal: bool | None = None, dtype: Dtype | None = None,
+    causal: bool | None = None, dtype: Dtype | None = None, phase: Literal["prefill", "decode"] | None = None,
     ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
@@ -88,8 +88,10 @@ def run(
     layout: Layout = "bnsd",
     numerics: bool = True,
     rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
+    warm: bool = False,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
+    window: tuple[float, float] | None = None,
     overrides: Mapping[str, str] | None = None,
     diagnose: bool = False,
     presets: bool = False,
@@ -110,6 +112,8 @@ def run(
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them.
+    phase
+        ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore
         What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
         a run refuses a workload that needs what is not modelled, unless it is named here.
@@ -134,10 +138,15 @@ def run(
         ``"sample"`` (the last block of rows) or indices.
     seed
         Of the tensors that the workload's recipe draws.
+    warm
+        Whether inputs lie in L2 when the kernel starts; they have to fit it.
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
         Core groups whose operations are kept for the timeline.
+    window
+        Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
+        beginning only, up to there.
     overrides
         ``{dotted key of the device file: value}``.
     diagnose

@@ -87,8 +87,9 @@ class RunResult:
     def __repr__(self) -> str:
         """Return what was run and what came out, on one line."""
         time = "" if self.timing is None else f", {self.cycles:,} cycles, {self.latency_us:,.2f} us"
-        bits = self.numerics
-        error = "" if bits is None else f", relative RMSE {bits.error.rmse:.2e}"
+        rmse = None if self.numerics is None else self.numerics.error.rmse
+        is_lost = self.numerics is not None and rmse is None
+        error = ", output not finite" if is_lost else "" if rmse is None else f", relative RMSE {rmse:.2e}"
         return f"<RunResult {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property

@@ -20,12 +20,14 @@ from npusim.numerics.inputs import array_source, recipe_source
 from npusim.request import refuse
 from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
-from npusim.schedules import find_schedule
+from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
+from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
+from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +54,9 @@ def run_request(request: Request) -> RunResult:
         refuse(said, "the problem given says them; leave these options out")
     given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
-    if is_node(r.place()):
+    if is_node(r.place()) or is_of_models(r.schedule):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
+        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
@@ -75,15 +78,18 @@ def _computed(plan: _Plan) -> dict[str, Any]:
     """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
     device, r = plan.device, plan.request
     fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+    program = _warmed(program, device) if r.warm else program
     plan = replace(plan, tiling=fields)
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
-    timing = simulate_program(program, device, r.method, r.trace_groups, r.progress) if device.is_timed else None
+    timing = (
+        simulate_program(program, device, r.method, r.trace_groups, r.progress, r.window) if device.is_timed else None
+    )
     bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {
         "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
-        "notes": _notes(program, device, bits, timing, r.trace_groups),
+        "notes": _notes(program, device, bits, timing),
     }  # fmt: skip
 
 
@@ -107,6 +113,17 @@ class _Plan:
         """Return the program, with fields of the precision changed."""
         precision: Any = replace(cast("Any", self.precision), **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+
+def _warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
+    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    room = device.memory.l2.capacity_bytes.value
+    if size > room:
+        raise SpecError(
+            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(room)}"
+        )
+    return replace(program, is_warm=True)
 
 
 def _as_change(arithmetic: str | None) -> str | None:
@@ -140,9 +157,7 @@ def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
         program = other.program()
         bits = evaluate(program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads)
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
-        error = bits.error
-        rmse = None if error.nan_count or error.inf_count else float(error.rmse)
-        found.append(PresetOutcome(name, rmse, None if timing is None else timing.latency_s * 1e6))
+        found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(found)
 
 
@@ -211,9 +226,11 @@ def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]]
 
 def simulate_program(
     program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = (),
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None, window: tuple[float, float] | None = None,
 ) -> TimingResult:  # fmt: skip
     """Return the time of a program by a named method, checked for sanity.
+
+    A run too long for operations one by one has those of its beginning, up to the end of ``window`` (us).
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -224,18 +241,20 @@ def simulate_program(
     told = {"progress": progress} if method == "des" else {}
     result = METHODS[method](program, device, trace_groups=trace_groups, **told)
     check_sanity(result)
-    return result
+    if not trace_groups or result.spans or not result.operations:
+        return result
+    until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
+    spans, traced = first_spans(program, device, trace_groups, until)
+    return replace(result, spans=spans, traced_cycles=traced)
 
 
 def _notes(
-    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None,
-    trace_groups: Sequence[int],
-) -> tuple[str, ...]:  # fmt: skip
+    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None
+) -> tuple[str, ...]:
     notes = list(program.notes)
-    if timing and trace_groups and not timing.spans and timing.operations:
-        notes.append(
-            f"no timeline: {timing.operations:,} operations were not simulated one by one; method fold does that"
-        )
+    if timing and timing.traced_cycles is not None:
+        traced = format_duration(timing.traced_cycles / timing.clock_hz)
+        notes.append(f"timeline: the first {traced}; --window 0:END goes on to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

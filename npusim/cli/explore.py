@@ -68,7 +68,7 @@ def add_to(app: typer.Typer) -> None:
 
 @o.takes(
     "arithmetic", "tensors", "prefix", "layout", "rows", "heads", "seed", "numerics", "diagnose", "presets",
-    "trace_groups", own_first=True,
+    "trace_groups", "window", own_first=True,
 )  # fmt: skip
 def explore(
     request: Request,

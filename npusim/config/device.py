@@ -34,7 +34,9 @@ from npusim.errors import SpecError
 GM = "GM"
 
 #: Core families of the package, and the kinds of core that their devices have.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType({"ascend": ("aic", "aiv"), "nvidia": ("sm",)})
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ascend": ("aic", "aiv"), "nvidia": ("sm",), "cpu": ("sm",)}
+)
 #: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
 MACHINES = "npusim.machines"
 
@@ -87,6 +89,10 @@ class L2Spec(SpecModel):
 
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
+    writes: Choice[Literal["back", "through"]] | None = Field(
+        default=None,
+        description="back: what is written stays until something else needs its place; absent: outputs go through",
+    )
 
 
 class MemorySpec(SpecModel):
@@ -121,10 +127,25 @@ class FlagsSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """What starting a kernel costs before any core works."""
+    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    task_s: Quantity | None = Field(
+        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+    )
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    host_issue_s: Quantity | None = Field(
+        default=None, description="the host's, to issue a kernel without waiting for it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_complete(self) -> Self:
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        missing = [name for name, part in parts.items() if part is None]
+        if missing and len(missing) < len(parts):
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+        return self
 
 
 class CoreSpec(SpecModel):
@@ -152,7 +173,7 @@ class DeviceSpec(SpecModel):
     name: Name
     description: Text
     family: Annotated[str, AfterValidator(_family)] = Field(
-        description="of cores: ascend, nvidia, or one that an installed package brings"
+        description="of cores: ascend, nvidia, cpu, or one that an installed package brings"
     )
     architecture: Text
     clock_hz: Positive
@@ -257,10 +278,16 @@ class DeviceSpec(SpecModel):
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        for engine in self.core(core).engines.values():
-            if isinstance(engine, MatrixEngine):
-                return engine
-        raise SpecError(f"{self.name}: {core} has no matrix unit")
+        self.core(core)
+        if core not in self.matrix_engines:
+            raise SpecError(f"{self.name}: {core} has no matrix unit")
+        return self.matrix_engines[core]
+
+    @property
+    def matrix_engines(self) -> dict[str, MatrixEngine]:
+        """Matrix units by the kind of core that has one."""
+        engines = ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
+        return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
 
     @property
     def row_sum(self) -> Choice[Literal["vector_lanes", "tree_halves"]] | None:

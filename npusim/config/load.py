@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from npusim.config.inherit import read_inherited
 from npusim.config.messages import explain
@@ -29,14 +29,16 @@ __all__ = [
     "list_workloads",
     "load_device",
     "load_workload",
+    "read_record",
     "read_spec",
     "validated",
     "workload_schema",
 ]
 
 #: What files of npusim are: the part of their schema before its version.
-KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "measurements"))
+KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
+RecordType = TypeVar("RecordType")
 
 
 def load_device(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> DeviceSpec:
@@ -101,6 +103,18 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
         return model.model_validate(document.data)
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
+        raise SpecError("\n".join(lines)) from None
+
+
+def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
+    """Return JSON text as the dataclass ``kind``; keys that it does not know are left out.
+
+    Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        lines = [f"{file}  {key}: {fault}" for key, fault in explain(error, model=kind)]
         raise SpecError("\n".join(lines)) from None
 
 

@@ -236,4 +236,4 @@ def _busiest(result: RunResult) -> tuple[str, float]:
         return "", 0.0
     pipes = [queue for queue in queues if queue.is_pipe]
     top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
-    return top.name.rpartition(".")[2], top.busy_cycles / result.cycles
+    return top.queue.rpartition(".")[2], top.busy_cycles / result.cycles

@@ -158,6 +158,24 @@ def _ieee() -> Iterator[MmaArithmetic]:
         )
 
 
+def _avx512() -> Iterator[MmaArithmetic]:
+    """Yield a lane of AVX-512: float16 operands widened, one float32 fused multiply-add after the other."""
+    for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
+        yield MmaArithmetic(
+            name=f"avx512.fma.k1.{inputs}.f32",
+            a_format=left,
+            b_format="float16",
+            acc_format="float32",
+            k=1,
+            block=1,
+            fraction_bits=None,
+            rounding="nearest_even",
+            method="sequential",
+            evidence="assumed",
+            source="VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k",
+        )
+
+
 #: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
 _CONFIRMED: frozenset[str] = frozenset(
     {
@@ -226,6 +244,7 @@ def _rows() -> Iterator[MmaArithmetic]:
     yield from _wide_fp8("rtx_blackwell.mma")
     yield from _ascend()
     yield from _ieee()
+    yield from _avx512()
 
 
 def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:

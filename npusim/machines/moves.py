@@ -30,9 +30,11 @@ class Moves:
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device = device
+        l2 = device.memory.l2
         self.residency = residency(
-            program, device.group_count.value, device.memory.l2.capacity_bytes.value
-        )
+            program, device.group_count.value, l2.capacity_bytes.value,
+            writes_back=l2.writes is not None and l2.writes.value == "back",
+        )  # fmt: skip
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:

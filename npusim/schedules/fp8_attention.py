@@ -31,9 +31,7 @@ class GpuFp8Tiling(Tiling):
     """Tiling fields of FP8 attention on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(
-        default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)"
-    )
+    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
 class Fp8Tiling(Tiling):
@@ -118,7 +116,7 @@ def build_on_ascend(
 ) -> TileProgram:
     """Return the same steps on Ascend: with FP8 products, or a study of P's cast, its product in the inputs' format."""
     warnings = _check(precision)
-    if problem.dtype == E4M3 and E4M3 not in device.matrix_engine("aic").arithmetic:
+    if problem.dtype == E4M3 and not _has_fp8(device):
         raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
     machine, sizes = AscendMachine(device), (tiling.block_q, tiling.block_kv)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
@@ -127,12 +125,15 @@ def build_on_ascend(
     return machine.build("fp8_attention", phases, problem.flops(), warnings)
 
 
+def _has_fp8(device: DeviceSpec) -> bool:
+    return any(E4M3 in unit.arithmetic for unit in device.matrix_engines.values())
+
+
 def study(problem: Problem, device: DeviceSpec) -> str:
     """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
     if problem.dtype == E4M3:
         return ""
-    has_fp8 = E4M3 in device.matrix_engine("aic").arithmetic
-    why = f"was given {problem.dtype}, not {E4M3}" if has_fp8 else "has no FP8 matrix unit"
+    why = f"was given {problem.dtype}, not {E4M3}" if _has_fp8(device) else "has no FP8 matrix unit"
     what = f"P is cast to E4M3 and multiplied as {problem.dtype}, anew for each tile; a study of numerics"
     return f"{device.name} {why}: {what}, its time that of no real kernel"
 

@@ -166,9 +166,9 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
     (phase,) = program.phases
     visits = fields.warps * sum(run.count for block in phase.blocks for run in block.runs)
     queues = [u for group in timing.queues for u in group if u.is_pipe]
-    pipes = dict.fromkeys(u.name for u in queues)
+    pipes = dict.fromkeys(u.queue for u in queues)
     shares = {
-        name.rpartition(".")[2]: sum(u.busy_cycles for u in queues if u.name == name)
+        name.rpartition(".")[2]: sum(u.busy_cycles for u in queues if u.queue == name)
         / timing.cycles / device.group_count.value
         for name in pipes
     }  # fmt: skip
