@@ -33,8 +33,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
-        "finite", "request", "effort",
+        "kernel", "machine", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors",
+        "spread", "finite", "request", "effort",
     ),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
