@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
 
-__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "run"]
+__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "invariant", "run"]
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ _HOMES = MappingProxyType(
         "errors": "npusim.errors",
         "explore": "npusim.explore",
         "formats": "npusim.formats",
+        "invariant": "npusim.invariance",
         "run": "npusim.run",
     }
 )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import pytest
 
+from npusim.config.load import list_devices, load_device
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -34,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
         "finite", "request", "effort",
     ),
-    ("report", "explore", "validate", "baseline", "pytest_plugin", "sensitivity"),
+    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
 )
 #: (who, whom) within one layer: the parts of ``simulate``; ``report`` shows what the others return.
@@ -54,7 +56,7 @@ WITHIN = frozenset(
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"),
+        ("report", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 
@@ -84,6 +86,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": (),
     "typer": ("cli/", "cli.py"),
     "perfetto": ("report/",),
+    "altair": ("report/charts.py",),
+    "jinja2": ("report/page.py",),
+    "vl_convert": ("report/page.py",),
 }
 
 
@@ -244,6 +249,64 @@ def test_only_the_command_line_prints() -> None:
         and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ---------------------------------------------------------------- parts of devices
+
+
+#: Where parts of a device are named outside machines/, and why.
+NAMES_PARTS = {
+    "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
+    "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
+    "config/measurements.py": "quantities of measurement files, as profilers call them",
+    "validate/template.py": "the same, in a file to begin with",
+    "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
+}
+#: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
+WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})
+
+
+@cache
+def parts_of_devices() -> frozenset[str]:
+    """Return the cores, engines (whose queues are called so too) and buffers of the packaged devices."""
+    cores = [core for name in list_devices() for core in load_device(name).cores.items()]
+    return frozenset(part for name, core in cores for part in (name, *core.engines, *core.buffers))
+
+
+def named_parts(tree: ast.Module) -> set[str]:
+    """Return the parts of devices that code names in text or identifiers; what documents it does not count."""
+    documents = {id(node.body[0]) for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)}
+    texts, identifiers = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and id(node) in documents:
+            documents.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            words = set(re.findall(r"[A-Za-z0-9]+", node.value))
+            texts |= words if " " not in node.value else {word for word in words if word.lower() not in WORDS}
+        else:
+            for field in ("id", "attr", "arg", "name"):
+                identifiers |= set(str(getattr(node, field, "")).lower().split("_"))
+    parts = parts_of_devices()
+    special = {part for part in parts if part.lower() not in WORDS}
+    return parts & texts | {part for part in special if part.lower() in texts | identifiers}
+
+
+def test_only_machines_name_a_devices_queues_pipes_and_buffers() -> None:
+    found = {name_of(p) for p in SOURCES if part_of(p) != "machines" and named_parts(parsed(p))}
+    assert found == set(NAMES_PARTS), {name: named_parts(parsed(PACKAGE / name)) for name in found - set(NAMES_PARTS)}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("queue = 'aic.CUBE'", 2), ("if pipe == 'MTE2': pass", 1), ("spec.buffers['UB']", 1), ("ub_bytes = 1", 1),
+        ("def f(l0c): pass", 1), ("fits(in_l0a=1)", 1), ("f'{core}.VECTOR'", 1), ("place = 'ub'", 1),
+        ("vector = tensor_parallel", 0), ("x = 'a vector of tensors'", 0), ("import npusim.machines.sm", 0),
+        ("def f():\n    \"\"\"Through UB.\"\"\"", 0),
+    ],
+)  # fmt: skip
+def test_the_search_for_parts_finds_them(source: str, count: int) -> None:
+    assert len(named_parts(ast.parse(source))) == count
 
 
 # ---------------------------------------------------------------- state of modules

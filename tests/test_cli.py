@@ -59,7 +59,7 @@ def _ok(*arguments: str) -> str:
 def _document(*arguments: str) -> dict[str, Any]:
     found = json.loads(_ok(*arguments))
     assert isinstance(found, dict)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == (2 if found["kind"] == "npusim.compare" else 1)
     return found
 
 
@@ -129,7 +129,7 @@ def test_run_prints_the_table_and_writes_the_folder() -> None:
     assert result.exit_code == 0
     assert "flash on ascend_910b2" in result.stdout
     assert "wrote" not in result.stdout, "what is no result goes to stderr"
-    assert "wrote runs/flash-pangu_38b-256/  (pipes.csv result.json trace.pftrace)" in result.stderr
+    assert "wrote runs/flash-pangu_38b-256/  (figures.json pipes.csv result.json trace.pftrace)" in result.stderr
     assert "\x1b" not in result.stdout
     assert load_result("runs/flash-pangu_38b-256").timing is not None
 
@@ -161,7 +161,7 @@ def test_options_reach_the_run() -> None:
 def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     _ok("run", "flash", *QUICK, "--trace", "chrome", "--trace-groups", "1,2", "-o", "a")
     names = {path.name for path in (elsewhere / "a").iterdir()}
-    assert names == {"result.json", "pipes.csv", "trace.json"}
+    assert names == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
     assert cores == {"core1", "core2", "core group 1", "core group 2"}
@@ -292,8 +292,19 @@ def test_compare_shows_what_changed() -> None:
     assert "tiling.block_kv  512 -> 256" in text
     assert "kernel cycles" in text
     document = _document("compare", "a", "b", "--json")
-    assert document["differences"] == {"tiling.block_kv": {"old": 512, "new": 256}}
-    assert "cannot be read" in _error("compare", "a", "nope")
+    assert document["differences"] == {"tiling.block_kv": [512, 256]}
+    assert "cannot be read" in _error("compare", "a", "nope/b")
+
+
+def test_compare_runs_schedules_on_the_spot_with_options_of_their_own() -> None:
+    found = _document("compare", "flash", "flash -t block_kv=256 --seq 64", *QUICK, "-t", "depth=1", "--json")
+    assert found["runs"] == ["flash", "flash -t block_kv=256 --seq 64"]
+    assert found["problems"] == ["problem.seq_q", "problem.seq_kv"]
+    assert found["differences"]["tiling.block_kv"] == [512, 256]
+    assert "tiling.depth" not in found["differences"]
+    parts = found["latency"]["parts"]
+    assert [sum(p["cycles"][i] for p in parts) for i in (0, 1)] == found["latency"]["cycles"]
+    assert _ok("compare", "flash", "pasa", *QUICK, "--markdown").startswith("### flash -&gt; pasa\n")
 
 
 def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:

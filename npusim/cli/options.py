@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ from npusim.request import OPTIONS, Option, Request
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem
 
-__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told"]
+__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told", "worded"]
 
 
 def _devices() -> list[str]:
@@ -82,20 +83,23 @@ def _kind(name: str, option: Option) -> Any:
     return kind | None if option.typed is None else kind
 
 
-def takes(*but: str, own_first: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *but: str, own_first: bool = False, schedule: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a verb the options of a request except ``but``; its function gets them as a `Request`, read.
 
     The request comes first; the function's other arguments are the verb's own options, shown last unless
-    ``own_first``.
+    ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
+    which the request then lacks.
     """
     names = [name for name in OPTIONS if name not in but]
 
-    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+    def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)
-        def called(schedule: str | None, **given: Any) -> None:
-            known = required_schedule(schedule, verb.__name__)
+        def called(**given: Any) -> Any:
+            known = required_schedule(given.pop("schedule"), verb.__name__) if schedule else ""
             said = {name: given.pop(name) for name in names}
-            verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
+            return verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = inspect.Parameter("schedule", keyword, default=None, annotation=ScheduleName)
@@ -104,13 +108,42 @@ def takes(*but: str, own_first: bool = False) -> Callable[[Callable[..., None]],
             for n in names
         ]
         _, *own = inspect.signature(verb, eval_str=True).parameters.values()
-        signature = inspect.Signature([first, *own, *shared] if own_first else [first, *shared, *own])
+        named = [first] if schedule else []
+        signature = inspect.Signature([*named, *own, *shared] if own_first else [*named, *shared, *own])
         called.__signature__ = signature  # type: ignore[attr-defined]  # what typer makes options of
         called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         del called.__wrapped__
         return called
 
     return decorated
+
+
+def worded(words: Sequence[str], base: Request) -> Request:
+    """Return ``base`` with the schedule and the options of a command line's words: ``flash -t depth=3``.
+
+    Tiling fields and changed numbers of the device add to those of ``base``.
+    """
+    name, *options = words
+    own, usual = _parsed(options), _parsed([])
+    said = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
+    for more in _REPEATED:
+        said[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
+    return replace(base, schedule=name, **said)
+
+
+def _parsed(options: Sequence[str]) -> Request:
+    """Return the request of options alone; what is wrong with them is said as for any command."""
+
+    @takes(schedule=False)
+    def request(given: Request) -> Request:
+        return given
+
+    reader = typer.Typer(add_completion=False)
+    reader.command()(request)
+    found = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
+    if not isinstance(found, Request):
+        raise SpecError(f"{' '.join(options)}: give options of npusim run")
+    return found
 
 
 def _read(name: str, value: Any) -> Any:

@@ -278,10 +278,16 @@ class DeviceSpec(SpecModel):
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        for engine in self.core(core).engines.values():
-            if isinstance(engine, MatrixEngine):
-                return engine
-        raise SpecError(f"{self.name}: {core} has no matrix unit")
+        self.core(core)
+        if core not in self.matrix_engines:
+            raise SpecError(f"{self.name}: {core} has no matrix unit")
+        return self.matrix_engines[core]
+
+    @property
+    def matrix_engines(self) -> dict[str, MatrixEngine]:
+        """Matrix units by the kind of core that has one."""
+        engines = ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
+        return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
 
     @property
     def row_sum(self) -> Choice[Literal["vector_lanes", "tree_halves"]] | None:

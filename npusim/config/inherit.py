@@ -61,8 +61,8 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
 def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
     """Return mappings with every number or choice as an assumption taken over from ``name``."""
     if "value" in data:
-        kept = {key: value for key, value in data.items() if key != "fitted_on"}
-        return {**kept, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}
+        known = {key: value for key, value in data.items() if key != "fitted_on"}
+        return {**known, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}
     return {key: _assumed(value, name) if isinstance(value, dict) else value for key, value in data.items()}
 
 

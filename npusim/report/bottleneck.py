@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.machines.tracks import track_of
 from npusim.report.record import units_of
-from npusim.report.tracks import track_of
 
 if TYPE_CHECKING:
     from npusim.report.record import TimingRecord

@@ -16,7 +16,7 @@ from npusim.numerics.result import ErrorSummary, NumericEvent
 from npusim.report.roofline import Roofline, roofline_of
 from npusim.run_result import PresetOutcome
 from npusim.spread import Spread, row_sum_evidence
-from npusim.timing.result import QueueUse
+from npusim.timing.result import Account, QueueUse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -84,7 +84,8 @@ class TimingRecord:
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
     ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
-    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.
+    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
+    that ends last; None on nodes.
     """
 
     method: str
@@ -102,6 +103,7 @@ class TimingRecord:
     roofline: Roofline | None = None
     band: float = 0.0
     times_us: dict[str, float] | None = None
+    account: Account | None = None
 
     @property
     def core_us(self) -> float:

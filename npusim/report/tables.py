@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.machines.tracks import track_of
 from npusim.report.advice import BOUND_SHARE, advise, decoding
 from npusim.report.bottleneck import (
     basis_shares,
@@ -15,7 +16,6 @@ from npusim.report.bottleneck import (
 )
 from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
-from npusim.report.tracks import track_of
 from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
+from npusim.machines.tracks import Track, track_of
 from npusim.report.happened import Happened, happened
-from npusim.report.tracks import Track, track_of
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -78,6 +78,17 @@ class Timeline:
         return replace(self, tracks=tracks, flows=flows, counters=levels)
 
 
+    def windowed(self, window: tuple[float, float] | None) -> Timeline:
+        """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
+        if window is None or not self.end:
+            return self
+        first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
+        if first >= self.end:
+            over = format_duration(self.end / self.clock_hz)
+            raise SpecError(f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
+        return self.within(first, last)
+
+
 def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
     """Yield the level at the start of a window, and every change in it."""
     before: float | None = None
@@ -93,11 +104,8 @@ def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterabl
         yield start, before
 
 
-def timeline_of(result: RunResult, window: tuple[float, float] | None = None) -> Timeline:
-    """Return the timeline of the core groups that were traced; empty for a run without a time.
-
-    ``window``: from and to in us.  Raises `SpecError` where the run is over by then.
-    """
+def timeline_of(result: RunResult) -> Timeline:
+    """Return the timeline of the core groups that were traced; empty for a run without a time."""
     timing = result.timing
     if timing is None:
         return Timeline(result.name)
@@ -109,14 +117,7 @@ def timeline_of(result: RunResult, window: tuple[float, float] | None = None) ->
         slices.sort(key=lambda s: (s.start, s.end))
     for name in [t for t, slices in timeline.tracks.items() if not slices and _is_of_waits(timing, t)]:
         del timeline.tracks[name]
-    if window is None:
-        return timeline
-    first, last = (round(us * 1e-6 * clock) for us in window)
-    if timing.spans and first >= end:
-        raise SpecError(
-            f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {format_duration(end / clock)}"
-        )
-    return timeline.within(first, last)
+    return timeline
 
 
 def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[Slice]]:
@@ -149,7 +150,8 @@ def _add_group(timeline: Timeline, found: Happened) -> None:
         for cause, start, end in op.waits:
             if end > start:
                 timeline.tracks[queue].append(Slice(cause, start, end, "wait", op.block, op.path))
-    shared = f"core group {found.group}"
+    cores = {track_of(found.group, op.span.queue).core for op in found.operations}
+    shared = cores.pop() if len(cores) == 1 else f"core group {found.group}"
     for space, changes in found.changes.items():
         place = track_of(found.group, space) if "." in space else Track(shared, space)
         timeline.counters[Track(place.core, f"{place.pipe} bytes")] = _summed(changes)

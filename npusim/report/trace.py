@@ -20,8 +20,8 @@ from npusim.errors import NpusimError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from npusim.machines.tracks import Track
     from npusim.report.timeline import Slice, Timeline
-    from npusim.report.tracks import Track
 
 __all__ = ["TRACE_FILES", "TraceFormat", "chrome_trace", "perfetto_trace", "trace_bytes"]
 

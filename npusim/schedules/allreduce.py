@@ -46,8 +46,8 @@ PRECISIONS = MappingProxyType(
 class CollectiveTiling(Tiling):
     """Who drives the collective, and how."""
 
-    collective: Literal["auto", "sdma", "aiv", "sm"] = Field(
-        default="auto", description="who moves the bytes; auto: the first driver of the node's file"
+    collective: str = Field(
+        default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
         default="auto",

@@ -45,8 +45,8 @@ class FlashTiling(Tiling):
         default=2, ge=0, le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )  # fmt: skip
-    running: Literal["ub", "gm"] = Field(
-        default="ub", description="where O stays between tiles: in UB, or in global memory, so that larger blocks fit"
+    running: Literal["core", "gm"] = Field(
+        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
     )
 
 
@@ -96,7 +96,7 @@ def build_on_ascend(
     return machine.build(name, phases, problem.flops(), notes)
 
 
-EXPONENTIAL = "MUFU.EX2's bits are not public: powers of two are taken as correctly rounded"
+EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 #: Keys of a step where the device's file says nothing of registers.
 GPU_KEYS = 64
 

@@ -134,7 +134,7 @@ def build_on_ascend(
 
 
 def _has_fp8(device: DeviceSpec) -> bool:
-    return E4M3 in device.matrix_engine("aic").arithmetic
+    return any(E4M3 in unit.arithmetic for unit in device.matrix_engines.values())
 
 
 def study(problem: Problem, device: DeviceSpec) -> str:

@@ -40,6 +40,38 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """How often an operation ran on a unit, and the cycles that takes without others on shared links.
+
+    ``unit`` is the queue that issues it; a pipe that queues share has a row of its own.
+    """
+
+    unit: str
+    label: str
+    times: int
+    cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Cycles of a phase, from the end of the one before; ``idle`` are the queues that do nothing in it."""
+
+    name: str
+    cycles: int
+    idle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the core group that ends last does; ``givers[queue][cause]`` are the queues that it waits for."""
+
+    group: int
+    work: tuple[Work, ...]
+    phases: tuple[PhaseTime, ...]
+    givers: dict[str, dict[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Approximation:
     """How far an approximate method can be from ``des``, relative to what it says.
 
@@ -70,8 +102,8 @@ class TimingResult:
     of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact.  ``spans`` are those of the
-    first ``traced_cycles``, of the whole where that is None.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact, ``account`` on a node.
+    ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
     """
 
     method: str
@@ -90,6 +122,7 @@ class TimingResult:
     times_s: dict[str, float] = field(default_factory=dict)
     stream_s: float = 0.0
     traced_cycles: int | None = None
+    account: Account | None = field(default=None, repr=False)
 
     @property
     def band(self) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes
@@ -160,8 +161,8 @@ class Streams:
     def _issue_cycles(self, op: OpTemplate) -> int:
         """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
         queue = self.program.queues[op.queue]
-        scalar = self.device.core(queue.core).engines.get("SCALAR")
-        own = getattr(scalar, "issue_cycles", None)
+        engines = self.device.core(queue.core).engines.values()
+        own = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
         crossing = {e for e, _, _ in op.waits if self.endpoints[e].is_cross_core}
         crossing |= {e + len(self.endpoints) for e in op.sets if self.endpoints[e].is_cross_core}
         per_flag = self.device.timed_flags().cross_core_issue_cycles.value

@@ -5,11 +5,14 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from npusim.timing.account import account_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.config.device import LaunchSpec
     from npusim.timing.stream import Streams
 
@@ -20,11 +23,11 @@ NO_INSTRUCTION = "no instruction"
 
 
 def summarise(
-    streams: Streams, method: str, cycles: int, uses: tuple[tuple[QueueUse, ...], ...],
+    streams: Streams, method: str, ends: Sequence[int], uses: tuple[tuple[QueueUse, ...], ...],
     link_bytes: dict[str, int], counts: OpCounts, spans: tuple[Span, ...],
 ) -> TimingResult:  # fmt: skip
-    """Return the result of one simulation."""
-    device = streams.device
+    """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
+    device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}
     work: dict[str, int] = {}
     names = [queue.name for queue in streams.program.queues]
@@ -41,7 +44,7 @@ def summarise(
         method=method,
         cycles=cycles,
         latency_s=times["call"],
-        launch_s=times["call"] - seconds,
+        launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
         times_s=times,
         stream_s=stream,
         clock_hz=float(device.clock_hz.value),
@@ -52,6 +55,7 @@ def summarise(
         bound_cycles=_bounds(streams, work, link_bytes),
         compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
+        account=account_of(streams, uses, ends),
     )
 
 

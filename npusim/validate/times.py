@@ -16,6 +16,7 @@ from npusim.config.measurements import MeasurementCase, MeasurementFile, load_me
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
+from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.request import Request
 from npusim.schedules import find_schedule
@@ -38,14 +39,6 @@ MICROSECONDS = 1e6
 THOUSAND = (400.0, 2500.0)
 #: By how much two sums of the same times may differ.
 TINY = 1e-9
-#: The engine whose busy time a per-pipe measurement is held against.
-PIPES = (
-    ("mac_us", "aic.CUBE"),
-    ("mte1_us", "aic.MTE1"),
-    ("mte2_us", "aic.MTE2"),
-    ("fixp_us", "aic.FIXP"),
-    ("vec_us", "aiv0.VECTOR"),
-)
 #: The part of a node's time that a measurement is held against.
 NODE_PARTS = MappingProxyType(
     {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
@@ -246,7 +239,7 @@ class Predictor:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in RAN_PARTS:
             return sum(result.timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
-        queue = dict(PIPES).get(quantity)
+        queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
             if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)

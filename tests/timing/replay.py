@@ -32,13 +32,15 @@ def simulate(
     streams = streams or Streams(program, device)
     streams.check_pipe_waits("replay")
     replay = _Replay(streams, frozenset(trace_groups))
+    ends = []
     for phase in program.phases:
         replay.run(phase)
+        ends.append(replay.cycles)
     uses = tuple(tuple(uses) for uses in replay.uses)
     return summarise(
         replay.streams,
         "replay",
-        replay.cycles,
+        ends,
         uses,
         replay.link_bytes,
         replay.counts,
