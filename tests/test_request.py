@@ -24,7 +24,7 @@ from npusim.schedules import find_schedule
 from npusim.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
-OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome"}
+OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome", "studies"}
 
 
 def arguments(function: Any) -> dict[str, object]:

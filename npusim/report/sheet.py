@@ -123,7 +123,7 @@ def sheet_of(run: RunResult | RunRecord | str | Path, label: str) -> Sheet:
     return Sheet(
         label, dict(_inputs(record)), record, record.device.clock_hz,
         None if timing is None else timing.cycles,
-        0.0 if timing is None else timing.launch_us,
+        0.0 if timing is None else round(timing.launch_us, 6),  # a difference of floats: to the picosecond
         {} if timing is None else {u.name: u for u in _units(timing)},
     )  # fmt: skip
 

@@ -125,12 +125,13 @@ def build_with_warps(
     sizes = tiling.block_q, tiling.keys
     lanes = lanes_of(tiling, precision, problem)
     fields = replace(lanes, residents=tiling.residents or found.blocks)
-    places = device.group_count.value * fields.residents
-    (first, *rest), said = make(problem, sizes, precision, places)
+    # Residents share a multiprocessor: more of them are no more places where work goes on at full speed.
+    (first, *rest), said = make(problem, sizes, precision, device.group_count.value)
     if tiling.launch == "longest_first":
         first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
     where = "registers" if lanes.holds_in_registers else "shared memory"
-    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL, *said)
+    quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
+    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}{quads}, Q in {where}", EXPONENTIAL, *said)
     return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
 
 
