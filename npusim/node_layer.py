@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats
-from npusim.config.layer import LayerProblem, SharedProblem
+from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.load import load_device
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
@@ -16,6 +16,7 @@ from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp, HostOp, KernelOp
+from npusim.node.memory import longest, paper_layers, plan, shape_parameters
 from npusim.node.program import ROW_GRAIN
 from npusim.node.reduction import execute, reduction_error
 from npusim.node_bits import (
@@ -30,7 +31,8 @@ from npusim.node_bits import (
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, projection_source, recipe_source
 from npusim.request import refuse
-from npusim.units import format_duration
+from npusim.schedules.layer import layers_on_host
+from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
+    from npusim.node.result import NodeTiming
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Progress
 
@@ -98,6 +101,8 @@ def layer_bits(
 ) -> tuple[LayerBits | None, tuple[str, ...]]:  # fmt: skip
     """Return the bits of a layer, and what is to be said of those of a collective."""
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
+    if isinstance(what, ModelProblem):
+        return None, ()
     if bits is not None and type(what) is SharedProblem:
         return _attention_bits(program, what, machine, load, given, bits), ()
     if bits is None or not calls or calls[0].kind != "allreduce":
@@ -177,7 +182,43 @@ def layer_problem(
     hidden = load.hidden if projection is None else projection.shape[1]
     if hidden is None:
         raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
-    return kind.around(problem, ranks=ranks, hidden=hidden)
+    if kind is not ModelProblem:
+        return kind.around(problem, ranks=ranks, hidden=hidden)
+    missing = [name for name in ("layers", "intermediate") if getattr(load, name) is None]
+    if missing:
+        raise SpecError(f"workload {load.name}: {', '.join(missing)}: missing; a model's layers need them")
+    return ModelProblem.around(
+        problem, ranks=ranks, hidden=hidden, layers=load.layers, intermediate=load.intermediate, gated=load.gated,
+        vocab=load.vocab or 0, parameters=load.parameters or 0,
+    )  # fmt: skip
+
+
+def model_notes(what: Any, fields: Any, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
+    """Return what a model's run says: its latency or rate, its memory, where K and V are."""
+    if not isinstance(what, ModelProblem):
+        return ()
+    found, seconds = plan(what, machine, output=fields.output), timing.latency_s
+    rate = f"{format_duration(seconds)} of prefill"
+    if what.seq_q == 1:
+        rate = f"{what.batch / seconds:,.2f} tokens a second"
+    overhead = "no framework overhead (-t overhead_us=...)"
+    if fields.overhead_us:
+        overhead = f"{fields.overhead_us:g} us a layer of framework overhead"
+    printed = paper_layers(what, found.capacity_bytes, output=fields.output)
+    where = layers_on_host(what, fields, machine)
+    stated = (what.parameters or shape_parameters(what)) / 1e9
+    shaped = f", its shapes {shape_parameters(what) / 1e9:.1f}" if what.parameters else ""
+    offloaded = "; ".join(
+        f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
+        for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
+        if not is_offloaded or found.host_bytes is not None
+    )  # fmt: skip
+    return (
+        f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
+        f"memory of a device: {found.listed()}, of {format_bytes(found.capacity_bytes)}; K and V of {where} layers on "
+        f"the host; L_GPU = {found.gpu_layers} of {what.layers}, by equation 37 as printed {printed:,.1f}",
+        f"longest prompt in tokens: {offloaded}",
+    )
 
 
 def given_problem(

@@ -52,6 +52,8 @@ def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | 
     if table is None:
         return None
     if kernel.role == "attention" and table.attention is not None:
+        if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
+            return _from_roof(kernel, table.others, device)  # one query has no block of rows
         return _attention_from_table(kernel, node, table.attention, device, table.core or "")
     if kernel.role == "linear" and table.linear is not None:
         return _linear_from_table(kernel, node, table.linear, device, table.core or "")
@@ -96,7 +98,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         return METHODS[method](child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError):
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device.family):
             text += "; a node's file may state its kernels' times instead (key kernels)"
         raise type(error)(text) from error
 

@@ -78,6 +78,10 @@ class Request:
     seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.")
     seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.")
     seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.")
+    phase: Literal["prefill", "decode"] | None = _option(
+        "--phase", "", _WHAT, "decode: one query a sequence, over all --seq keys.", choices=("prefill", "decode"),
+        shown="prefill",
+    )  # fmt: skip
     batch: int | None = _option("--batch", "N", _WHAT, "Sequences.")
     tensor_parallel: int | None = _option(
         "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run."
@@ -169,7 +173,11 @@ class Request:
     def sizes(self) -> dict[str, Any]:
         """Return what replaces a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        if self.phase == "decode":
+            refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
+            found["seq_q"] = 1
+        return found
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim import run_result
 from npusim.report.output import save_run, save_trace
@@ -78,7 +78,7 @@ def run(
     problem: AnyProblem | None = None,
     seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
     batch: int | None = None, tensor_parallel: int | None = None,
-    causal: bool | None = None, dtype: Dtype | None = None,
+    causal: bool | None = None, dtype: Dtype | None = None, phase: Literal["prefill", "decode"] | None = None,
     ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
@@ -112,6 +112,8 @@ def run(
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them.
+    phase
+        ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore
         What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
         a run refuses a workload that needs what is not modelled, unless it is named here.

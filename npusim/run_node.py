@@ -5,36 +5,40 @@ Beside ``run`` the only place where schedules, timing and nodes meet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem, SharedProblem
-from npusim.config.node import load_node_device
+from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.node import NodeDevice, is_node, load_node_device
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.ir.check import check
 from npusim.node.kernel import CollectiveOp, KernelOp
+from npusim.node.result import folded
 from npusim.node.simulate import simulate
 from npusim.node_bits import operations
-from npusim.node_layer import adapted, layer_bits, layer_problem, refuse_long
+from npusim.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
 from npusim.node_times import kernel_timer, simulated_child
 from npusim.request import refuse
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
+from npusim.schedules.layer import periods
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.config.node import NodeDevice, NodeSpec
+    from npusim.config.node import NodeSpec
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.node.result import NodeTiming
     from npusim.node_layer import Given, NodeBits
     from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
+    from npusim.schedules.layer import LayerTiling
     from npusim.schedules.registry import Schedule
 
 __all__ = ["run_on_node", "time_on_node"]
@@ -52,7 +56,8 @@ def run_on_node(
     `NpusimError` that says what is wrong.
     """
     r, load = request, request.load()
-    machine = load_node_device(cast("Any", r.place()), r.overrides)
+    place: Any = r.place()
+    machine = load_node_device(place, r.overrides) if is_node(place) else NodeDevice.alone(r.machine())
     chosen = find_schedule(r.schedule, machine.family)
     is_attention = issubclass(chosen.problem, SharedProblem)
     if not is_attention:
@@ -68,11 +73,14 @@ def run_on_node(
     preset = cast("PartialSums", chosen.precision(r.precision or _stored(chosen, layer)))
     what: Any = _problem_of(chosen, layer, machine.node, preset.partial)
     fields = build_tiling(chosen.tiling, r.tiling or {})
-    program = chosen.build(what, fields, machine, preset)
-    check(program)
     if bits is not None and isinstance(what, SharedProblem):
         refuse_long(what, bits)
-    timing = time_on_node(program, machine, r.method, r.trace_groups)
+    if isinstance(what, ModelProblem):
+        program, timing = _model(what, cast("LayerTiling", fields), machine, preset, r)
+    else:
+        program = chosen.build(what, fields, machine, preset)
+        check(program)
+        timing = time_on_node(program, machine, r.method, r.trace_groups)
     found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
     return RunResult(
         name=f"{r.schedule}-{machine.node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
@@ -80,9 +88,25 @@ def run_on_node(
         inputs="none" if found is None or bits is None else bits.inputs(what, given),
         problem=what, tiling=fields, program=program, timing=timing,
         numerics=None if found is None else found.numerics, orders=() if found is None else found.orders,
-        notes=(*_notes(machine, timing, program, r.method), *why), asked=r.asked(),
+        notes=(*_notes(machine, timing, program, r.method), *model_notes(what, fields, machine, timing), *why),
+        asked=r.asked(),
         ignored=load.ignored(keys, r.ignore) if keys and is_attention else (),
     )  # fmt: skip
+
+
+def _model(
+    what: ModelProblem, fields: LayerTiling, machine: NodeDevice, preset: PartialSums, r: Request
+) -> tuple[TileProgram, NodeTiming]:
+    """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
+    listed = periods(what, fields, machine, preset)
+    found = []
+    for period in listed:
+        check(period.program)
+        found.append((time_on_node(period.program, machine, r.method, r.trace_groups), period.count))
+    timing = folded(found, fields.overhead_us / US * what.layers)
+    check_sanity(timing)
+    most = max(listed, key=lambda p: p.count).program
+    return replace(most, flops=sum(p.program.flops * p.count for p in listed)), timing
 
 
 def time_on_node(

@@ -20,7 +20,7 @@ from npusim.numerics.inputs import array_source, recipe_source
 from npusim.request import refuse
 from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
-from npusim.schedules import find_schedule
+from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
@@ -54,7 +54,7 @@ def run_request(request: Request) -> RunResult:
         refuse(said, "the problem given says them; leave these options out")
     given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
-    if is_node(r.place()):
+    if is_node(r.place()) or is_of_models(r.schedule):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
         refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)

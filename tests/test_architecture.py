@@ -87,6 +87,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": (),
     "typer": ("cli/", "cli.py"),
     "perfetto": ("report/",),
+    "altair": ("report/charts.py",),
+    "jinja2": ("report/page.py",),
+    "vl_convert": ("report/page.py",),
 }
 
 

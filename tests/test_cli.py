@@ -130,7 +130,7 @@ def test_run_prints_the_table_and_writes_the_folder() -> None:
     assert result.exit_code == 0
     assert "flash on ascend_910b2" in result.stdout
     assert "wrote" not in result.stdout, "what is no result goes to stderr"
-    assert "wrote runs/flash-pangu_38b-256/  (pipes.csv result.json trace.pftrace)" in result.stderr
+    assert "wrote runs/flash-pangu_38b-256/  (figures.json pipes.csv result.json trace.pftrace)" in result.stderr
     assert "\x1b" not in result.stdout
     assert load_result("runs/flash-pangu_38b-256").timing is not None
 
@@ -162,7 +162,7 @@ def test_options_reach_the_run() -> None:
 def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     _ok("run", "flash", *QUICK, "--trace", "chrome", "--trace-groups", "1,2", "-o", "a")
     names = {path.name for path in (elsewhere / "a").iterdir()}
-    assert names == {"result.json", "pipes.csv", "trace.json"}
+    assert names == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
     assert cores == {"core1", "core2", "core group 1", "core group 2"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from npusim.config.model import PositiveInt
 from npusim.config.problem import Dtype, Problem, Sizes, element_bytes
 
@@ -38,4 +40,28 @@ class CopyProblem(Sizes):
         return 2 * self.bytes
 
 
-AnyProblem = Problem | GemmProblem | CopyProblem
+class RowsProblem(Sizes):
+    """What stands between the products of a layer, on ``heads`` matrices of (rows, cols).
+
+    ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
+    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone.
+    """
+
+    what: Literal["norm", "rotary", "gate", "gelu"]
+    heads: PositiveInt = 1
+    rows: PositiveInt
+    cols: PositiveInt
+    dtype: Dtype = "float16"
+
+    def flops(self) -> int:
+        """Return 0: no products."""
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Return the bytes of inputs and results, each once."""
+        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2}[self.what]
+        shared = 2 * self.rows * self.cols if self.what == "rotary" else 0
+        return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
+
+
+AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem

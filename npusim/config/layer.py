@@ -58,13 +58,15 @@ class LayerProblem(SharedProblem):
 class ModelProblem(LayerProblem):
     """``layers`` equal layers, each attention and an FFN of width ``intermediate``, between vocabularies.
 
-    With ``gated`` the FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it.
+    With ``gated`` the FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it.  ``parameters`` are those
+    stated for the whole model, 0: those of its shapes.
     """
 
     layers: PositiveInt
     intermediate: PositiveInt
     gated: StrictBool = False
     vocab: NonNegativeInt = 0
+    parameters: NonNegativeInt = 0
 
     @property
     def qkv_width(self) -> int:

@@ -98,6 +98,7 @@ class Measured(SpecModel):
     off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
     speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
     tflops: Range | None = None
+    tokens_per_s: Range | None = Field(default=None, description="of a decoding step, all sequences")
 
     @model_validator(mode="after")
     def _something_was_measured(self) -> Self:
@@ -113,7 +114,7 @@ class Measured(SpecModel):
 
 
 #: Sizes that a run takes besides a workload's name.
-OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
+OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype", "phase")
 
 
 #: What a latency is: `npusim.timing.result.KINDS`, told in ``npusim run``'s words.
@@ -127,6 +128,7 @@ class MeasuredWorkload(SpecModel):
 
     name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
     seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
+    phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
     batch: PositiveInt | None = None
     heads: HeadCount | None = Field(default=None, description="of the whole layer")
     kv_heads: HeadCount | None = None
@@ -171,7 +173,7 @@ class MeasuredWorkload(SpecModel):
         return self
 
     def _has_no(self, size: str) -> bool:
-        return size not in ("name", *OF_NAMED) if self.kind == "named" else size == "seq"
+        return size not in ("name", *OF_NAMED) if self.kind == "named" else size in ("seq", "phase")
 
     def of_name(self) -> dict[str, object]:
         """Return what `npusim.run` takes besides the name of a named workload."""

@@ -268,6 +268,15 @@ class NodeDevice(DeviceSpec):
         own |= {"group_count": node.device_count, "links": {**device.links, **links}}
         return cls.model_construct(**{**dict(device), **own})
 
+    @classmethod
+    def alone(cls, device: DeviceSpec) -> NodeDevice:
+        """Return one device as a node of its own, without links and without a host."""
+        count = WholeQuantity(value=1, basis="derived", source="one device")
+        parts: dict[str, object] = dict.fromkeys(NodeSpec.model_fields)
+        parts |= {"schema_id": NODE_SCHEMA, "name": device.name, "description": device.description}
+        parts |= {"device": device.name, "device_count": count, "links": {}, "drivers": {}}
+        return cls.of(NodeSpec.model_construct(**parts), device)  # type: ignore[arg-type]
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).of, (self.node, self.each)
 

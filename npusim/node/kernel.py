@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
-    from npusim.config.kernels import GemmProblem
+    from npusim.config.kernels import GemmProblem, RowsProblem
     from npusim.config.problem import Problem
     from npusim.node.collective import Algorithm, Kind
     from npusim.timing.result import Approximation
@@ -28,7 +28,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
 
     schedule: str
-    problem: Problem | GemmProblem
+    problem: Problem | GemmProblem | RowsProblem
     precision: str = ""
 
 

@@ -14,7 +14,7 @@ from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Execution, Observer, Progress, execute
-from npusim.numerics.reference import attention, summarise_errors
+from npusim.numerics.reference import attention, row_errors, summarise_errors
 from npusim.numerics.result import NumericResult
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def evaluate(
         arithmetic=arithmetic,
         row_sums=row_sums,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
+        scores=probe.scores.magnitudes() if probe else None,
+        row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         events=tuple(done.events.events),
     )
 

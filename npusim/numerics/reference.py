@@ -72,6 +72,15 @@ def summarise_errors(
     )
 
 
+def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each row's distance from the reference over the reference's norm; NaN or Inf where it is not finite."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        distance = np.linalg.norm(output.astype(np.float64) - reference, axis=-1)
+        norm = np.linalg.norm(reference, axis=-1)
+        found: NDArray[np.float64] = np.where(distance == 0, 0.0, distance / norm)
+    return found
+
+
 def _relative(distance: float, norm: float) -> float:
     """Return distance / norm; Inf for an error where the reference is 0."""
     if norm:

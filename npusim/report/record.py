@@ -6,7 +6,7 @@ prints or compares takes records, so that a run of last week is treated like one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
@@ -73,6 +73,7 @@ class OverlapRecord:
     exposed_us: float
     overlap_efficiency: float
     modes: tuple[str, ...]
+    parts_us: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ def _overlap(timing: NodeTiming) -> OverlapRecord:
     return OverlapRecord(
         **_named_alike(OverlapRecord, timing),
         **{f"{name}_us": getattr(timing, f"{name}_s") * 1e6 for name in seconds},
+        parts_us={name: seconds * 1e6 for name, seconds in timing.parts_s.items()},
     )
 
 

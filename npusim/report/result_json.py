@@ -27,9 +27,9 @@ def result_document(record: RunRecord) -> dict[str, object]:
     return {"schema_version": SCHEMA_VERSION, "kind": KIND, **asdict(record)}
 
 
-def to_json(document: Mapping[str, object]) -> str:
+def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
     """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
-    return json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def load_result(path: str | Path) -> RunRecord:

@@ -134,9 +134,17 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
         rows.append(("bound", (Cell(text, style),)))
     rows.append(("bound by", cells(_bound_by(timing))))
+    if timing.overlap is not None and timing.overlap.parts_us:
+        rows.append(("parts", cells(*_parts(timing, timing.overlap.parts_us))))
     if timing.roofline is not None:
         rows.append(("roofline", cells(*_roofline(timing.roofline))))
     return tuple(rows)
+
+
+def _parts(timing: TimingRecord, parts_us: dict[str, float]) -> list[str]:
+    """Return what a device did, the longest first, and its share of the whole; parts may overlap."""
+    ranked = sorted(parts_us.items(), key=lambda item: -item[1])
+    return [f"{name} {format_duration(us * 1e-6)}, {percent(us / timing.latency_us)}" for name, us in ranked]
 
 
 def _roofline(at: Roofline) -> tuple[str, str]:

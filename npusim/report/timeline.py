@@ -78,6 +78,17 @@ class Timeline:
         return replace(self, tracks=tracks, flows=flows, counters=levels)
 
 
+    def windowed(self, window: tuple[float, float] | None) -> Timeline:
+        """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
+        if window is None or not self.end:
+            return self
+        first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
+        if first >= self.end:
+            over = format_duration(self.end / self.clock_hz)
+            raise SpecError(f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
+        return self.within(first, last)
+
+
 def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
     """Yield the level at the start of a window, and every change in it."""
     before: float | None = None
@@ -93,11 +104,8 @@ def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterabl
         yield start, before
 
 
-def timeline_of(result: RunResult, window: tuple[float, float] | None = None) -> Timeline:
-    """Return the timeline of the core groups that were traced; empty for a run without a time.
-
-    ``window``: from and to in us.  Raises `SpecError` where the run is over by then.
-    """
+def timeline_of(result: RunResult) -> Timeline:
+    """Return the timeline of the core groups that were traced; empty for a run without a time."""
     timing = result.timing
     if timing is None:
         return Timeline(result.name)
@@ -109,14 +117,7 @@ def timeline_of(result: RunResult, window: tuple[float, float] | None = None) ->
         slices.sort(key=lambda s: (s.start, s.end))
     for name in [t for t, slices in timeline.tracks.items() if not slices and _is_of_waits(timing, t)]:
         del timeline.tracks[name]
-    if window is None:
-        return timeline
-    first, last = (round(us * 1e-6 * clock) for us in window)
-    if timing.spans and first >= end:
-        raise SpecError(
-            f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {format_duration(end / clock)}"
-        )
-    return timeline.within(first, last)
+    return timeline
 
 
 def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[Slice]]:

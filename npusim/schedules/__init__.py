@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config.layer import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import (
     allreduce,
@@ -19,9 +20,11 @@ from npusim.schedules import (
     fp8_attention,
     gemm,
     gemm_allreduce,
+    layer,
     offload,
     pasa,
     plugins,
+    pointwise,
     split_kv,
     standard,
     tiling_allreduce,
@@ -33,14 +36,14 @@ from npusim.schedules.registry import Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, volta_flash)),
+            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy, pointwise)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer, volta_flash)),
         )
     }
 )
@@ -58,6 +61,11 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     if ours.keys() & theirs.keys():
         raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}
+
+
+def is_of_models(name: str) -> bool:
+    """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
+    return any(issubclass(s.problem, ModelProblem) for s in schedules_called(name).values())
 
 
 def default_hw(name: str, usual: str) -> str:

@@ -231,6 +231,8 @@ class Predictor:
             return self.latency_us(case)
         if quantity == "core_us":
             return result.device.seconds(result.cycles) * MICROSECONDS
+        if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
+            return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
             return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.baseline.cycles import busy_cycles
-from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.load import load_device as read_device
 from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import Problem
@@ -111,6 +111,10 @@ class Case:
             return GemmProblem(m=sizes["seq_q"], n=sizes["seq_kv"], k=sizes["head_dim"] + 90, dtype=fmt)
         if kind is CopyProblem:
             return CopyProblem(bytes=sizes["seq_q"] * sizes["seq_kv"] * 16)
+        if kind is RowsProblem:
+            what = {"causal": "rotary", "grouped": "gate", "decode": "gelu"}.get(self.shape, "norm")
+            fmt = sizes.get("dtype", "float16")
+            return RowsProblem(what=what, rows=sizes["seq_q"], cols=sizes["head_dim"], dtype=fmt)
         if self.schedule == "fp8_attention" and hw in ("h200", "ascend_950"):
             sizes = {**sizes, "dtype": "float32" if self.shape == "bfloat16" else "float8_e4m3fn"}
         return Problem(**sizes)
@@ -134,7 +138,7 @@ class Case:
         if device.is_timed:
             timing = simulate_program(program, device, "block")
             found |= {"cycles": timing.cycles, "busy": busy_cycles(timing), "bytes": timing.link_bytes}
-        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem):
+        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem):
             found["bits"] = digest_of_bits(program, problem)
         return found
 
@@ -182,6 +186,8 @@ def node_figures() -> Iterator[tuple[str, dict[str, Any]]]:
                 sizes: dict[str, Any] = {"seq": 300, "workload": "llama2_7b"}
                 if name != "tiling_allreduce":
                     sizes = {"problem": CopyProblem(bytes=1 << 20)}
+                if name == "layer" or name.startswith("offload"):
+                    sizes = {"seq": 300, "workload": "llama2_7b", "phase": "decode"}
                 if name == "gemm_allreduce":
                     sizes = {"problem": GemmProblem(m=512, n=512, k=256)}
                 try:

@@ -209,7 +209,7 @@ def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunR
 
 def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: RunResult) -> None:
     assert result.timing is not None
-    whole, part = timeline_of(result), timeline_of(result, (5.0, 10.0))
+    whole, part = timeline_of(result), timeline_of(result).windowed((5.0, 10.0))
     edges = 9000, 18000  # 1.8 GHz
     for track, slices in part.tracks.items():
         assert slices == [s for s in whole.tracks[track] if s.start < edges[1] and s.end > edges[0]]
@@ -218,7 +218,7 @@ def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: R
         assert all(edges[0] <= at < edges[1] for at, _ in levels)
         assert not levels or levels[0][1] == [v for at, v in whole.counters[track] if at <= levels[0][0]][-1]
     with pytest.raises(SpecError, match=r"window 1000:2000 us: the timeline ends at "):
-        timeline_of(result, (1000.0, 2000.0))
+        whole.windowed((1000.0, 2000.0))
 
 
 def test_a_gpus_operations_stand_on_pipes_and_its_waits_on_queues() -> None:
