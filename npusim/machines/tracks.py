@@ -5,15 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "core_of", "track_of"]
+__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "profiled_core", "track_of"]
 
 #: Names of kinds of core on a timeline, where not their own.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
 #: What the profiler calls kinds of core in ``sub_block_id``, and pipes, where not their name in lower case.
 PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
 PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
-#: Of these a core group has several, numbered.
-_NUMBERED = frozenset({"aiv"})
 #: The queue whose busy time a quantity of a measurement file is held against.
 MEASURED_PIPES = MappingProxyType(
     {
@@ -21,6 +19,10 @@ MEASURED_PIPES = MappingProxyType(
         "vec_us": "aiv0.VECTOR",
     }
 )  # fmt: skip
+
+
+#: Kinds of core of which a core group has several, numbered from 0.
+_NUMBERED = frozenset({"aiv"})
 
 
 class Track(NamedTuple):
@@ -46,6 +48,7 @@ def track_of(group: int, queue: str) -> Track:
     return Track(f"{kind}{group}{f'.{number}' if number else ''}", pipe)
 
 
-def core_of(kind: str, number: str) -> str:
-    """Return the core that a profiler's row is of: ``aiv1`` is the second of its group."""
-    return f"{kind}{number}" if kind in _NUMBERED else kind
+def profiled_core(kind: str, sub_block: str) -> str:
+    """Return the core of a profiler's row of that kind: ``aiv1`` for ``vector1``, ``aic`` for ``cube0``."""
+    number = "".join(c for c in sub_block if c.isdigit())
+    return f"{kind}{number or 0}" if kind in _NUMBERED else kind
