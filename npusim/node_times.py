@@ -28,7 +28,11 @@ __all__ = ["kernel_timer", "simulated_child"]
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing."""
+    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+
+    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
+    that apart; what the host takes is a framework's overhead.
+    """
     known: dict[Kernel, KernelWork] = {}
     times: dict[Child, TimingResult] = {}
 
