@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 Made = tuple[tuple["Phase", ...], tuple[str, ...]]
 #: ``make(problem, sizes, precision, places)`` returns an attention with blocks of ``sizes`` = (rows, keys)
 #: on so many places where they run at a time.
+#: None: FlashAttention-2 as it is.
 Make = Callable[["Problem", tuple[int, int], "FlashPrecision", int], Made]
-
-
-def alone(problem: Problem, sizes: tuple[int, int], p: FlashPrecision, _places: int) -> Made:
-    """Return FlashAttention-2 as it is."""
-    return (flash_phase(problem, sizes, p),), ()
 
 
 def flash_phase(
