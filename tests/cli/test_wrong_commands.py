@@ -194,7 +194,7 @@ WRONG = (
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
     ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
-    # -------------------- compare
+    # -------------------- report
     ("report", "Missing argument 'RUN...'."),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),
     ("report empty.yaml", "empty.yaml: not a JSON file: Expecting value:"),
@@ -202,6 +202,7 @@ WRONG = (
     ("run flash --seq 256 --window 5", "--window 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --window 9:3", "--window 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --window 900:950", "window 900:950 us: the timeline ends at"),
+    # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare with what? Two runs or more are needed"),
     ("compare a/nope a/nope", "a/nope: cannot be read: No such file or directory;"),
