@@ -55,7 +55,7 @@ WITHIN = frozenset(
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
-        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
+        ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
         ("report", "sensitivity"), ("report", "invariance"),
     }
