@@ -31,9 +31,7 @@ class GpuFp8Tiling(Tiling):
     """Tiling fields of FP8 attention on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(
-        default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)"
-    )
+    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
 class Fp8Tiling(Tiling):
