@@ -94,8 +94,7 @@ class Update:
 def request_of(case: Case, beside: Path) -> Request:
     """Return what a case asks for, without a schedule; paths in it are relative to the folder ``beside``."""
     places = {"hw": _resolved(case.hw, beside), "workload": _resolved(case.workload, beside)}
-    changed = {"overrides": {key: str(value) for key, value in case.overrides.items()}}
-    return Request.of({"schedule": "", **dict(case), **places, **changed, "numerics": False, "trace_groups": ()})
+    return Request.of({"schedule": "", **dict(case), **places, "numerics": False, "trace_groups": ()})
 
 
 def said(error: NpusimError) -> str:

@@ -50,7 +50,7 @@ def add_to(app: typer.Typer) -> None:
                 examples(
                     ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
                     ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
-                    ('npusim check baselines/ --update --reason "wider UB"', "accept what is new today"),
+                    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
                 ),
                 "",
                 "A new baseline is a file such as this one, and then --update:",

@@ -19,7 +19,7 @@ from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted, lanes_of
-from npusim.schedules.attention import Make, alone, ascend_tiling
+from npusim.schedules.attention import Make, ascend_tiling, flash_phase
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ CPU_PRECISIONS = MappingProxyType(
 
 def build_on_ascend(
     problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
-    make: Make = alone,
+    make: Make | None = None,
 ) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
     p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
-    (first, *rest), notes = make(problem, sizes, p, groups)
+    (first, *rest), notes = make(problem, sizes, p, groups) if make else ((flash_phase(problem, sizes, p),), ())
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
@@ -103,7 +103,7 @@ GPU_KEYS = 64
 
 def build_on_gpu(
     problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
-    make: Make = alone,
+    make: Make | None = None,
 ) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
     p = for_inputs(precision, problem.dtype)
@@ -111,12 +111,14 @@ def build_on_gpu(
         return build_with_warps(problem, tiling, device, p, name, make)
     tiling.check_no_lanes(device.name)
     sizes = tiling.block_q, tiling.block_kv or GPU_KEYS
-    phases, notes = make(problem, sizes, p, device.group_count.value)
+    places = device.group_count.value
+    phases, notes = make(problem, sizes, p, places) if make else ((flash_phase(problem, sizes, p),), ())
     return SmMachine(device).build(name, [(ph, SmTiling()) for ph in phases], problem.flops(), notes)
 
 
 def build_with_warps(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str, make: Make = alone
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str,
+    make: Make | None = None,
 ) -> TileProgram:
     """Return the program with its tiles in the lanes of warps; fields left open are the largest that fit."""
     tiling, found = fitted(problem, tiling, device, precision)
@@ -125,12 +127,14 @@ def build_with_warps(
     sizes = tiling.block_q, tiling.keys
     lanes = lanes_of(tiling, precision, problem)
     fields = replace(lanes, residents=tiling.residents or found.blocks)
-    places = device.group_count.value * fields.residents
-    (first, *rest), said = make(problem, sizes, precision, places)
+    # Residents share a multiprocessor: more of them are no more places where work goes on at full speed.
+    p, places = precision, device.group_count.value
+    (first, *rest), said = make(problem, sizes, p, places) if make else ((flash_phase(problem, sizes, p),), ())
     if tiling.launch == "longest_first":
         first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
     where = "registers" if lanes.holds_in_registers else "shared memory"
-    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL, *said)
+    quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
+    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}{quads}, Q in {where}", EXPONENTIAL, *said)
     return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
 
 

@@ -32,7 +32,8 @@ def write(folder: Path) -> list[Path]:
     for point in points:
         point["is_front"] = not any(_beats(other, point) for other in points)
     rows = [[p["name"], p["latency_us"], p["error"], "yes" if p["is_front"] else ""] for p in points]
-    fields: dict[str, object] = {"points": table(["schedule, precision", "latency, us", "relative RMSE", "on the front"], rows)}
+    head = ["schedule, precision", "latency, us", "relative RMSE", "on the front"]
+    fields: dict[str, object] = {"points": table(head, rows)}
     picture = svg(front(points, TITLE), width=760)
     return save_page(folder, "front", (fields, {"points": points}), {"front.svg": picture})
 

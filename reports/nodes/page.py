@@ -9,7 +9,7 @@ from npusim.config.measurements import load_measurements
 from npusim.config.node import load_node, load_node_device
 from npusim.node.result import NodeTiming
 from npusim.validate.times import validate_times
-from reports.nodes import study
+from reports.nodes import models, study
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.parts.gantt import Bar, Panel, gantt
@@ -49,7 +49,10 @@ MESSAGES, SERVERS = (MIB, 64 * MIB, GIB), (1, 8, 64, 512)
 
 def write(folder: Path) -> list[Path]:
     """Write ``nodes.md``, its data, its timelines and its chart to ``folder``."""
-    parts = (_outcomes, _blocks, _forms, _residuals, _sums, _cluster)
+    parts = (
+        _outcomes, _blocks, _forms, _residuals, _sums, _cluster, models.gains, models.attention_bits,
+        models.layer_counts, models.host, models.whole_models,
+    )  # fmt: skip
     content = gather("nodes", (part() for part in parts), tokens=TOKENS, blocks=BLOCKS, ranks=RANKS)
     speedups = {
         name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()

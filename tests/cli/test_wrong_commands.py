@@ -214,6 +214,8 @@ WRONG = (
     ("compare json_list.json json_list.json", "json_list.json: not a result of `npusim run` (no"),
     ("compare old.json old.json", "old.json: schema_version 0; this npusim reads 1"),
     ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
+    # -------------------- invariant
+    ("invariant nosuch", "unknown schedule 'nosuch'; there are"),
     # -------------------- check
     ("check", "Missing argument 'DIR'."),
     ("check nope --tolerance 1x", "--tolerance 1x: write a share from 0 to below 1 (or 100 %): 0.01, or 1%"),
