@@ -208,7 +208,7 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
-def front(points: Sequence[Row]) -> Spec:
+def front(points: Sequence[Row], title: str = "") -> Spec:
     """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined."""
     alt = altair()
     errors = alt.Axis(format=".0e", tickCount=4)
@@ -223,9 +223,25 @@ def front(points: Sequence[Row]) -> Spec:
     layers = [
         *([base.transform_filter("datum.is_front").mark_line(interpolate="step-after")] if has_front else ()),
         base.mark_point(shape="diamond", size=120, filled=True, style="mark"),
-        base.transform_filter("datum.name != ''").mark_text(style="label", dy=-13).encode(text="name:N"),
+        base.transform_filter("!datum.below").mark_text(style="label", dy=-13).encode(text="name:N"),
+        base.transform_filter("datum.below").mark_text(style="label", dy=14).encode(text="name:N"),
     ]
-    return finished(alt.layer(*layers), CHART_HEIGHT, points=points)
+    chart = alt.layer(*layers)
+    return finished(chart.properties(title=title) if title else chart, CHART_HEIGHT, points=_apart(points))
+
+
+def _apart(points: Sequence[Row]) -> list[Row]:
+    """Return points with the names of some below them, where the one to the left is too near."""
+    reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
+    found: list[Row] = []
+    for point in sorted(points, key=lambda p: p["latency_us"]):
+        near = [
+            p for p in found
+            # An eighth of the width is a name, a factor of 1.3 its height.
+            if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
+        ]  # fmt: skip
+        found.append({**point, "below": bool(near) and not near[-1]["below"]})
+    return found
 
 
 # ---------------------------------------------------------------- studies
