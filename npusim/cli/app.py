@@ -12,6 +12,7 @@ from npusim import __version__
 from npusim.cli import (
     check,
     compare,
+    diff,
     explore,
     guide,
     hw,
@@ -96,6 +97,7 @@ def root(
 
 run.add_to(app)
 compare.add_to(app)
+diff.add_to(app)
 report.add_to(app)
 explore.add_to(app)
 invariant.add_to(app)

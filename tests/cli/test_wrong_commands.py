@@ -214,6 +214,12 @@ WRONG = (
     ("compare json_list.json json_list.json", "json_list.json: not a result of `npusim run` (no"),
     ("compare old.json old.json", "old.json: schema_version 0; this npusim reads 1"),
     ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
+    # -------------------- diff
+    ("diff", "Missing argument 'OUT'."),
+    ("diff nope.npz", "which schedule? For example: npusim diff OUT flash"),
+    ("diff nope.npz flash --hw h200", "nope.npz: no such file; an .npz or .safetensors with the kernel's output"),
+    ("diff empty.yaml flash --hw h200", "empty.yaml: not a readable tensor file, or truncated"),
+    ("diff nope.npz tiling_allreduce", "has no attention's output to compare with"),
     # -------------------- invariant
     ("invariant nosuch", "unknown schedule 'nosuch'; there are"),
     # -------------------- check
