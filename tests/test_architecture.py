@@ -260,7 +260,6 @@ NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
     "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
     "config/measurements.py": "quantities of measurement files, as profilers call them",
-    "report/sheet.py": "columns of the profiler's files, as it writes them",
     "validate/template.py": "the same, in a file to begin with",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }

@@ -169,7 +169,7 @@ class _Search:
                 other = self._compute(run, place)
             except NpusimError:
                 continue  # this schedule, device or call has no such choice
-            matched, of = self._probe(other, place), other.rows.size
+            matched, of = self._probe(other, place), other.rows[place.head].size
             if matched == of:
                 matched, of = self._equal(self._rows(run))
             yield Explanation(changes, matched, of, parting(mine.events, other.events))
@@ -179,8 +179,8 @@ class _Search:
 
     def _probe(self, computed: Computed, place: Place) -> int:
         """Return how many outputs of the block from a row on are equal."""
-        rows = self.out[place.batch, place.head, place.row : place.row + len(computed.rows)]
-        return _count(computed.rows, rows)
+        mine = computed.rows[place.head]
+        return _count(mine, self.out[place.batch, place.head, place.row : place.row + len(mine)])
 
     def _rows(self, run: RunResult) -> dict[tuple[int, int, int], NDArray[Any]]:
         wanted = chosen_heads(self.problem, self.request.heads)
