@@ -25,6 +25,8 @@ Row = dict[str, Any]
 TILE_COLOURS = 5
 #: Share of a chart's width that a letter of a label needs.
 LETTER = 0.0085
+#: A line of fewer points shows each.
+DOTTED = 24
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 
@@ -260,14 +262,15 @@ def lines(
         if math.isfinite(y) and (y > 0 or not log_y) and (x > 0 or not log_x)
     ]
 
-    def scale(is_log: bool) -> Any:
-        return alt.Scale(type="log") if is_log else alt.Scale(zero=True)
+    def scaled(is_log: bool) -> dict[str, Any]:
+        if is_log:
+            return {"scale": alt.Scale(type="log"), "axis": alt.Axis(format="~g")}
+        return {"scale": alt.Scale(zero=True)}
 
-    form = alt.Axis(format="~g")
     names = list(named)
-    chart = chart_of("points").mark_line(point=True, strokeWidth=2).encode(
-        x=alt.X("x", type="quantitative", title=x_title, scale=scale(log_x), axis=form),
-        y=alt.Y("y", type="quantitative", title=y_title, scale=scale(log_y), axis=form),
+    chart = chart_of("points").mark_line(point=max(map(len, named.values())) < DOTTED, strokeWidth=2).encode(
+        x=alt.X("x", type="quantitative", title=x_title, **scaled(log_x)),
+        y=alt.Y("y", type="quantitative", title=y_title, **scaled(log_y)),
         color=alt.Color(
             "name", type="nominal", title=None, sort=names, scale=alt.Scale(range="category"),
             legend=alt.Legend(labelLimit=320),
