@@ -58,6 +58,8 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
     assert batch.cost_us is not None
     times = {t.what: t.latency_us for t in one.tried}
     assert one.cost_us == pytest.approx(times["splits=1"] - free.base.latency_us)
+    untimed = npusim.invariant("split_kv", problem=DECODE, hw="h200", tiling=FIELDS, vary=["splits"])["splits"]
+    assert (untimed.verdict, untimed.guarantee, untimed.cost_us) == ("changes", "splits=1", None)
     with pytest.raises(SpecError, match=r"aspect 'pack': examined are batch, position"):
         free.holds("pack")
 
@@ -82,7 +84,8 @@ def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
 
 def bits_of(result: RunResult, place: Place) -> bytes:
     assert isinstance(result.problem, Problem)
-    return compute(result.program, place, result.problem.group_size, recipe_source(result.problem)).rows[:1].tobytes()
+    done = compute(result.program, place, result.problem.group_size, recipe_source(result.problem))
+    return bytes(done.rows[0][:1].tobytes())
 
 
 @pytest.mark.parametrize("hw", ["ascend_910b2", "h200", pytest.param("ascend_950", marks=pytest.mark.exhaustive)])
