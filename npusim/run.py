@@ -162,21 +162,31 @@ def run_request(request: Request) -> RunResult:
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
-    device = r.machine()
-    chosen = find_schedule(r.schedule, device.family)
-    what = as_asked(r.problem or _problem(r, load, given))
-    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
-    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given)
+    plan = _planned(r, load, as_asked(r.problem or _problem(r, load, given)), given)
+    chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     return RunResult(
         name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
-        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=ignored,
+        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=plan.ignored,
         asked=r.asked(), **_computed(plan),
     )  # fmt: skip
 
 
-def _computed(plan: _Plan) -> dict[str, Any]:
+def plan_of(request: Request) -> Plan:
+    """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
+    load = request.load()
+    return _planned(request, load, request.problem or _problem(request, load, None), None)
+
+
+def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, NDArray[Any]] | None) -> Plan:
+    device = r.machine()
+    chosen = find_schedule(r.schedule, device.family)
+    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
+    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
+    return Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given, ignored)
+
+
+def _computed(plan: Plan) -> dict[str, Any]:
     """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
     device, r = plan.device, plan.request
     fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
@@ -193,7 +203,7 @@ def _computed(plan: _Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What is asked for, resolved: enough to build the program, with another precision too."""
 
     request: Request
@@ -203,6 +213,7 @@ class _Plan:
     device: DeviceSpec
     precision: Precision
     given: Mapping[str, NDArray[Any]] | None
+    ignored: tuple[str, ...] = ()
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
@@ -218,7 +229,7 @@ def _as_change(arithmetic: str | None) -> str | None:
     return arithmetic and f"arithmetic={arithmetic}"
 
 
-def _evaluate(plan: _Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
+def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
     """Return the bits of an attention program, and fields of the result that say more of them."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
@@ -232,7 +243,7 @@ def _evaluate(plan: _Plan, program: TileProgram) -> tuple[NumericResult | None, 
     return bits, {"spread": spread, "finite": finite}
 
 
-def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
+def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
     """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
     found, r = [], plan.request
     for name in plan.schedule.beside:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,7 +54,20 @@ def is_outside(name: str) -> bool:
 
 def installed() -> dict[str, str]:
     """Return ``{name: where it is}`` of the schedules that installed packages offer."""
-    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return _offered(entry_points, tuple(map(_changed, sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _offered(find: Any, _paths: object) -> dict[str, str]:
+    """Return what is installed, looked up again when a folder of the path has changed."""
+    return {entry.name: entry.value for entry in find(group=GROUP)}
+
+
+def _changed(folder: str) -> tuple[str, int]:
+    try:
+        return folder, Path(folder).stat().st_mtime_ns
+    except OSError:
+        return folder, 0
 
 
 def machine(family: str) -> type[Machine]:
