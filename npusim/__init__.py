@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.explore import explore
     from npusim.report.compare import compare
-    from npusim.run import run
-    from npusim.run_result import RunResult
+    from npusim.run import RunResult, run
 
-__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "run"]
+__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "invariant", "run"]
 
 __version__ = "0.1.0"
 
 #: Public functions and classes by the module that holds them; public submodules name themselves.
 _HOMES = MappingProxyType(
     {
-        "RunResult": "npusim.run_result",
+        "RunResult": "npusim.run",
         "compare": "npusim.report.compare",
         "errors": "npusim.errors",
         "explore": "npusim.explore",
         "formats": "npusim.formats",
+        "invariant": "npusim.invariance",
         "run": "npusim.run",
     }
 )

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.node import LayerProblem, NodeDevice
+    from npusim.config.layer import LayerProblem
+    from npusim.config.node import NodeDevice
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
     from npusim.node.kernel import Child
@@ -103,7 +104,12 @@ def child_program(child: Child, device: DeviceSpec) -> TileProgram:
 def without_program(program: TileProgram, device: DeviceSpec) -> list[str]:
     """Return the schedules of a node program that have no mapping on the cores of its device."""
     named = {c.schedule for op in operations(program) if isinstance(op, KernelOp) for c in op.kernel.children}
-    return sorted(name for name in named if (name, device.family) not in SCHEDULES)
+    return sorted(name for name in named if not has_schedule(name, device.family))
+
+
+def has_schedule(name: str, family: str) -> bool:
+    """Return whether a schedule has a mapping on a core family."""
+    return (name, family) in SCHEDULES
 
 
 def evaluate_layer(
@@ -148,7 +154,7 @@ class _Log:
             (self.overflow if kind == "overflow" else self.nan)[label] += count
             row, col = divmod(first + int(np.argmax(mask)), columns)
             if len(self.events) < EVENTS_KEPT:
-                self.events.append(NumericEvent(kind, label, op.queue, "rows", where, (), row, col, count))
+                self.events.append(NumericEvent(kind, label, op.queue, "rows", where, {}, row, col, count))
 
     def first(self) -> tuple[NumericEvent, ...]:
         """Return the first event of each kind."""

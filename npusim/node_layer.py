@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim import formats
-from npusim.config.node import LayerProblem
+from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.load import load_device
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.node.collective import collective
-from npusim.node.kernel import CollectiveOp
+from npusim.node.kernel import CollectiveOp, HostOp, KernelOp
+from npusim.node.memory import longest, paper_layers, plan, shape_parameters
 from npusim.node.program import ROW_GRAIN
 from npusim.node.reduction import execute, reduction_error
-from npusim.node_bits import LayerInputs, evaluate_layer, operations, sample_rows, without_program
+from npusim.node_bits import (
+    LayerBits,
+    LayerInputs,
+    child_program,
+    evaluate_layer,
+    operations,
+    sample_rows,
+    without_program,
+)
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, projection_source, recipe_source
 from npusim.request import refuse
-from npusim.units import format_duration
+from npusim.schedules.layer import layers_on_host
+from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +44,7 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
-    from npusim.node_bits import LayerBits
+    from npusim.node.result import NodeTiming
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.executor import Progress
 
@@ -60,9 +72,9 @@ class NodeBits:
     progress: Progress | None = None
     name: Callable[[Any], str] = str
 
-    def inputs(self, problem: LayerProblem, given: Given | None) -> str:
+    def inputs(self, problem: SharedProblem, given: Given | None) -> str:
         """Return what the inputs are, for the record."""
-        drawn = given is None or given.projection is None
+        drawn = isinstance(problem, LayerProblem) and (given is None or given.projection is None)
         return f"{self.name(problem)}{', W_o normal' if drawn else ''}"
 
 
@@ -71,18 +83,16 @@ def adapted(problem: Any, given: Given | None) -> Any:
     return problem if given is None or given.changes is None else given.changes(problem)
 
 
-def refuse_long(layer: LayerProblem, bits: NodeBits) -> None:
+def refuse_long(layer: SharedProblem, bits: NodeBits) -> None:
     """Raise `SpecError` where the rows asked for would take longer than they may."""
     if bits.rows != "sample":
         refuse_beyond(bits.limit_s, {"bits": _seconds(layer, bits.rows)})
 
 
-def _seconds(layer: LayerProblem, rows: Choice) -> float:
+def _seconds(layer: SharedProblem, rows: Choice) -> float:
     """Return an estimate of the seconds that the bits of all ranks take."""
-    heads = {"heads": layer.heads * layer.ranks, "kv_heads": layer.kv_heads * layer.ranks}
-    whole = layer.attention.model_copy(update=heads)
     chosen = sample_rows(layer.seq_q) if rows == "sample" else rows
-    return estimate(whole, Tiling(), "auto", (chosen, "all"))["bits"]
+    return estimate(layer.whole, Tiling(), "auto", (chosen, "all"))["bits"]
 
 
 def layer_bits(
@@ -91,7 +101,11 @@ def layer_bits(
 ) -> tuple[LayerBits | None, tuple[str, ...]]:  # fmt: skip
     """Return the bits of a layer, and what is to be said of those of a collective."""
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
-    if bits is None or calls[0].kind != "allreduce":
+    if isinstance(what, ModelProblem):
+        return None, ()
+    if bits is not None and type(what) is SharedProblem:
+        return _attention_bits(program, what, machine, load, given, bits), ()
+    if bits is None or not calls or calls[0].kind != "allreduce":
         return None, ()
     ranks = len(program.phases[0].blocks)
     missing = without_program(program, machine.each)
@@ -111,6 +125,24 @@ def layer_bits(
     return found, (f"{told} against the float64 sums of the same partial sums",)
 
 
+def _attention_bits(
+    program: TileProgram, what: SharedProblem, machine: NodeDevice, load: Workload, given: Given | None, bits: NodeBits
+) -> LayerBits:
+    """Return the bits of the attention of all heads, by the device's kernel or by the host's."""
+    op = next(op for op in operations(program) if isinstance(op, KernelOp | HostOp))
+    child = op.call.child if isinstance(op, HostOp) else op.kernel.children[0]
+    tensors = None if given is None else given.tensors
+    whole, device = what.whole, machine.each
+    if isinstance(op, HostOp) and machine.node.cpu is not None:
+        device = load_device(machine.node.cpu.device)
+    kv_heads = load.kv_heads if tensors is None else tensors["k"].shape[1]
+    if whole.heads % kv_heads == 0 and kv_heads < whole.kv_heads:
+        whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
+    source = recipe_source(what) if tensors is None else array_source(tensors, what.data)
+    found = child_program(replace(child, problem=whole), device)
+    return LayerBits(evaluate(found, whole, source, rows=bits.rows, progress=bits.progress), (), 0.0)
+
+
 def _layer_inputs(layer: LayerProblem, load: Workload, given: Given | None) -> LayerInputs:
     """Return the heads and the projection of a whole layer: those given, or drawn from its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
@@ -128,8 +160,9 @@ def _layer_inputs(layer: LayerProblem, load: Workload, given: Given | None) -> L
 
 
 def layer_problem(
-    load: Workload, node: NodeSpec, sizes: Mapping[str, Any], given: Given | None = None
-) -> LayerProblem:
+    load: Workload, node: NodeSpec, sizes: Mapping[str, Any], given: Given | None = None,
+    kind: type[SharedProblem] = LayerProblem,
+) -> SharedProblem:  # fmt: skip
     """Return a workload's layer on a node, or that of the tensors given; all devices share it unless told.
 
     Raises
@@ -138,16 +171,54 @@ def layer_problem(
         The heads cannot be divided by the ranks (lists the divisors), or the width is not stated.
     """
     ranks = sizes.get("tensor_parallel") or node.device_count.value
-    projection = None if given is None else given.projection
-    hidden = load.hidden if projection is None else projection.shape[1]
-    if hidden is None:
-        raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
     if given is None or given.tensors is None:
         problem = load.problem(**{**sizes, "tensor_parallel": ranks})
     else:
         others = {n: value for n, value in sizes.items() if n != "tensor_parallel"}
         problem = given_problem(load, given.tensors, others, ranks)
-    return LayerProblem.around(problem, hidden=hidden, ranks=ranks)
+    if not issubclass(kind, LayerProblem):
+        return kind.around(problem, ranks=ranks)
+    projection = None if given is None else given.projection
+    hidden = load.hidden if projection is None else projection.shape[1]
+    if hidden is None:
+        raise SpecError(f"workload {load.name}: hidden: missing; the output projection needs it")
+    if kind is not ModelProblem:
+        return kind.around(problem, ranks=ranks, hidden=hidden)
+    missing = [name for name in ("layers", "intermediate") if getattr(load, name) is None]
+    if missing:
+        raise SpecError(f"workload {load.name}: {', '.join(missing)}: missing; a model's layers need them")
+    return ModelProblem.around(
+        problem, ranks=ranks, hidden=hidden, layers=load.layers, intermediate=load.intermediate, gated=load.gated,
+        vocab=load.vocab or 0, parameters=load.parameters or 0,
+    )  # fmt: skip
+
+
+def model_notes(what: Any, fields: Any, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
+    """Return what a model's run says: its latency or rate, its memory, where K and V are."""
+    if not isinstance(what, ModelProblem):
+        return ()
+    found, seconds = plan(what, machine, output=fields.output), timing.latency_s
+    rate = f"{format_duration(seconds)} of prefill"
+    if what.seq_q == 1:
+        rate = f"{what.batch / seconds:,.2f} tokens a second"
+    overhead = "no framework overhead (-t overhead_us=...)"
+    if fields.overhead_us:
+        overhead = f"{fields.overhead_us:g} us a layer of framework overhead"
+    printed = paper_layers(what, found.capacity_bytes, output=fields.output)
+    where = layers_on_host(what, fields, machine)
+    stated = (what.parameters or shape_parameters(what)) / 1e9
+    shaped = f", its shapes {shape_parameters(what) / 1e9:.1f}" if what.parameters else ""
+    offloaded = "; ".join(
+        f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
+        for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
+        if not is_offloaded or found.host_bytes is not None
+    )  # fmt: skip
+    return (
+        f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
+        f"memory of a device: {found.listed()}, of {format_bytes(found.capacity_bytes)}; K and V of {where} layers on "
+        f"the host; L_GPU = {found.gpu_layers} of {what.layers}, by equation 37 as printed {printed:,.1f}",
+        f"longest prompt in tokens: {offloaded}",
+    )
 
 
 def given_problem(

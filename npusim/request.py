@@ -7,6 +7,7 @@ It imports nothing of weight, since a help text is made of it.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +67,18 @@ def _option(names: str, metavar: str, panel: str, text: str, default: Any = None
     return field(default=default, metadata={"option": Option(spelled, metavar, panel, text, **more)})
 
 
+#: Types of fields that nothing else would refuse in words.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "overrides": ((Mapping,), "a mapping of dotted keys to values"),
+        "precision": ((str,), "the name of a preset, as text"),
+        "tensors": ((str, Path, Mapping), "a file, a name or a mapping of arrays"),
+        "prefix": ((str,), "text"),
+        "trace_groups": ((Iterable,), "numbers of core groups"),
+    }
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
@@ -78,6 +91,10 @@ class Request:
     seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.")
     seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.")
     seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.")
+    phase: Literal["prefill", "decode"] | None = _option(
+        "--phase", "", _WHAT, "decode: one query a sequence, over all --seq keys.", choices=("prefill", "decode"),
+        shown="prefill",
+    )  # fmt: skip
     batch: int | None = _option("--batch", "N", _WHAT, "Sequences.")
     tensor_parallel: int | None = _option(
         "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run."
@@ -99,7 +116,7 @@ class Request:
         "--hw", "NAME|FILE", _WHERE, "Device: a name of npusim hw list, or your own .yaml.",
         shown=f"{DEFAULT_HW}, or what the schedule is for",
     )  # fmt: skip
-    overrides: Mapping[str, str] | None = _option(
+    overrides: Mapping[str, object] | None = _option(
         "-C", "KEY=VALUE", _WHERE, "Change one number of the device, by its dotted key; may be repeated."
     )
     tiling: Mapping[str, object] | Tiling | None = _option(
@@ -111,6 +128,9 @@ class Request:
     )  # fmt: skip
     arithmetic: str | None = _option(
         "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
+    )
+    warm: bool = _option(
+        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False
     )
     method: str = _option(
         "--method", "NAME", _HOW,
@@ -151,8 +171,18 @@ class Request:
     trace_groups: Sequence[int] = _option(
         "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
     )
+    window: tuple[float, float] | None = _option(
+        "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
+        shown="all, of a long run its beginning", asks=False,
+    )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kinds, words) in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise SpecError(f"{name}: expected {words}, got {value!r}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:
@@ -162,7 +192,11 @@ class Request:
     def sizes(self) -> dict[str, Any]:
         """Return what replaces a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        if self.phase == "decode":
+            refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
+            found["seq_q"] = 1
+        return found
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""

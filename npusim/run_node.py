@@ -5,42 +5,45 @@ Beside ``run`` the only place where schedules, timing and nodes meet.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.node import LayerProblem, NodeDevice, load_node_device
+from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.node import NodeDevice, is_node, load_node_device
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.ir.check import check
-from npusim.node.kernel import CollectiveOp, Kernel, KernelTimer, KernelWork, Waves
-from npusim.node.machine import femtoseconds
-from npusim.node.simulate import simulate, worst
-from npusim.node_bits import child_program, operations
-from npusim.node_layer import adapted, layer_bits, layer_problem, refuse_long
+from npusim.node.kernel import CollectiveOp, KernelOp
+from npusim.node.result import folded
+from npusim.node.simulate import simulate
+from npusim.node_bits import operations
+from npusim.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
+from npusim.node_times import kernel_timer, simulated_child
 from npusim.request import refuse
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
+from npusim.schedules.layer import periods
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
-from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.config.device import DeviceSpec
-    from npusim.config.node import KernelTimes, NodeSpec
+    from npusim.config.node import NodeSpec
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.node.kernel import Child
     from npusim.node.result import NodeTiming
     from npusim.node_layer import Given, NodeBits
     from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
-    from npusim.timing.result import TimingResult
+    from npusim.schedules.layer import LayerTiling
+    from npusim.schedules.registry import Schedule
 
-__all__ = ["kernel_timer", "run_on_node", "time_on_node"]
+__all__ = ["run_on_node", "time_on_node"]
+
+US = 1e6  # microseconds a second
 
 
 def run_on_node(
@@ -53,36 +56,57 @@ def run_on_node(
     `NpusimError` that says what is wrong.
     """
     r, load = request, request.load()
-    machine = load_node_device(cast("Any", r.place()), r.overrides)
-    node = machine.node
+    place: Any = r.place()
+    machine = load_node_device(place, r.overrides) if is_node(place) else NodeDevice.alone(r.machine())
     chosen = find_schedule(r.schedule, machine.family)
-    if r.schedule != "tiling_allreduce":
+    is_attention = issubclass(chosen.problem, SharedProblem)
+    if not is_attention:
         options = {
             "causal": r.causal, "tensors": given and given.tensors, "seed": given and given.seed,
         }  # fmt: skip
         refuse(options, f"{r.schedule} computes no attention and has no mask")
     sizes = r.sizes() if given is None or given.tensors is None else {**r.sizes(), "dtype": None}
-    layer = r.problem or layer_problem(load, node, sizes, given)
-    keys = layer.seq_kv if r.problem is None and isinstance(layer, LayerProblem) else 0
+    kind = chosen.problem if is_attention else LayerProblem
+    layer = r.problem or layer_problem(load, machine.node, sizes, given, cast("type[SharedProblem]", kind))
+    keys = layer.seq_kv if r.problem is None and isinstance(layer, SharedProblem) else 0
     layer = adapted(layer, given)
-    preset = cast("PartialSums", chosen.precision(r.precision or _stored(layer)))
-    what: Any = _problem_of(r.schedule, layer, node, preset.partial)
+    preset = cast("PartialSums", chosen.precision(r.precision or _stored(chosen, layer)))
+    what: Any = _problem_of(chosen, layer, machine.node, preset.partial)
     fields = build_tiling(chosen.tiling, r.tiling or {})
-    program = chosen.build(what, fields, machine, preset)
-    check(program)
-    if bits is not None and isinstance(what, LayerProblem):
+    if bits is not None and isinstance(what, SharedProblem):
         refuse_long(what, bits)
-    timing = time_on_node(program, machine, r.method, r.trace_groups)
+    if isinstance(what, ModelProblem):
+        program, timing = _model(what, cast("LayerTiling", fields), machine, preset, r)
+    else:
+        program = chosen.build(what, fields, machine, preset)
+        check(program)
+        timing = time_on_node(program, machine, r.method, r.trace_groups)
     found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
     return RunResult(
-        name=f"{r.schedule}-{node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
+        name=f"{r.schedule}-{machine.node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
         formats=preset.formats(), device=machine, workload=load.name,
         inputs="none" if found is None or bits is None else bits.inputs(what, given),
         problem=what, tiling=fields, program=program, timing=timing,
         numerics=None if found is None else found.numerics, orders=() if found is None else found.orders,
-        notes=(*_notes(node, timing, program), *why), asked=r.asked(),
-        ignored=load.ignored(keys, r.ignore) if keys and r.schedule == "tiling_allreduce" else (),
+        notes=(*_notes(machine, timing, program, r.method), *model_notes(what, fields, machine, timing), *why),
+        asked=r.asked(),
+        ignored=load.ignored(keys, r.ignore) if keys and is_attention else (),
     )  # fmt: skip
+
+
+def _model(
+    what: ModelProblem, fields: LayerTiling, machine: NodeDevice, preset: PartialSums, r: Request
+) -> tuple[TileProgram, NodeTiming]:
+    """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
+    listed = periods(what, fields, machine, preset)
+    found = []
+    for period in listed:
+        check(period.program)
+        found.append((time_on_node(period.program, machine, r.method, r.trace_groups), period.count))
+    timing = folded(found, fields.overhead_us / US * what.layers)
+    check_sanity(timing)
+    most = max(listed, key=lambda p: p.count).program
+    return replace(most, flops=sum(p.program.flops * p.count for p in listed)), timing
 
 
 def time_on_node(
@@ -105,7 +129,7 @@ def time_on_node(
     return timing
 
 
-def _problem_of(schedule: str, given: object, node: NodeSpec, fmt: str) -> object:
+def _problem_of(schedule: Schedule, given: object, node: NodeSpec, fmt: str) -> object:
     """Return the problem of a node schedule: what is given, or the part of a layer that it runs.
 
     ``fmt`` is the format of the partial sums, which a collective carries.
@@ -115,159 +139,70 @@ def _problem_of(schedule: str, given: object, node: NodeSpec, fmt: str) -> objec
     SpecError
         What is given is another kind of problem, or a layer for fewer devices than all.
     """
-    devices = node.device_count.value
-    if isinstance(given, LayerProblem) and schedule != "tiling_allreduce":
+    devices, kind = node.device_count.value, schedule.problem
+    if isinstance(given, LayerProblem) and not issubclass(kind, SharedProblem):
         if given.ranks != devices:
             raise SpecError(
-                f"tensor_parallel: {given.ranks} ranks, but {schedule} runs on all {devices} devices of "
+                f"tensor_parallel: {given.ranks} ranks, but {schedule.name} runs on all {devices} devices of "
                 f"{node.name}; for fewer: -C device_count={given.ranks}"
             )
-        match schedule:
-            case "allreduce":
-                size = get_format(fmt).size_bytes
-                return CopyProblem(bytes=given.rows * given.hidden * size)
-            case "gemm_allreduce":
-                return GemmProblem(m=given.rows, n=given.hidden, k=given.width, dtype=given.dtype)
-    kinds = {"allreduce": (CopyProblem, "bytes"), "gemm_allreduce": (GemmProblem, "m, n and k")}
-    kind, words = kinds.get(schedule, (LayerProblem, "a layer of a workload"))
+        if kind is CopyProblem:
+            return CopyProblem(bytes=given.rows * given.hidden * get_format(fmt).size_bytes)
+        return GemmProblem(m=given.rows, n=given.hidden, k=given.width, dtype=given.dtype)
     if not isinstance(given, kind):
-        raise SpecError(f"problem: {schedule} needs {words}, not a {type(given).__name__}")
+        words = {CopyProblem: "bytes", GemmProblem: "m, n and k"}.get(cast("Any", kind), "a layer of a workload")
+        raise SpecError(f"problem: {schedule.name} needs {words}, not a {type(given).__name__}")
     return given
 
 
-def _stored(problem: object) -> str:
-    """Return the format of partial products: that of the inputs."""
-    return str(getattr(problem, "dtype", "float16"))
+def _stored(schedule: Schedule, problem: object) -> str | None:
+    """Return the preset for partial products in the format of the inputs; None: the only one there is."""
+    fmt = str(getattr(problem, "dtype", "float16"))
+    return fmt if len(schedule.precisions) > 1 else None
 
 
-def _notes(node: NodeSpec, timing: NodeTiming, program: TileProgram) -> tuple[str, ...]:
+def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method: str) -> tuple[str, ...]:
     """Return what a reader should know of the time: the collectives, and what they hide behind."""
-    us = 1e6  # microseconds a second
-    ways = ", ".join(dict.fromkeys(timing.modes))
-    notes = [
-        f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * us:.1f} us, "
-        f"simulated {timing.running_s[1] * us:.1f} us{_issue(timing, us)}"
-    ]
-    if timing.compute_s:
-        notes.append(
-            f"exposed communication {timing.exposed_s * us:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
-        )
+    node, notes = machine.node, list[str]()
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
-    if calls[0].servers > 1:
+    if calls:
+        ways = ", ".join(dict.fromkeys(timing.modes))
+        notes.append(
+            f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
+            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing, US)}"
+        )
+    if calls and timing.compute_s:
+        notes.append(
+            f"exposed communication {timing.exposed_s * US:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
+        )
+    if calls and calls[0].servers > 1:
         notes.append(
             f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
             f"{calls[0].servers} equal ones in step, no traffic of others between them"
         )
-    if node.kernels is not None:
+    if "fitted kernels" in timing.method:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
-    return tuple(notes)
+    return (*notes, *_beside(machine, program, method))
+
+
+def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
+    """Return what our own schedule takes where the node's file states another kernel's time."""
+    stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
+    table = machine.node.kernels
+    if not stated or table is None or table.decode is None or not machine.each.is_timed:
+        return ()
+    (child,) = stated[0].children
+    problem = cast("Problem", child.problem)
+    own = simulated_child(child, machine.node, machine.each, method)
+    rate, hbm = problem.kv_bytes() / own.latency_s, machine.each.link("hbm").bytes_per_s.value
+    kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
+    return (
+        f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "
+        f"{child.schedule} {own.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
+    )
 
 
 def _issue(timing: NodeTiming, us: float) -> str:
     """Return what the host needs to issue collectives, where its file says so."""
     issue = (timing.allreduce_s - timing.running_s[1]) * us
     return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
-
-
-def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing."""
-    known: dict[Kernel, KernelWork] = {}
-    times: dict[Child, TimingResult] = {}
-
-    def timer(kernel: Kernel) -> KernelWork:
-        if kernel not in known:
-            if node.kernels is not None:
-                known[kernel] = _from_table(kernel, node, node.kernels, device)
-            else:
-                for child in kernel.children:
-                    if child not in times:
-                        times[child] = _simulated(child, node, device, method)
-                known[kernel] = _from_timing(kernel, [times[c] for c in kernel.children], device)
-        return known[kernel]
-
-    return timer
-
-
-def _simulated(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
-    """Return the time of one child on its device, with the schedule's own tiling and precision."""
-    try:
-        return METHODS[method](child_program(child, device), device, trace_groups=())
-    except NpusimError as error:
-        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError):
-            text += "; a node's file may state its kernels' times instead (key kernels)"
-        raise type(error)(text) from error
-
-
-def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
-    """Return the work of children simulated on their device, and what they use of it."""
-    cycles = sum(r.cycles for r in results)
-    launch = 0.0 if kernel.is_fused else max(r.launch_s for r in results)
-    busy: dict[str, float] = defaultdict(float)
-    for result in results:
-        for kind, used in _busiest(result).items():
-            busy[kind] += used
-        moved = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
-        busy["hbm"] += moved * device.clock_hz.value
-    demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
-    terms: dict[str, float] = defaultdict(float)
-    for result in results:
-        for key, part in result.term_cycles.items():
-            terms[key] += part
-    total = sum(terms.values()) or 1.0
-    bound = sum(max(r.bound_cycles.values(), default=0) for r in results)
-    return KernelWork(
-        femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
-        terms=tuple((key, part / total) for key, part in terms.items()),
-        methods=tuple(sorted({r.method for r in results})),
-        bound_fs=femtoseconds(device.seconds(bound)),
-        approximation=worst(r.approximation for r in results),
-    )  # fmt: skip
-
-
-def _busiest(result: TimingResult) -> dict[str, float]:
-    """Return the busy cycles of each kind of core: its busiest pipe, on average over groups."""
-    totals: dict[str, float] = defaultdict(float)
-    for uses in result.queues:
-        for use in uses:
-            totals[use.name] += use.busy_cycles / len(result.queues)
-    found: dict[str, float] = defaultdict(float)
-    for name, used in totals.items():
-        kind = name.partition(".")[0].rstrip("0123456789")
-        found[kind] = max(found[kind], used)
-    return found
-
-
-def _from_table(
-    kernel: Kernel, node: NodeSpec, table: KernelTimes, device: DeviceSpec
-) -> KernelWork:
-    """Return the work of a kernel from the node's table: equal blocks on the device's cores."""
-    if node.host is None:
-        raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
-    cores = device.core_count(table.core)
-    if kernel.role == "attention":
-        problems = [cast("Problem", c.problem) for c in kernel.children]
-        rows = table.attention.block_rows_count.value
-        count = sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
-        seconds = sum(p.flops() for p in problems) / count / table.attention.flops_per_s.value
-        resident, issue = table.attention.resident_count.value, node.host.attention_issue_s.value
-    else:
-        matmul = cast("GemmProblem", kernel.children[0].problem)
-        m, n = table.linear.block_m_count.value, table.linear.block_n_count.value
-        count = ceil_div(matmul.m, m) * ceil_div(matmul.n, n)
-        seconds = 2 * m * n * matmul.k / table.linear.flops_per_s.value
-        resident, issue = 1, node.host.linear_issue_s.value
-    waves = Waves(count, femtoseconds(seconds), resident, cores)
-    alone = ceil_div(count, cores) * waves.block_fs
-    bound = count * waves.block_fs // cores  # every core busy to the end
-    constant = (f"node.kernels.{kernel.role}.flops_per_s", 1.0)
-    return KernelWork(
-        alone,
-        0,
-        femtoseconds(issue),
-        (),
-        waves,
-        terms=(constant,),
-        methods=("fitted kernels",),
-        bound_fs=bound,
-    )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.config.kernels import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.finite import FiniteChoice
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.report.text import Block
     from npusim.request import Asked
-    from npusim.sensitivity import Sensitivity
     from npusim.spread import Spread
     from npusim.timing.result import TimingResult
 
@@ -89,65 +84,12 @@ class RunResult:
         """Output tensor (batch, heads, seq_q, value_head_dim), or None without numerics."""
         return None if self.numerics is None else self.numerics.output
 
-    def sensitivity(self) -> tuple[Sensitivity, ...]:
-        """Return how the latency moves with each assumed or fitted constant, the strongest first."""
-        from npusim.sensitivity import sensitivity
-
-        return sensitivity(self)
-
-    def pipes(self) -> Mapping[str, Sequence[object]]:
-        """Return busy cycles and ratios of every core, as columns with the vendor profiler's names."""
-        from npusim.report.pipes import pipe_columns
-        from npusim.report.record import record_of
-
-        return pipe_columns(record_of(self))
-
-    def to_pandas(self) -> Any:
-        """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
-        from npusim.report.pipes import pipes_frame
-        from npusim.report.record import record_of
-
-        return pipes_frame(record_of(self))
-
-    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
-        """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
-
-        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
-        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
-        """
-        from npusim.report.output import save_run
-
-        return save_run(self, folder, save_output=save_output)
-
-    def save_trace(self, path: str | Path) -> Path:
-        """Write the timeline for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
-        from npusim.report.output import save_trace
-
-        return save_trace(self, Path(path))
-
-    def _repr_html_(self) -> str:
-        from npusim.report.text import pre_html
-
-        return pre_html(self._table())
-
-    def __str__(self) -> str:
-        """Return the table that ``npusim run`` prints."""
-        from npusim.report.text import plain
-
-        return plain(self._table())
-
-    def _table(self) -> tuple[Block, ...]:
-        from npusim.report.record import record_of
-        from npusim.report.tables import run_table
-        from npusim.report.trial import Trial
-
-        return run_table(record_of(self), Trial(self))
-
     def __repr__(self) -> str:
         """Return what was run and what came out, on one line."""
         time = "" if self.timing is None else f", {self.cycles:,} cycles, {self.latency_us:,.2f} us"
-        bits = self.numerics
-        error = "" if bits is None else f", relative RMSE {bits.error.rmse:.2e}"
+        rmse = None if self.numerics is None else self.numerics.error.rmse
+        is_lost = self.numerics is not None and rmse is None
+        error = ", output not finite" if is_lost else "" if rmse is None else f", relative RMSE {rmse:.2e}"
         return f"<RunResult {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property

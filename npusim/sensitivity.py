@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.layer import ModelProblem
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.overrides import reader_of
-from npusim.run import simulate_program
+from npusim.errors import SpecError
+from npusim.simulate import simulate_program
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
     this run used: each is changed by a fifth either way and the program timed anew.  Whole numbers
     are rounded.
     """
+    if isinstance(result.problem, ModelProblem):
+        raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
     found = [
         Sensitivity(
             key, float(fact.value), fact.basis,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +28,13 @@ class Spread:
     """Outputs under another arithmetic against those of the run, over the rows of one head.
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
-    Frobenius distance, ``differing`` the share of outputs whose bits differ; both NaN where the
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
     other's outputs are not all finite.
     """
 
     arithmetic: str
-    rmse: float
-    differing: float
+    rmse: float | None
+    differing: float | None
 
 
 def alternates(name: str) -> tuple[str, ...]:
@@ -99,10 +98,10 @@ def spread_over_alternates(
     return tuple(found)
 
 
-def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float, float]:
-    """Return the relative distance, and the share of differing values; NaN if not all are finite."""
+def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None]:
+    """Return the relative distance, and the share of differing values; None if not all are finite."""
     if not np.isfinite(after).all():
-        return math.nan, math.nan
+        return None, None
     norm = float(np.sqrt((before**2).sum()))
     distance = float(np.sqrt(((after - before) ** 2).sum()))
     return distance / norm if norm else 0.0, float((after != before).mean())

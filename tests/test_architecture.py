@@ -9,8 +9,15 @@ import sys
 import tokenize
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import networkx as nx
 import pytest
+
+from npusim.config.load import list_devices, load_device
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 PACKAGE = Path(__file__).resolve().parents[1] / "npusim"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -26,31 +33,31 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "run", "run_node", "node_layer", "node_bits", "run_result", "tensors", "spread", "finite", "request",
-        "effort",
+        "kernel", "machine", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors",
+        "spread", "finite", "request", "effort",
     ),
-    ("report", "explore", "validate", "baseline", "compare", "pytest_plugin", "sensitivity"),
-    ("cli",),
+    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
+    ("run", "cli"),
 )
-#: (who, whom) within one layer: the parts of ``run``; ``report`` shows what the others return.
+#: (who, whom) within one layer: the parts of ``simulate``; ``report`` shows what the others return.
 WITHIN = frozenset(
     {
         # A machine runs the form of an algorithm; no algorithm knows a machine.
         ("machines", "algorithms"),
         *(
-            ("run", part)
+            ("simulate", part)
             for part in (
                 "run_node", "node_layer", "run_result", "tensors", "spread", "finite", "request", "effort",
             )
         ),
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
+        ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
+        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
         ("run_result", "finite"),
-        # A result shows itself: its methods load the report when they are called.
-        ("run_result", "report"), ("run_result", "sensitivity"),
-        ("report", "sensitivity"),
+        ("report", "sensitivity"), ("explore", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 
@@ -80,6 +87,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": (),
     "typer": ("cli/", "cli.py"),
     "perfetto": ("report/",),
+    "altair": ("report/charts.py",),
+    "jinja2": ("report/page.py",),
+    "vl_convert": ("report/page.py",),
 }
 
 
@@ -103,19 +113,30 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Return (line, full module name) of every import, those for type checkers included."""
+    """Return (line, full module name) of every import of a file."""
+    return imports_of(parsed(path), name_of(path))
+
+
+def imports_of(tree: ast.Module, name: str) -> list[tuple[int, str]]:
+    """Return (line, full module name) of every import: in functions, for type checkers, by ``import_module``."""
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name_of(path)}:{node.lineno}: relative import"
+            assert not node.level, f"{name}:{node.lineno}: relative import"
             module = node.module or ""
             if module == "npusim":
                 found += [(node.lineno, f"npusim.{alias.name}") for alias in node.names]
             else:
                 found.append((node.lineno, module))
+        elif isinstance(node, ast.Call) and _callee(node) == "import_module":
+            found += [(node.lineno, a.value) for a in node.args if isinstance(a, ast.Constant)]
     return found
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["npusim", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
 
 
 def part_of(path: Path) -> str:
@@ -145,6 +166,54 @@ def test_each_layer_imports_only_from_those_below() -> None:
             if layer_of(other) >= layer_of(own) or (allowed is not None and module not in allowed):
                 wrong.add(f"{own} imports {other}")
     assert_only_known("layer", wrong)
+
+
+def circles(modules: dict[str, ast.Module]) -> list[str]:
+    """Return the folders and parts (``machines.ascend``, ``run``) that import one another in a circle.
+
+    Every import counts: inside a function, for type checkers only, or by its name as text.
+    """
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for name, tree in modules.items():
+        own = folder_of(name, modules)
+        for _, module in imports_of(tree, name):
+            other = folder_of(module, modules)
+            if other not in (own, ""):
+                graph.add_edge(own, other)
+    return sorted(" <-> ".join(sorted(c)) for c in nx.strongly_connected_components(graph) if len(c) > 1)
+
+
+def folder_of(module: str, modules: Collection[str]) -> str:
+    """Return the folder of a module or of a name in one; a file beside the folders stands for itself.
+
+    Empty for what is none of ``modules``.
+    """
+    while module and module not in modules:
+        module = module.rpartition(".")[0]
+    is_folder = any(other.startswith(f"{module}.") for other in modules)
+    folder = module.rpartition(".")[0]
+    return module if is_folder or folder == "npusim" else folder
+
+
+def test_no_folder_imports_another_in_a_circle() -> None:
+    assert not circles({module_of(p): parsed(p) for p in SOURCES if part_of(p) != "__init__"})
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "def show():\n    from npusim.report.text import plain",
+        "class R:\n    def show(self):\n        import npusim.report.text",
+        "if TYPE_CHECKING:\n    from npusim.report import text",
+        "import_module('npusim.report.text')",
+    ],
+)
+def test_the_search_for_circles_finds_one(back: str) -> None:
+    forth = {"npusim.report": "", "npusim.report.text": "from npusim.timing import des"}
+    sources = {**forth, "npusim.timing": "", "npusim.timing.des": "from npusim.timing import link", "npusim.run": back}
+    assert circles({name: ast.parse(text) for name, text in sources.items()}) == []
+    sources["npusim.timing.link"] = back
+    assert circles({name: ast.parse(text) for name, text in sources.items()}) == ["npusim.report <-> npusim.timing"]
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
@@ -181,6 +250,64 @@ def test_only_the_command_line_prints() -> None:
         and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ---------------------------------------------------------------- parts of devices
+
+
+#: Where parts of a device are named outside machines/, and why.
+NAMES_PARTS = {
+    "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
+    "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
+    "config/measurements.py": "quantities of measurement files, as profilers call them",
+    "validate/template.py": "the same, in a file to begin with",
+    "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
+}
+#: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
+WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})
+
+
+@cache
+def parts_of_devices() -> frozenset[str]:
+    """Return the cores, engines (whose queues are called so too) and buffers of the packaged devices."""
+    cores = [core for name in list_devices() for core in load_device(name).cores.items()]
+    return frozenset(part for name, core in cores for part in (name, *core.engines, *core.buffers))
+
+
+def named_parts(tree: ast.Module) -> set[str]:
+    """Return the parts of devices that code names in text or identifiers; what documents it does not count."""
+    documents = {id(node.body[0]) for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)}
+    texts, identifiers = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and id(node) in documents:
+            documents.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            words = set(re.findall(r"[A-Za-z0-9]+", node.value))
+            texts |= words if " " not in node.value else {word for word in words if word.lower() not in WORDS}
+        else:
+            for field in ("id", "attr", "arg", "name"):
+                identifiers |= set(str(getattr(node, field, "")).lower().split("_"))
+    parts = parts_of_devices()
+    special = {part for part in parts if part.lower() not in WORDS}
+    return parts & texts | {part for part in special if part.lower() in texts | identifiers}
+
+
+def test_only_machines_name_a_devices_queues_pipes_and_buffers() -> None:
+    found = {name_of(p) for p in SOURCES if part_of(p) != "machines" and named_parts(parsed(p))}
+    assert found == set(NAMES_PARTS), {name: named_parts(parsed(PACKAGE / name)) for name in found - set(NAMES_PARTS)}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("queue = 'aic.CUBE'", 2), ("if pipe == 'MTE2': pass", 1), ("spec.buffers['UB']", 1), ("ub_bytes = 1", 1),
+        ("def f(l0c): pass", 1), ("fits(in_l0a=1)", 1), ("f'{core}.VECTOR'", 1), ("place = 'ub'", 1),
+        ("vector = tensor_parallel", 0), ("x = 'a vector of tensors'", 0), ("import npusim.machines.sm", 0),
+        ("def f():\n    \"\"\"Through UB.\"\"\"", 0),
+    ],
+)  # fmt: skip
+def test_the_search_for_parts_finds_them(source: str, count: int) -> None:
+    assert len(named_parts(ast.parse(source))) == count
 
 
 # ---------------------------------------------------------------- state of modules

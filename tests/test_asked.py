@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ATTENTION = sorted({(s.name, s.family) for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"})
-DEVICES = {"ascend": "ascend_910b2", "nvidia": "h200"}
+DEVICES = {"ascend": "ascend_910b2", "nvidia": "h200", "cpu": "xeon_avx512"}
 WINDOWED = """\
 schema: npusim.workload/1
 name: windowed

@@ -24,6 +24,7 @@ from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
 from npusim.errors import SpecError
 from npusim.explore.store import read_store
+from npusim.machines.ascend.pricing import EnginePricing
 from npusim.report.result_json import load_result
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _ok(*arguments: str) -> str:
 def _document(*arguments: str) -> dict[str, Any]:
     found = json.loads(_ok(*arguments))
     assert isinstance(found, dict)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == (2 if found["kind"] == "npusim.compare" else 1)
     return found
 
 
@@ -132,7 +133,7 @@ def test_run_prints_the_table_and_writes_the_folder() -> None:
     assert result.exit_code == 0
     assert "flash on ascend_910b2" in result.stdout
     assert "wrote" not in result.stdout, "what is no result goes to stderr"
-    assert "wrote runs/flash-pangu_38b-256/  (pipes.csv result.json trace.pftrace)" in result.stderr
+    assert "wrote runs/flash-pangu_38b-256/  (figures.json pipes.csv result.json trace.pftrace)" in result.stderr
     assert "\x1b" not in result.stdout
     assert load_result("runs/flash-pangu_38b-256").timing is not None
 
@@ -164,10 +165,10 @@ def test_options_reach_the_run() -> None:
 def test_chrome_trace_and_traced_groups(elsewhere: Path) -> None:
     _ok("run", "flash", *QUICK, "--trace", "chrome", "--trace-groups", "1,2", "-o", "a")
     names = {path.name for path in (elsewhere / "a").iterdir()}
-    assert names == {"result.json", "pipes.csv", "trace.json"}
+    assert names == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
-    assert cores == {"core1", "core2"}
+    assert cores == {"core1", "core2", "core group 1", "core group 2"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -278,7 +279,7 @@ def test_unwritable_folder_is_refused_before_the_simulation(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr(importlib.import_module("npusim.run"), "run_request", never)
+    monkeypatch.setattr(importlib.import_module("npusim.simulate"), "run_request", never)
     assert "file" in _error("run", "flash", "--out", "file/a")
     (elsewhere / "mine").mkdir()
     (elsewhere / "mine" / "thesis.tex").write_text("")
@@ -295,8 +296,19 @@ def test_compare_shows_what_changed() -> None:
     assert "tiling.block_kv  512 -> 256" in text
     assert "kernel cycles" in text
     document = _document("compare", "a", "b", "--json")
-    assert document["differences"] == {"tiling.block_kv": {"old": 512, "new": 256}}
-    assert "cannot be read" in _error("compare", "a", "nope")
+    assert document["differences"] == {"tiling.block_kv": [512, 256]}
+    assert "cannot be read" in _error("compare", "a", "nope/b")
+
+
+def test_compare_runs_schedules_on_the_spot_with_options_of_their_own() -> None:
+    found = _document("compare", "flash", "flash -t block_kv=256 --seq 64", *QUICK, "-t", "depth=1", "--json")
+    assert found["runs"] == ["flash", "flash -t block_kv=256 --seq 64"]
+    assert found["problems"] == ["problem.seq_q", "problem.seq_kv"]
+    assert found["differences"]["tiling.block_kv"] == [512, 256]
+    assert "tiling.depth" not in found["differences"]
+    parts = found["latency"]["parts"]
+    assert [sum(p["cycles"][i] for p in parts) for i in (0, 1)] == found["latency"]["cycles"]
+    assert _ok("compare", "flash", "pasa", *QUICK, "--markdown").startswith("### flash -&gt; pasa\n")
 
 
 def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
@@ -383,12 +395,27 @@ def test_check_fails_with_1_until_accepted(
     assert "updated" in _ok("check", "b", "--update")
     text = (elsewhere / "b" / "small.yaml").read_text()
     (elsewhere / "b" / "small.yaml").write_text(re.sub(r"aic\.CUBE: \d+", "aic.CUBE: 1", text))
+    assert "edited by hand since they were accepted" in _error("check", "b")
+    (elsewhere / "b" / "small.yaml").write_text(text)
+    usual = EnginePricing.of_op
+
+    def slower(self: EnginePricing, op: Any) -> Any:
+        cost = usual(self, op)
+        return cost._replace(occupancy_cycles=cost.occupancy_cycles * 2) if op.label == "update" else cost
+
+    monkeypatch.setattr(EnginePricing, "of_op", slower)
     result = _npusim("check", "b")
     assert result.exit_code == 1
-    assert re.search(r"changed\s+steady\s+aic\.CUBE \+[\d,]+", result.stdout)
+    assert re.search(r"small\s+[\d,]+\s+[\d,]+\s+\+\d.\d\d %\s+changed\s+steady", result.stdout)
+    assert re.search(r"us longer \(.*\): aiv0.VECTOR: update \+", result.stdout)
+    assert re.search(r"moved, in cycles: .*aiv0.VECTOR update \+", result.stdout)
+    assert "changed" in _npusim("check", "b", "--update").stdout
+    assert _npusim("check", "b", "--tolerance", "99%").exit_code == 0
     result = _npusim("check", "b", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["passed"] is False
+    assert "updated" in _ok("check", "b", "--update", "--reason", "updates twice as long")
+    assert "reason: updates twice as long" in (elsewhere / "b" / "small.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -432,7 +459,7 @@ def test_what_the_machine_refuses_is_an_error_too(
     def refuse(*_: object, **__: object) -> None:
         raise fault
 
-    monkeypatch.setattr(importlib.import_module("npusim.run"), "run_request", refuse)
+    monkeypatch.setattr(importlib.import_module("npusim.simulate"), "run_request", refuse)
     result = _npusim("run", "flash", "--no-save")
     assert result.exit_code == 2
     assert result.stderr.startswith(message)

@@ -25,6 +25,8 @@ HEAVY = (
     "pandas",
     "plotly",
     "rich",
+    "altair",
+    "jinja2",
 )
 
 

@@ -18,13 +18,17 @@ from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Dtype
 from npusim.config.tiling import build_tiling
-from npusim.explore.search import search
+from npusim.explore.exploration import search
+from npusim.explore.search import Options
 from npusim.request import OPTIONS, Request, command
-from npusim.run import run_request
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
-OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome"}
+OF_A_SEARCH = {
+    "fields", "jobs", "cluster", "out", "resume", "auto", "exhaustive", "pareto", "max_rmse", "finite", "on_outcome",
+    "studies",
+}  # fmt: skip
 
 
 def arguments(function: Any) -> dict[str, object]:
@@ -101,7 +105,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         found.append(request)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["npusim.run"], "run_request", caught)
+    monkeypatch.setattr(sys.modules["npusim.simulate"], "run_request", caught)
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "
@@ -123,6 +127,6 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_request_runs_and_is_searched() -> None:
     request = Request("flash", seq=256, numerics=False, trace_groups=())
     result = run_request(request)
-    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]})
+    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]}, Options())
     assert found.best is not None
     assert found.best.cycles == result.cycles

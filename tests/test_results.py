@@ -107,5 +107,5 @@ def test_a_comparison_fits_a_line() -> None:
     one = npusim.run("flash", seq=64, numerics=False, trace_groups=())
     two = npusim.run("flash", seq=64, numerics=False, trace_groups=(), tiling={"depth": 1})
     assert repr(npusim.compare(one, two)) == (
-        "<Comparison of flash-pangu_38b-64 and flash-pangu_38b-64: tiling.depth>"
+        "<Comparison of flash-pangu_38b-64 #1 and flash-pangu_38b-64 #2: tiling.depth>"
     )

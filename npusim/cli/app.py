@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import check, compare, explore, hw, layout, new, run, validate, workload
+from npusim.cli import (
+    check,
+    compare,
+    explore,
+    hw,
+    invariant,
+    layout,
+    new,
+    report,
+    run,
+    validate,
+    workload,
+)
 from npusim.cli.console import say
 from npusim.cli.help import Group, examples
 from npusim.errors import CheckFailedError, NpusimError
@@ -82,7 +94,9 @@ def root(
 
 run.add_to(app)
 compare.add_to(app)
+report.add_to(app)
 explore.add_to(app)
+invariant.add_to(app)
 check.add_to(app)
 validate.add_to(app)
 layout.add_to(app)

@@ -1,17 +1,42 @@
-"""``npusim compare``: two runs side by side."""
+"""``npusim compare``: runs side by side, and why one takes longer."""
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_json
+from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Command, examples
+from npusim.cli.report import check_reports
+from npusim.errors import SpecError
+from npusim.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.report.compare import Comparison
+    from npusim.run_result import RunResult
 
 __all__ = ["add_to"]
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its result.json.")]
+#: Names that are files, whether or not they are there.
+_FILES = (".json", ".csv", ".yaml")
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", show_default=False,
+        help="Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run.",
+    ),
+]  # fmt: skip
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.", show_default=False)]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", show_default=False, help="Write a page too. Needs npusim[report]."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,19 +45,90 @@ def add_to(app: typer.Typer) -> None:
         "compare",
         cls=Command,
         epilog=examples(
-            ("npusim compare runs/flash-a runs/flash-b", "old, new, change"),
+            ("npusim compare runs/flash-a runs/flash-b", "what moved, and why"),
+            ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
+            ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
+            ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
+            ("npusim compare pasa flash --html page.html", "and a page to look at"),
             ("npusim compare a/result.json b/result.json --json", "the same for a script"),
         ),
     )(compare)
 
 
-def compare(old: Run, new: Run, json: o.Json = False) -> None:
-    """Show two runs side by side: inputs, time, pipes, numerics."""
-    from npusim.report.compare import compare as compare_runs
-    from npusim.report.compare import comparison_document, comparison_table
+@o.takes("trace_groups", "presets", "diagnose", own_first=True, schedule=False)
+def compare(
+    request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
+) -> None:
+    """Say what moved between runs, and split the difference in latency into parts that add up to it.
 
-    found = compare_runs(old, new)
+    The first run is the one that others are compared with. Options are for schedules that are run on the spot.
+    """
+    from npusim.report.compare import compare as compare_runs
+    from npusim.report.compare import comparison_document
+    from npusim.report.compare_tables import comparison_table
+
+    if len(runs) < 2:
+        raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
+    if html is not None:
+        check_reports()
+    found = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
+    if html is not None:
+        _write(html, found)
     if json:
         show_json(comparison_document(found))
+    elif markdown:
+        show_markdown(comparison_table(found))
     else:
         show(comparison_table(found))
+
+
+def _write(file: Path, found: "Comparison") -> None:
+    from npusim.report.output import write_whole
+    from npusim.report.reports import comparison_page
+
+    write_whole(file, comparison_page(found).encode())
+    say(f"wrote {file}")
+
+
+def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":
+    """Return files as paths, and what is no file as the results of runs, named as they were asked for.
+
+    Everything is read before anything is run.
+    """
+    from npusim.report.result_json import load_result
+    from npusim.simulate import run_request
+
+    asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
+    for path in asked:
+        if isinstance(path, Path) and path.suffix != ".csv":
+            load_result(path)
+    found: list[Path | RunResult] = []
+    for word, one in zip(words, asked, strict=True):
+        if isinstance(one, Path):
+            found.append(one)
+            continue
+        with working(f"simulating {word}") as progress:
+            found.append(replace(run_request(replace(one, progress=progress)), name=word))
+    return found
+
+
+def _request(word: str, base: Request) -> Request:
+    """Return the request that a word is: a schedule, with options of its own if it is quoted with them."""
+    from npusim.schedules import find_schedule
+
+    request = o.worded(shlex.split(word), base)
+    try:
+        find_schedule(request.schedule, request.machine().family)
+    except SpecError as error:
+        raise SpecError(f"{word}: no run folder or result of that name, and as a schedule: {error}") from None
+    return request
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word is a file or folder, rather than a schedule with its options."""
+    if Path(word).exists() or word.endswith(_FILES):
+        return True
+    first = (shlex.split(word) or [""])[0]
+    if not first:
+        raise SpecError("compare: an empty word is no run")
+    return ("/" in first or "\\" in first) and ":" not in first

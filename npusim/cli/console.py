@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-__all__ = ["progress", "say", "show", "show_json", "working"]
+__all__ = ["progress", "say", "show", "show_json", "show_markdown", "working"]
 
 #: Seconds for which a run that is not watched on a terminal says nothing.
 QUIET_S = 30.0
@@ -58,6 +58,13 @@ def show(blocks: Iterable[Block]) -> None:
     for line in lines(blocks, width):
         # What is still too long is the terminal's to wrap: a copied command stays one line.
         console.print(Text.assemble(*((t, _STYLES[s]) for t, s in line)), soft_wrap=True)
+
+
+def show_markdown(blocks: Iterable[Block]) -> None:
+    """Print a table as Markdown."""
+    from npusim.report.text import markdown
+
+    typer.echo(markdown(blocks), nl=False)
 
 
 def show_json(document: Mapping[str, object]) -> None:

@@ -34,6 +34,9 @@ Fields = Annotated[
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
     ),
 ]  # fmt: skip
+Studies = Annotated[
+    bool, typer.Option("--studies", rich_help_panel=_HOW, help="Rank times too that are those of no real kernel.")
+]
 Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
 Jobs = Annotated[
     int | None,
@@ -88,7 +91,7 @@ def add_to(app: typer.Typer) -> None:
     )(explore)
 
 
-@o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", own_first=True)
+@o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", "window", own_first=True)
 def explore(
     request: Request,
     *,
@@ -98,6 +101,7 @@ def explore(
     max_rmse: MaxRmse = None,
     finite: Finite = False,
     exhaustive: Exhaustive = False,
+    studies: Studies = False,
     jobs: Jobs = None,
     cluster: Cluster = None,
     out: Out = None,
@@ -131,7 +135,7 @@ def explore(
 
         options = Options(
             jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
-            pareto=pareto, max_rmse=max_rmse, finite=finite, on_outcome=on_outcome,
+            pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
         )  # fmt: skip
         with suppress(KeyboardInterrupt):  # what is done is shown first
             found = search(request, axes, options)
@@ -157,7 +161,7 @@ def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool
 
     schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
     axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
-    lists = {key: value for key, value in (request.overrides or {}).items() if "," in value}
+    lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
     fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
     request = replace(request, schedule=schedules[0] if schedules else request.schedule, overrides=fixed or None)
     if auto:

@@ -1,7 +1,9 @@
 """Options that several verbs share, and the reading of their small notations."""
 
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +16,7 @@ from npusim.request import OPTIONS, Option, Request
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem
 
-__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told"]
+__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told", "worded"]
 
 
 def _devices() -> list[str]:
@@ -81,20 +83,23 @@ def _kind(name: str, option: Option) -> Any:
     return kind | None if option.typed is None else kind
 
 
-def takes(*but: str, own_first: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *but: str, own_first: bool = False, schedule: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a verb the options of a request except ``but``; its function gets them as a `Request`, read.
 
     The request comes first; the function's other arguments are the verb's own options, shown last unless
-    ``own_first``.
+    ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
+    which the request then lacks.
     """
     names = [name for name in OPTIONS if name not in but]
 
-    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+    def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)
-        def called(schedule: str | None, **given: Any) -> None:
-            known = required_schedule(schedule, verb.__name__)
+        def called(**given: Any) -> Any:
+            known = required_schedule(given.pop("schedule"), verb.__name__) if schedule else ""
             said = {name: given.pop(name) for name in names}
-            verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
+            return verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = inspect.Parameter("schedule", keyword, default=None, annotation=ScheduleName)
@@ -103,13 +108,42 @@ def takes(*but: str, own_first: bool = False) -> Callable[[Callable[..., None]],
             for n in names
         ]
         _, *own = inspect.signature(verb, eval_str=True).parameters.values()
-        signature = inspect.Signature([first, *own, *shared] if own_first else [first, *shared, *own])
+        named = [first] if schedule else []
+        signature = inspect.Signature([*named, *own, *shared] if own_first else [*named, *shared, *own])
         called.__signature__ = signature  # type: ignore[attr-defined]  # what typer makes options of
         called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         del called.__wrapped__
         return called
 
     return decorated
+
+
+def worded(words: Sequence[str], base: Request) -> Request:
+    """Return ``base`` with the schedule and the options of a command line's words: ``flash -t depth=3``.
+
+    Tiling fields and changed numbers of the device add to those of ``base``.
+    """
+    name, *options = words
+    own, usual = _parsed(options), _parsed([])
+    said = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
+    for more in _REPEATED:
+        said[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
+    return replace(base, schedule=name, **said)
+
+
+def _parsed(options: Sequence[str]) -> Request:
+    """Return the request of options alone; what is wrong with them is said as for any command."""
+
+    @takes(schedule=False)
+    def request(given: Request) -> Request:
+        return given
+
+    reader = typer.Typer(add_completion=False)
+    reader.command()(request)
+    found = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
+    if not isinstance(found, Request):
+        raise SpecError(f"{' '.join(options)}: give options of npusim run")
+    return found
 
 
 def _read(name: str, value: Any) -> Any:
@@ -128,6 +162,8 @@ def _read(name: str, value: Any) -> Any:
             return chosen(value, option)
         case "trace_groups":
             return indices(value, option)
+        case "window":
+            return window(value)
         case "numerics":
             return not value  # its option switches it off
     return value
@@ -138,7 +174,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     if name is not None:
         return name
     from npusim.schedules import SCHEDULES
-    from npusim.schedules.plugins import installed
+    from npusim.schedules.plugins import offered
 
     families: dict[str, list[str]] = {}
     for schedule in SCHEDULES.values():
@@ -148,7 +184,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
         rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
-    rows += [f"  {called:<{width}}  {place}" for called, place in sorted(installed().items())]
+    rows += [f"  {called:<{width}}  {place}" for called, place in sorted(offered().items())]
     rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))
 
@@ -216,6 +252,20 @@ def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:
     if text == "all":
         return "all"
     return indices(text, option, also="sample, all, or ")
+
+
+def window(text: str | None) -> tuple[float, float] | None:
+    """Return the ends of ``0:50``; raise `SpecError` where they are no numbers that rise from 0 on."""
+    if text is None:
+        return None
+    start, _, end = text.partition(":")
+    try:
+        found = float(start), float(end)
+    except ValueError:
+        found = (0.0, 0.0)
+    if not 0 <= found[0] < found[1] < math.inf:
+        raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
+    return found
 
 
 def indices(text: str, option: str, *, also: str = "") -> list[int]:

@@ -10,6 +10,8 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
 from npusim.cli.help import Command, examples
+from npusim.cli.report import check_reports
+from npusim.errors import SpecError
 from npusim.request import Request
 
 if TYPE_CHECKING:
@@ -43,6 +45,13 @@ SaveOutput = Annotated[
     typer.Option(
         "--save-output", rich_help_panel=_OUTPUT, show_default=False,
         help="Write the output tensor too; always done with --tensors.",
+    ),
+]  # fmt: skip
+Report = Annotated[
+    bool,
+    typer.Option(
+        "--report", rich_help_panel=_OUTPUT, show_default=False,
+        help="Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
     ),
 ]  # fmt: skip
 Sensitive = Annotated[
@@ -89,6 +98,7 @@ def add_to(app: typer.Typer) -> None:
                 "npusim run flash -C flags.cross_core_latency_cycles=1000",
                 "what if flags were slower",
             ),
+            ("npusim run pasa --report", "and a page to look at: runs/<name>/report.html"),
             ("npusim run flash --no-numerics --json", "time only, for a script"),
         ),
     )(run)
@@ -102,6 +112,7 @@ def run(
     out: Out = None,
     no_save: NoSave = False,
     save_output: SaveOutput = False,
+    report: Report = False,
     sensitivity: Sensitive = False,
     force: Force = False,
     fields: Fields = False,
@@ -110,20 +121,26 @@ def run(
     """Predict bits and cycles of one attention schedule on one device.
 
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
-    runs/<name>/ gets result.json, pipes.csv and trace.pftrace.
+    runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
     """
     if fields:
         show_fields(request, as_json=json)
         return
-    if trace == "none" or no_save:
+    if report and no_save:
+        raise SpecError("--report: the page stands in the run's folder; leave out --no-save")
+    if no_save or (trace == "none" and not report):
         request = replace(request, trace_groups=())
     if not no_save:
         _check_place(out)
+    if report:
+        check_reports()
+        request = replace(request, diagnose=request.numerics)
     if request.presets is None:
         request = replace(request, presets=request.numerics and has_presets(request.schedule))
     with working(f"simulating {request.schedule}") as progress:
         result = _simulate(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
-        folder = None if no_save else _save(result, out, trace, save_output or request.tensors is not None)
+        tensor = save_output or request.tensors is not None
+        folder = None if no_save else _save(result, out, trace, tensor, request.window, report)
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
@@ -135,7 +152,7 @@ def has_presets(name: str) -> bool:
 
 
 def _simulate(request: Request) -> "RunResult":
-    from npusim.run import run_request
+    from npusim.simulate import run_request
 
     return run_request(request)
 
@@ -152,10 +169,12 @@ def _save(
     out: Path | None,
     trace: Literal["perfetto", "chrome", "none"],
     tensor: bool,
+    window: tuple[float, float] | None,
+    report: bool,
 ) -> Path:
     from npusim.report.output import save_run
 
-    return save_run(result, out, trace=trace, save_output=tensor)
+    return save_run(result, out, trace=trace, save_output=tensor, window=window, report=report)
 
 
 def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
@@ -164,9 +183,10 @@ def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
     from npusim.report.trial import Trial
+    from npusim.sensitivity import sensitivity
 
     record = record_of(result)
-    moved = result.sensitivity() if sensitive else ()
+    moved = sensitivity(result) if sensitive else ()
     if as_json:
         extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
         show_json({**result_document(record), **extra})

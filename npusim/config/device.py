@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -19,6 +18,7 @@ from npusim.config.engine import (
     MatrixEngine,
     VectorEngine,
 )
+from npusim.config.installed import clash, installed
 from npusim.config.limits import fault_in, slow_link
 from npusim.config.model import Name, SpecModel, Text, fault_at
 from npusim.config.quantity import (
@@ -34,19 +34,19 @@ from npusim.errors import SpecError
 GM = "GM"
 
 #: Core families of the package, and the kinds of core that their devices have.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType({"ascend": ("aic", "aiv"), "nvidia": ("sm",)})
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ascend": ("aic", "aiv"), "nvidia": ("sm",), "cpu": ("sm",)}
+)
 #: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
 MACHINES = "npusim.machines"
 
 
-def installed_machines() -> dict[str, str]:
-    """Return ``{family: where its machine is}`` of the families that installed packages bring."""
-    return {entry.name: entry.value for entry in entry_points(group=MACHINES)}
-
-
 def _family(name: str) -> str:
     """Return ``name`` if a machine for it is known; raise what pydantic reports if not."""
-    if name in FAMILIES or name in (others := installed_machines()):
+    others = installed(MACHINES)
+    if name in FAMILIES or name in others:
+        if twice := clash(MACHINES, name, is_ours=name in FAMILIES):
+            raise PydanticCustomError("family", "{text}", {"text": twice})
         return name
     known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(others)))
     raise PydanticCustomError("family", "{text}", {"text": f"{name!r} is not one of: {known}"})
@@ -87,6 +87,10 @@ class L2Spec(SpecModel):
 
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
+    writes: Choice[Literal["back", "through"]] | None = Field(
+        default=None,
+        description="back: what is written stays until something else needs its place; absent: outputs go through",
+    )
 
 
 class MemorySpec(SpecModel):
@@ -121,10 +125,25 @@ class FlagsSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """What starting a kernel costs before any core works."""
+    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    task_s: Quantity | None = Field(
+        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+    )
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    host_issue_s: Quantity | None = Field(
+        default=None, description="the host's, to issue a kernel without waiting for it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_complete(self) -> Self:
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        missing = [name for name, part in parts.items() if part is None]
+        if missing and len(missing) < len(parts):
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+        return self
 
 
 class CoreSpec(SpecModel):
@@ -152,7 +171,7 @@ class DeviceSpec(SpecModel):
     name: Name
     description: Text
     family: Annotated[str, AfterValidator(_family)] = Field(
-        description="of cores: ascend, nvidia, or one that an installed package brings"
+        description="of cores: ascend, nvidia, cpu, or one that an installed package brings"
     )
     architecture: Text
     clock_hz: Positive
@@ -179,8 +198,8 @@ class DeviceSpec(SpecModel):
 
     @model_validator(mode="after")
     def _routes_join_what_exists(self) -> Self:
+        places = {GM, *(name for core in self.cores.values() for name in core.buffers)}
         for core_name, core in self.cores.items():
-            places = {GM, *core.buffers}
             for engine_name, engine in core.engines.items():
                 if not isinstance(engine, DmaEngine | FixpipeEngine):
                     continue
@@ -188,6 +207,12 @@ class DeviceSpec(SpecModel):
                     key = f"cores.{core_name}.engines.{engine_name}.routes.{name}"
                     _known(f"{key}.source", route.source, places)
                     _known(f"{key}.destination", route.destination, places)
+                    if not {route.source, route.destination} & set(core.buffers):
+                        raise fault_at(
+                            f"{key}.source",
+                            f"{route.source} to {route.destination}: neither is a buffer of {core_name}, whose engine "
+                            f"moves it; it has: {', '.join(sorted(core.buffers))}",
+                        )
                     for link in route.links:
                         _known(f"{key}.links", link, set(self.links))
         return self
@@ -244,12 +269,23 @@ class DeviceSpec(SpecModel):
             raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
         return self.launch
 
+    def has_route(self, core: str, source: str, destination: str) -> bool:
+        """Return whether an engine of a kind of core moves bytes from one buffer to another."""
+        movers = (e for e in self.core(core).engines.values() if isinstance(e, DmaEngine | FixpipeEngine))
+        return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
+
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        for engine in self.core(core).engines.values():
-            if isinstance(engine, MatrixEngine):
-                return engine
-        raise SpecError(f"{self.name}: {core} has no matrix unit")
+        self.core(core)
+        if core not in self.matrix_engines:
+            raise SpecError(f"{self.name}: {core} has no matrix unit")
+        return self.matrix_engines[core]
+
+    @property
+    def matrix_engines(self) -> dict[str, MatrixEngine]:
+        """Matrix units by the kind of core that has one."""
+        engines = ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
+        return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
 
     @property
     def row_sum(self) -> Choice[Literal["vector_lanes", "tree_halves"]] | None:

@@ -16,13 +16,15 @@ from npusim.errors import SpecError
 class RouteSpec(SpecModel):
     """One path of a DMA or fixpipe: from one buffer to another, ``GM`` included.
 
+    One of them is of the engine's own core; the other may be of another core of its group, by name.
+
     ``latency_cycles`` runs from issue to the arrival of the last byte, less the bytes' own time; to
     or from ``GM`` it is that of an L2 hit.  ``links`` are what the bytes share with other cores:
     all of them cross ``l2``, those that miss it cross ``hbm`` as well.
     """
 
-    source: Text = Field(description="buffer read: a buffer of the core, or GM")
-    destination: Text = Field(description="buffer written: a buffer of the core, or GM")
+    source: Text = Field(description="buffer read: of the core or another of its group, or GM")
+    destination: Text = Field(description="buffer written: of the core or another of its group, or GM")
     bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
     latency_cycles: WholeQuantity
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")

@@ -72,6 +72,7 @@ class HuggingFaceConfig(BaseModel):
         None,
         validation_alias=_spelled("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     )
+    vocab_size: PositiveInt | None = None
     activation: str | None = Field(
         None, validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
     )
@@ -161,6 +162,7 @@ def import_config(
             layers=config.layers,
             intermediate=config.intermediate_size or 4 * config.hidden_size,
             gated=_is_gated(config),
+            vocab=config.vocab_size,
             sliding_window=window,
             sliding_layers=sliding_layers,
             softcap=config.softcap,

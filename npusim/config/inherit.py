@@ -2,6 +2,9 @@
 
 Mappings are merged key by key; a number or choice (a mapping with ``value``) is replaced whole, so
 that a changed value always carries its own basis and source.  A key may be dotted.
+
+``extends: {file: <name>, basis: assumed}`` is for another chip: every number that is taken over says
+so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.
 """
 
 from __future__ import annotations
@@ -34,9 +37,12 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     document = read_document(path)
     if "extends" not in document.data:
         return document
-    name = document.data["extends"]
+    name, is_assumed = document.data["extends"], False
+    if isinstance(name, dict) and name.keys() == {"file", "basis"} and name["basis"] == "assumed":
+        name, is_assumed = name["file"], True
     if not isinstance(name, str) or not name:
-        raise document.error("extends", f"expected the name of another file, got {name!r}")
+        wanted = "the name of another file, or {file: NAME, basis: assumed}"
+        raise document.error("extends", f"expected {wanted}, got {name!r}")
     try:
         base_path = find(name, path)
     except SpecError as error:
@@ -45,7 +51,19 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     if base_path.resolve() in seen:
         circle = " -> ".join(step.stem for step in (*seen, base_path))
         raise document.error("extends", f"files extend each other in a circle: {circle}")
-    return _Merge(_read(base_path, find, seen), document).merged()
+    base = _read(base_path, find, seen)
+    if is_assumed:
+        own = {key: value for key, value in base.data.items() if key != "facts"}
+        base = Document(base.file, _assumed(own, name), base.places)
+    return _Merge(base, document).merged()
+
+
+def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
+    """Return mappings with every number or choice as an assumption taken over from ``name``."""
+    if "value" in data:
+        known = {key: value for key, value in data.items() if key != "fitted_on"}
+        return {**known, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}
+    return {key: _assumed(value, name) if isinstance(value, dict) else value for key, value in data.items()}
 
 
 class _Merge:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from npusim.config.inherit import read_inherited
 from npusim.config.messages import explain
@@ -30,20 +30,22 @@ __all__ = [
     "list_workloads",
     "load_device",
     "load_workload",
+    "read_record",
     "read_spec",
     "validated",
     "workload_schema",
 ]
 
 #: What files of npusim are: the part of their schema before its version.
-KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "measurements"))
+KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
+RecordType = TypeVar("RecordType")
 
 
-def load_device(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> DeviceSpec:
+def load_device(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
     """Return a device by packaged name (``ascend_910b2``) or path.
 
-    ``overrides`` maps dotted keys to values as text, as ``-C key=value`` gives them.
+    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it.
 
     Raises
     ------
@@ -117,6 +119,18 @@ class _Content:
 def _made(model: type[BaseModel], content: _Content) -> BaseModel:
     """Return one frozen model for all files of one content: programs of one device share what they have alike."""
     return model.model_validate(content.document.data)
+
+
+def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
+    """Return JSON text as the dataclass ``kind``; keys that it does not know are left out.
+
+    Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        lines = [f"{file}  {key}: {fault}" for key, fault in explain(error, model=kind)]
+        raise SpecError("\n".join(lines)) from None
 
 
 def _schema_of(model: type[BaseModel]) -> str:

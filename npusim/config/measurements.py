@@ -75,13 +75,13 @@ TilingValue = Annotated[
     PlainValidator(_tiling_value),
     WithJsonSchema({"type": ["number", "string"]}),
 ]
-Band = Annotated[StrictFloat, Field(gt=0)]
+PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 
 
 class Measured(SpecModel):
     """What was measured; times in microseconds, whole calls and parts of them."""
 
-    latency_us: Range | None = Field(default=None, description="the whole call")
+    latency_us: Range | None = Field(default=None, description="of the kind that `timing` says")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
     mac_us: Range | None = Field(default=None, description="matrix unit")
     mte1_us: Range | None = None
@@ -92,8 +92,13 @@ class Measured(SpecModel):
     attention_us: Range | None = None
     linear_us: Range | None = None
     allreduce_us: Range | None = None
+    upload_us: Range | None = Field(default=None, description="K and V of a layer to the device")
+    gpu_us: Range | None = Field(default=None, description="attention on the device")
+    cpu_us: Range | None = Field(default=None, description="attention on the host")
+    off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
     speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
     tflops: Range | None = None
+    tokens_per_s: Range | None = Field(default=None, description="of a decoding step, all sequences")
 
     @model_validator(mode="after")
     def _something_was_measured(self) -> Self:
@@ -109,7 +114,11 @@ class Measured(SpecModel):
 
 
 #: Sizes that a run takes besides a workload's name.
-OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
+OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype", "phase")
+
+
+#: What a latency is: `npusim.timing.result.KINDS`, told in ``npusim run``'s words.
+Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 
 class MeasuredWorkload(SpecModel):
@@ -119,6 +128,7 @@ class MeasuredWorkload(SpecModel):
 
     name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
     seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
+    phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
     batch: PositiveInt | None = None
     heads: HeadCount | None = Field(default=None, description="of the whole layer")
     kv_heads: HeadCount | None = None
@@ -163,7 +173,7 @@ class MeasuredWorkload(SpecModel):
         return self
 
     def _has_no(self, size: str) -> bool:
-        return size not in ("name", *OF_NAMED) if self.kind == "named" else size == "seq"
+        return size not in ("name", *OF_NAMED) if self.kind == "named" else size in ("seq", "phase")
 
     def of_name(self) -> dict[str, object]:
         """Return what `npusim.run` takes besides the name of a named workload."""
@@ -213,6 +223,27 @@ class _Options(SpecModel):
         default=None, description="absent: the schedule's default"
     )
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
+    timing: Timing | None = Field(
+        default=None,
+        description="what latencies are: the slowest core's time, the profiler's task duration, N calls one behind "
+        "the other over N, or (absent) one call that is waited for",
+    )
+    host_floor_us: PositiveFloat | None = Field(
+        default=None, description="what the host takes there: no back_to_back time is less, a call adds it"
+    )
+    warm: StrictBool | None = Field(default=None, description="whether inputs lie in L2 when the kernel starts")
+
+    @property
+    def kind(self) -> Timing:
+        """What its latencies are."""
+        return self.timing or "call"
+
+    @model_validator(mode="after")
+    def _a_floor_is_of_the_host(self) -> Self:
+        if self.host_floor_us is not None and self.timing in ("core", "kernel"):
+            text = f"timing: {self.timing} has no host in it; leave it out, or say back_to_back or call"
+            raise fault_at("host_floor_us", text)
+        return self
 
 
 class Baseline(_Options):
@@ -233,7 +264,7 @@ class MeasurementCase(_Options):
     workload: MeasuredWorkload
     baseline: Baseline | None = None
     measured: Measured
-    band: Band | None = Field(default=None, description="relative error allowed")
+    band: PositiveFloat | None = Field(default=None, description="relative error allowed")
 
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:
@@ -262,7 +293,7 @@ class MeasurementFile(SpecModel):
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: Band | None = Field(default=None, description="for cases without their own")
+    band: PositiveFloat | None = Field(default=None, description="for cases without their own")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ from npusim.config.quantity import BASES, has_unit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pydantic import BaseModel, ValidationError
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 _HINTS = MappingProxyType(
@@ -32,6 +33,7 @@ _EXPECTED = MappingProxyType(
         "bool_type": "true or false",
         "bool_parsing": "true or false",
         "string_type": "text",
+        "dataclass_type": "a mapping",
         "model_type": "a mapping",
         "model_attributes_type": "a mapping",
         "dict_type": "a mapping",
@@ -63,14 +65,15 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
 
 
 def explain(
-    error: ValidationError, data: object = None, model: type[BaseModel] | None = None
+    error: ValidationError, data: object = None, model: type | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the text of each fault; ``data`` is what was validated, as ``model``.
 
     Of a hardware file (the default) a missing number is said to need basis and source, of any other
     ``model`` what its key is for.
     """
-    wanted = None if model is None or "links" in model.model_fields else _descriptions(model)
+    fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
+    wanted = None if model is None or "links" in fields else _descriptions(fields)
     for details in error.errors(include_url=False):
         # A default that is computed from a faulty field: the field itself is reported.
         if details["type"] == "default_factory_not_called":
@@ -80,10 +83,10 @@ def explain(
             yield ".".join(str(part) for part in (*path, *([key] if key else []))), text
 
 
-def _descriptions(model: type[BaseModel]) -> Mapping[str, str]:
+def _descriptions(fields: Mapping[str, FieldInfo]) -> Mapping[str, str]:
     """Return what each key of a file is for; of its schema, what to write."""
     found = {}
-    for name, field in model.model_fields.items():
+    for name, field in fields.items():
         allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         key = field.alias or name
         found[key] = f"write {key}: {allowed[0]}" if allowed else field.description or ""

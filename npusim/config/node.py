@@ -1,7 +1,4 @@
-"""A node as its file describes it: devices, the links between them, who drives a collective.
-
-Also the problems that only a node has: a layer's attention with its output projection and AllReduce.
-"""
+"""A node as its file describes it: devices, the links between them, who drives a collective, the host beside them."""
 
 from __future__ import annotations
 
@@ -14,22 +11,22 @@ from pydantic import Field, model_validator
 from npusim.config.device import DeviceSpec, LinkSpec, _facts, content_digest
 from npusim.config.limits import fault_in
 from npusim.config.load import load_device, read_spec, validated
-from npusim.config.model import Name, NonNegativeInt, PositiveInt, SpecModel, Text, fault_at
+from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, fault_at
 from npusim.config.overrides import apply_overrides
 from npusim.config.packaged import is_node_name, list_packaged, resolve
-from npusim.config.problem import Problem
-from npusim.config.quantity import Positive, PositiveWhole, Quantity, Sourced
+from npusim.config.quantity import Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
 __all__ = [
+    "CpuSpec",
     "DriverMode",
     "DriverSpec",
     "HostSpec",
     "KernelTimes",
-    "LayerProblem",
     "NodeDevice",
     "NodeLink",
     "NodeSpec",
+    "PcieSpec",
     "is_node",
     "list_nodes",
     "load_machine",
@@ -115,12 +112,67 @@ class LinearTimes(SpecModel):
     flops_per_s: Positive = Field(description="of one core")
 
 
-class KernelTimes(SpecModel):
-    """Times of kernels, for a device whose own file cannot be simulated yet."""
+class DecodeTimes(SpecModel):
+    """Attention of single queries by a kernel that is known by its time alone."""
 
-    core: Text
-    attention: AttentionTimes
-    linear: LinearTimes
+    start_s: Quantity
+    bytes_per_s: Positive = Field(description="of keys and values")
+
+
+class RoofTimes(SpecModel):
+    """Kernels that no schedule has a mapping for: bytes over the device's memory, or operations."""
+
+    flops_per_s: Positive = Field(description="of the whole device, matrix products")
+    memory_factor: Positive = Field(description="of the memory's bandwidth that such kernels reach")
+
+
+class KernelTimes(SpecModel):
+    """Times of kernels, for what a device's own file cannot be simulated for yet."""
+
+    core: Text | None = Field(default=None, description="that blocks of attention and linear run on")
+    attention: AttentionTimes | None = None
+    linear: LinearTimes | None = None
+    decode: DecodeTimes | None = None
+    others: RoofTimes | None = Field(default=None, description="what has no schedule on the device's cores")
+
+    @model_validator(mode="after")
+    def _blocks_have_a_core(self) -> Self:
+        if self.core is None and (self.attention or self.linear):
+            raise fault_at("core", "missing; blocks of attention and linear run on a kind of core")
+        return self
+
+
+class CpuSpec(SpecModel):
+    """The host's processors and memory, where they compute attention."""
+
+    device: Text = Field(description="a hardware file by name, for their arithmetic")
+    sockets_count: PositiveWhole
+    cores_count: PositiveWhole = Field(description="of a socket")
+    clock_hz: Positive
+    lanes_count: PositiveWhole = Field(description="float32 elements of a vector register")
+    units_count: PositiveWhole = Field(description="vector units of a core")
+    instructions_count: PositiveWhole = Field(description="for each vector of keys or values: conversion and FMA")
+    dram_bytes_per_s: Positive = Field(description="reached, by all cores of all sockets")
+    dram_capacity_bytes: PositiveWhole
+    reserve_bytes: WholeQuantity = Field(description="of it, kept for all else")
+
+    @property
+    def elements_per_s(self) -> float:
+        """Return the elements of keys and values that all cores take in a second."""
+        cores = self.sockets_count.value * self.cores_count.value
+        each = self.lanes_count.value * self.units_count.value / self.instructions_count.value
+        return float(cores * each * self.clock_hz.value)
+
+
+class PcieSpec(SpecModel):
+    """The link between the host and each device; copies from pinned memory run beside kernels."""
+
+    bytes_per_s: Positive = Field(description="of one device and direction, reached")
+    start_s: Quantity = Field(description="of a copy of a few rows")
+    kv_start_s: Quantity = Field(description="of a copy of a layer's keys and values")
+    wake_s: Quantity = Field(
+        description="more before a copy after the device stood idle: for each doubling of the time beyond 1 ms"
+    )
 
 
 class NodeSpec(SpecModel):
@@ -140,6 +192,11 @@ class NodeSpec(SpecModel):
     between: NodeLink | None = Field(default=None, description="one device to its counterpart")
     host: HostSpec | None = Field(default=None, description="missing: launches are the device's")
     kernels: KernelTimes | None = Field(default=None, description="missing: simulated")
+    cpu: CpuSpec | None = Field(default=None, description="missing: the host computes nothing")
+    pcie: PcieSpec | None = Field(default=None, description="missing: nothing is offloaded")
+    reserve_bytes: WholeQuantity | None = Field(
+        default=None, description="of each device's memory, kept for all but weights, KV and intermediates"
+    )
 
     @property
     def family(self) -> str:
@@ -202,10 +259,23 @@ class NodeDevice(DeviceSpec):
         links = {
             name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()
         }
+        if node.pcie is not None:
+            links["pcie"] = LinkSpec(bytes_per_s=node.pcie.bytes_per_s)
+        if node.cpu is not None:
+            links["dram"] = LinkSpec(bytes_per_s=node.cpu.dram_bytes_per_s)
         own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
         own |= {"name": node.name, "description": node.description}
         own |= {"group_count": node.device_count, "links": {**device.links, **links}}
         return cls.model_construct(**{**dict(device), **own})
+
+    @classmethod
+    def alone(cls, device: DeviceSpec) -> NodeDevice:
+        """Return one device as a node of its own, without links and without a host."""
+        count = WholeQuantity(value=1, basis="derived", source="one device")
+        parts: dict[str, object] = dict.fromkeys(NodeSpec.model_fields)
+        parts |= {"schema_id": NODE_SCHEMA, "name": device.name, "description": device.description}
+        parts |= {"device": device.name, "device_count": count, "links": {}, "drivers": {}}
+        return cls.of(NodeSpec.model_construct(**parts), device)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).of, (self.node, self.each)
@@ -213,48 +283,14 @@ class NodeDevice(DeviceSpec):
     @property
     def is_timed(self) -> bool:
         """Whether kernels have times: from the node's table, or because the device's file has them."""
-        return self.node.kernels is not None or self.each.is_timed
+        table = self.node.kernels
+        return self.each.is_timed or (table is not None and table.attention is not None)
 
     def facts(self) -> Iterator[tuple[str, Sourced]]:
         """Yield every sourced number with its dotted key; the node's begin with ``node.``."""
         for key, fact in super().facts():
             if not key.startswith("each."):
                 yield key, fact
-
-
-class LayerProblem(Problem):
-    """Attention, output projection and AllReduce of one layer on ``ranks`` devices.
-
-    The sizes are those of one device's share of the heads; every device computes all ``hidden``
-    columns of its partial product, which the AllReduce adds up.
-    """
-
-    hidden: PositiveInt
-    ranks: PositiveInt
-
-    @classmethod
-    def around(cls, attention: Problem, *, hidden: int, ranks: int) -> Self:
-        """Return the layer whose attention on one device is ``attention``."""
-        return cls(**dict(attention), hidden=hidden, ranks=ranks)
-
-    @property
-    def attention(self) -> Problem:
-        """Return the attention of one device."""
-        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
-
-    @property
-    def rows(self) -> int:
-        """Return the rows over batch and sequence."""
-        return self.batch * self.seq_q
-
-    @property
-    def width(self) -> int:
-        """Return the columns of the attention's output on one device."""
-        return self.heads * self.value_head_dim
-
-    def flops(self) -> int:
-        """Return the operations of one device: attention and projection."""
-        return super().flops() + 2 * self.rows * self.width * self.hidden
 
 
 def is_node(name_or_path: object) -> bool:
@@ -290,7 +326,7 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
 
 
 def load_node_device(
-    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, str] | None = None
+    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, object] | None = None
 ) -> NodeDevice:
     """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
 
@@ -319,7 +355,7 @@ def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
 
 
 def load_machine(
-    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, str] | None = None
+    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None
 ) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path or as it is loaded.
 

@@ -21,6 +21,13 @@ FRACTAL = 16
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 
 
+def element_bytes(fmt: str) -> int:
+    """Return the bytes of an element; formats are loaded with their arrays, which sizes need not wait for."""
+    from npusim.formats import get_format
+
+    return get_format(fmt).size_bytes
+
+
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
 #: is what CANN's BSND, BSH and TND have in common).
 Layout = Literal["bnsd", "bsnd"]
@@ -139,6 +146,16 @@ class Problem(Sizes):
         """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
         per_pair = 2 * (self.head_dim + self.value_head_dim)
         return self.batch * self.heads * self.attended_pairs() * per_pair
+
+    def kv_bytes(self) -> int:
+        """Return the bytes of K and V."""
+        elements = self.batch * self.kv_heads * self.seq_kv * (self.head_dim + self.value_head_dim)
+        return elements * element_bytes(self.dtype)
+
+    def bytes_moved(self) -> int:
+        """Return the bytes of inputs and output, each once."""
+        rows = self.batch * self.heads * self.seq_q * (self.head_dim + self.value_head_dim)
+        return self.kv_bytes() + rows * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
         """Return operations of both products without a mask, as papers count causal ones too."""

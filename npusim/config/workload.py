@@ -81,6 +81,10 @@ class Workload(SpecModel):
     layers: PositiveInt | None = None
     intermediate: PositiveInt | None = Field(default=None, description="width inside the FFN")
     gated: StrictBool = Field(default=False, description="the FFN has a third, gating matrix")
+    vocab: PositiveInt | None = Field(default=None, description="tokens of the vocabulary")
+    parameters: PositiveInt | None = Field(
+        default=None, description="stated for the whole model, where its shapes do not give them"
+    )
     sliding_window: PositiveInt | None = Field(
         default=None, description="keys that a query of a sliding layer sees"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npusim.ir.content import Itself, interned, known_at
+from npusim.ir.content import Itself, interned, known_at, methods_of
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import LoopTemplate, Templates, compile_items, ends_of
 from npusim.timing.block_machine import RANGE_BITS
@@ -108,7 +108,7 @@ class _Works:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         assert program.pricing is not None
         self.program, self.device, self.queues = program, device, len(program.queues)
-        self.by = interned((Itself(device), program.pricing))
+        self.by = interned((Itself(device), *methods_of(program.pricing)))
         self.ends = ends_of(program)
         self._templates: Templates | None = None
         self._pricing: Pricing | None = None

@@ -175,7 +175,8 @@ def explore(
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
     prefix: str = "",
     method: str = "auto",
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    studies: bool = False,
     auto: bool = False,
     exhaustive: bool = False,
     pareto: bool = False,
@@ -198,6 +199,8 @@ def explore(
         option of a run (``workload``, ``seq``, ``batch``, ``hw``, ...), or a key of the device (``group_count``).
         Points of another problem or device are no rivals, nor are those of another schedule unless ``pareto``.
         The rest is as for `npusim.run`.
+    studies
+        Rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit).
     auto
         Takes the fields that the schedules declare, with doublings between their limits.
     exhaustive
@@ -235,7 +238,7 @@ def explore(
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
         jobs=jobs, cluster=cluster, store=None if out is None else Path(out), resume=resume, exhaustive=exhaustive,
-        pareto=pareto, max_rmse=max_rmse, finite=finite, on_outcome=on_outcome,
+        pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
     )  # fmt: skip
     return search(request, axes, options)
 

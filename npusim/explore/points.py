@@ -15,9 +15,10 @@ from npusim.errors import NpusimError, TilingError
 from npusim.explore.bounds import alone_bound, content_of, work_bound
 from npusim.explore.store import Outcome
 from npusim.ir.check import check
-from npusim.run import flag_budget, plan_of, run_request, simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import told
+from npusim.sensitivity import sensitivity
+from npusim.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
 from npusim.timing import METHODS
 from npusim.timing.block_code import Code
 from npusim.timing.sanity import check_sanity
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.ir.program import TileProgram
     from npusim.request import Request
-    from npusim.run import Plan
     from npusim.run_result import RunResult
     from npusim.schedules import Schedule
+    from npusim.simulate import Plan
     from npusim.timing.result import TimingResult
 
 __all__ = [
@@ -162,7 +163,7 @@ def _built(asking: Asking, point: Point, *, is_hinted: bool = False) -> Built:
     precision = schedule.precision(",".join(filter(None, (request.precision, *changes, arithmetic))))
     plan = replace(scene.plan, tiling=build_tiling(schedule.tiling, tiling), precision=precision)
     fitted, program = schedule.fitted(plan.problem, plan.tiling, plan.device, precision, is_hinted=is_hinted)
-    return Built(replace(plan, tiling=fitted), program)
+    return Built(replace(plan, tiling=fitted), warmed(program, plan.device) if request.warm else program)
 
 
 # ---------------------------------------------------------------- tasks
@@ -263,7 +264,7 @@ def _busiest(timing: TimingResult) -> tuple[str, float]:
         return "", 0.0
     pipes = [queue for queue in queues if queue.is_pipe]
     top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
-    return top.name.rpartition(".")[2], top.busy_cycles / timing.cycles
+    return top.queue.rpartition(".")[2], top.busy_cycles / timing.cycles
 
 
 class Bits(NamedTuple):
@@ -283,8 +284,7 @@ def compute_bits(job: Job) -> list[Bits]:
         except NpusimError as wrong:
             found.append(Bits(None, " ".join(str(wrong).split())))
             continue
-        is_finite = error is not None and not (error.error.nan_count or error.error.inf_count)
-        found.append(Bits(float(error.error.rmse) if error is not None and is_finite else None))
+        found.append(Bits(None if error is None else error.error.rmse))
     return found
 
 
@@ -304,5 +304,5 @@ def swayed(job: Job) -> list[dict[str, tuple[float, float]]]:
     for _, point in job.points:
         result = run_request(at(request, point, job.asking.device_keys))
         own = result.latency_us
-        found.append({s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in result.sensitivity()})
+        found.append({s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)})
     return found

@@ -51,6 +51,7 @@ class Options:
     pareto: bool = False
     max_rmse: float | None = None
     finite: bool = False
+    studies: bool = False
     on_outcome: Callable[[Outcome, int], None] | None = None
 
     @property
@@ -254,7 +255,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], opt
 
     When it is interrupted, what is done stays in the store.
     """
-    setting = setting_of(request, axes)
+    setting = setting_of(request, axes, studies=options.studies)
     points = setting.points()
     if not points:
         raise TilingError("the space is empty: no combination of its axes has a value each")

@@ -86,11 +86,11 @@ def _schedule(request: Request) -> Schedule:
     return find_schedule(request.schedule, request.machine().family)
 
 
-def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]]) -> Setting:
+def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, studies: bool = False) -> Setting:
     """Return the setting; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
-    no problem, a device without times.
+    no problem, a device without times or, where no ``studies`` are asked for, times of no real kernel.
     """
     given = {name: _read(name, tuple(values)) for name, values in axes.items()}
     schedules = tuple(str(s) for s in given.pop("schedule", (request.schedule,)))
@@ -110,6 +110,9 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]]) -> 
         spaces[name] = _space(here, fields, [n for n in own if n not in fields], keys)
     for name in schedules:
         _check(replace(request, schedule=name), spaces[name], keys)
+        schedule, device = _schedule(replace(request, schedule=name)), request.machine()
+        if schedule.study and not studies and (why := schedule.study(request.problem or request.attention(), device)):
+            raise SpecError(f"nothing to rank: {why}; --studies ranks it all the same (Python: studies=True)")
     return Setting(request, schedules, given, spaces, keys, _content(request))
 
 

@@ -111,31 +111,31 @@ def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
 
 def _ascend() -> Iterator[MmaArithmetic]:
     """Yield the default and the two alternates of the Cube (numerics.md §5)."""
-    for inputs in ("f16", "bf16"):
+    for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32)):
         fmt = _FORMAT_OF_INPUT[inputs]
         exact = MmaArithmetic(
-            name=f"ascend.cube.k16.{inputs}.f32",
+            name=f"ascend.cube.k{k}.{inputs}.f32",
             a_format=fmt,
             b_format=fmt,
             acc_format="float32",
-            k=16,
-            block=16,
+            k=k,
+            block=k,
             fraction_bits=None,
             rounding="nearest_even",
             method="exact",
             evidence="assumed",
-            source="assumption: one 16-deep fractal and c, exact sum, one rounding",
+            source=f"assumption: one {k}-deep fractal and c, exact sum, one rounding",
         )
         yield exact
         yield replace(
             exact,
-            name=f"ascend.cube_fma.k16.{inputs}.f32",
+            name=f"ascend.cube_fma.k{k}.{inputs}.f32",
             block=1,
             method="sequential",
             source="assumption: float32 fused multiply-adds, ascending k",
         )
         truncating = _fused(
-            f"ascend.cube_rz24.k16.{inputs}.f32", block=16, fraction=24, evidence="assumed"
+            f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed"
         )
         yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
 
@@ -155,6 +155,24 @@ def _ieee() -> Iterator[MmaArithmetic]:
             method="sequential",
             evidence="published-model",
             source="IEEE 754-2019 fusedMultiplyAdd, ascending k",
+        )
+
+
+def _avx512() -> Iterator[MmaArithmetic]:
+    """Yield a lane of AVX-512: float16 operands widened, one float32 fused multiply-add after the other."""
+    for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
+        yield MmaArithmetic(
+            name=f"avx512.fma.k1.{inputs}.f32",
+            a_format=left,
+            b_format="float16",
+            acc_format="float32",
+            k=1,
+            block=1,
+            fraction_bits=None,
+            rounding="nearest_even",
+            method="sequential",
+            evidence="assumed",
+            source="VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k",
         )
 
 
@@ -226,6 +244,7 @@ def _rows() -> Iterator[MmaArithmetic]:
     yield from _wide_fp8("rtx_blackwell.mma")
     yield from _ascend()
     yield from _ieee()
+    yield from _avx512()
 
 
 def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:

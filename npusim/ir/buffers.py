@@ -178,5 +178,6 @@ class Allocator:
         offset = round_up(self.used_bytes[space], self._space(space).alignment_bytes)
         end = self.used_bytes[space] = offset + slot_bytes * depth
         self.peak_bytes[space] = max(self.peak_bytes.get(space, 0), end)
-        self.tenants[space].append(Tenant(name, slot_bytes, depth))
+        core = space.partition(".")[0]  # equal cores differ in nothing else: their faults are told together
+        self.tenants[space].append(Tenant(name.removeprefix(f"{core} "), slot_bytes, depth))
         return offset

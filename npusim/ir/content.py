@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["Itself", "interned", "known_at"]
+__all__ = ["Itself", "interned", "known_at", "methods_of"]
 
 
 class Itself:
@@ -30,6 +30,11 @@ class Itself:
 def interned(content: Hashable) -> Hashable:
     """Return one object for all equal contents."""
     return Itself(content)
+
+
+def methods_of(kind: Any) -> tuple[object, ...]:
+    """Return the functions of a class as it is now: one that is changed in a running process is another."""
+    return tuple(f for base in getattr(kind, "__mro__", ()) for f in vars(base).values() if callable(f)) or (kind,)
 
 
 @lru_cache(maxsize=48)

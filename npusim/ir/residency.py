@@ -27,9 +27,9 @@ Key = tuple[str, int, int, int, int, int]
 class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
-    ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read, outputs
-    written.  ``shared_reads`` is how much of the other core groups reads the same region in the same
-    step, averaged over a tensor's bytes: 0 none of them, 1 all.
+    ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read that were not there,
+    outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
+    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.
     """
 
     read_misses: Mapping[str, float]
@@ -38,20 +38,24 @@ class Residency:
     shared_reads: Mapping[str, float] = field(default_factory=dict)
 
 
-def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Residency:
+def residency(
+    program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False
+) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
-    The slots between the cores live in L2 too and are subtracted.  A tensor that is read later is
-    written beyond L2 only if it does not stay; an output always is, once.
+    The slots between the cores live in L2 too and are subtracted.  Where writes go back, a region is written
+    beyond L2 if it is pushed out before the program ends; where they go through, an output always is, once,
+    and a tensor that is read later if it does not stay.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
-    cache = _Cache(max(0, capacity_bytes - slots))
+    inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
     for phase in program.phases:
         _scan(phase, group_count, cache)
-    writes = {
+    writes = cache.written_back() if writes_back else {
         name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
         for name, t in program.tensors.items()
-    }
+    }  # fmt: skip
     reads = {
         name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
         for name in program.tensors
@@ -61,41 +65,81 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int) -> Re
         name: min(1.0, cache.met[name] / cache.read[name] / others) if cache.read[name] else 0.0
         for name in program.tensors
     }
-    return Residency(reads, writes, cache.compulsory, shared)
+    outputs = sum(int(size * writes[name]) for name, size in cache.put_out.items())
+    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared)
 
 
 class _Cache:
-    """Least recently used, by regions; remembers in which step each was touched last."""
+    """Least recently used, by regions; remembers in which step each was touched last.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    ``warm_bytes``: of inputs that lie in it from the start; None: none do.
+    """
+
+    def __init__(self, capacity: int, warm_bytes: int | None = None) -> None:
+        self.capacity, self.warm_bytes = capacity, warm_bytes
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
+        self.put_out: Counter[str] = Counter()  # bytes of outputs that were written, once each
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
         self._furthest: dict[Key, int] = {}  # rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
+        self._new_bytes = 0  # of regions that are no inputs
+        self._written: Counter[str] = Counter()
+        self._evicted: Counter[str] = Counter()
+        self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
         """Take in what all groups touch in one step; each region is fetched at most once."""
         # Scanned in step, a byte comes up again once every other region touched since has passed.
-        since = list(accumulate(reversed(self._step_bytes)))[::-1]
+        since = self._since()
         for key, use in touched.items():
             self.read[key[0]] += use.read_bytes
             self.met[key[0]] += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
-            if use.is_compulsory:
-                self.compulsory += max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
-                self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
+            is_kept = rows > 0 and since[at] <= self.capacity
+            new = max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
+            self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
+            if rows and not is_kept:
+                self._push_out(key)
+            if use.role != "input":
+                self._new_bytes += new
             if use.is_write:
+                self._written[key[0]] += use.rows * use.row_bytes
+                self._dirty[key] = use.rows * use.row_bytes
+                if use.role == "output":
+                    self.put_out[key[0]] += new
                 continue
-            kept = min(rows, use.rows) if rows and since[at] <= self.capacity else 0
+            is_warm = self.is_warm(use.role)
+            if use.role == "input" and not is_warm:
+                self.compulsory += new
             size = use.rows * use.row_bytes
+            kept = size if is_warm and not rows else min(rows, use.rows) * use.row_bytes if is_kept else 0
             # A region too large to stay is fetched anew by every pass over it.
             passes = use.times if size > self.capacity else 1
-            self.missed[key[0]] += (size - kept * use.row_bytes) * passes
+            self.missed[key[0]] += (size - kept) * passes
         self._remember(touched)
+
+    def is_warm(self, role: str) -> bool:
+        """Whether a region of that role, not touched yet, is still there from before the start."""
+        is_there = role == "input" and self.warm_bytes is not None
+        return is_there and (self.warm_bytes or 0) + self._new_bytes <= self.capacity
+
+    def written_back(self) -> dict[str, float]:
+        """Return the share of each tensor's writes that was pushed out before the end."""
+        since = self._since()
+        for key in list(self._dirty):
+            if since[self._last[key][1]] > self.capacity:
+                self._push_out(key)
+        return {name: min(1.0, self._evicted[name] / size) for name, size in self._written.items()}
+
+    def _push_out(self, key: Key) -> None:
+        self._evicted[key[0]] += self._dirty.pop(key, 0)
+
+    def _since(self) -> list[int]:
+        """Return, for each step, the bytes that were touched in it or after it and not later."""
+        return list(accumulate(reversed(self._step_bytes)))[::-1]
 
     def _remember(self, touched: Mapping[Key, _Use]) -> None:
         now = len(self._step_bytes)
@@ -116,7 +160,7 @@ class _Use:
     times: int
     read_bytes: int
     is_write: bool
-    is_compulsory: bool
+    role: str
 
     @property
     def readers(self) -> float:
@@ -135,9 +179,8 @@ def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
             use = touched.get(key)
             if use is None:
                 touched[key] = _Use(
-                    region.rows, payload // region.rows, touch.times, size, touch.is_write,
-                    region.tensor.role in ("input", "output"),
-                )  # fmt: skip
+                    region.rows, payload // region.rows, touch.times, size, touch.is_write, region.tensor.role
+                )
             else:
                 use.rows = max(use.rows, region.rows)
                 use.times = max(use.times, touch.times)

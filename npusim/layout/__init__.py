@@ -31,7 +31,7 @@ from npusim.layout.execute import (
     to_registers,
     warp_product,
 )
-from npusim.layout.fractal import BUFFER_FORMATS, nd, nz, zn, zz
+from npusim.layout.fractal import nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
 from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants
 from npusim.layout.memory import (
@@ -50,7 +50,6 @@ from npusim.layout.swizzle import Swizzle, SwizzledLayout
 from npusim.layout.tiling import logical_divide, logical_product, zipped_divide, zipped_product
 
 __all__ = [
-    "BUFFER_FORMATS",
     "INSTRUCTIONS",
     "REGISTER_BITS",
     "SECTOR_BYTES",

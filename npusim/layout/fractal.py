@@ -9,22 +9,13 @@ Where each is used on the 910B: L0A zZ, L0B nZ, L0C zN, L1 zN or nZ (ascend.md �
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING
-
 from npusim.errors import LayoutError
 from npusim.layout.algebra import Layout, row_major
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["BUFFER_FORMATS", "nd", "nz", "zn", "zz"]
+__all__ = ["nd", "nz", "zn", "zz"]
 
 #: One fractal of 16-bit elements, 512 bytes (ascend.md §1.2).
 FRACTAL = (16, 16)
-
-#: The format of each buffer of the 910B's cube core (ascend.md §1.2).
-BUFFER_FORMATS: Mapping[str, str] = MappingProxyType({"L0A": "zz", "L0B": "zn", "L0C": "nz"})
 
 
 def nd(rows: int, columns: int, *, row_stride: int | None = None) -> Layout:

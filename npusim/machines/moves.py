@@ -36,7 +36,11 @@ class Moves:
     @cached_property
     def residency(self) -> Residency:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
-        return residency(self._program, self.device.group_count.value, self.device.memory.l2.capacity_bytes.value)
+        l2 = self.device.memory.l2
+        return residency(
+            self._program, self.device.group_count.value, l2.capacity_bytes.value,
+            writes_back=l2.writes is not None and l2.writes.value == "back",
+        )  # fmt: skip
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""

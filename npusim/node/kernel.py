@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Literal
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
-    from npusim.config.kernels import GemmProblem
+    from npusim.config.kernels import GemmProblem, RowsProblem
     from npusim.config.problem import Problem
     from npusim.node.collective import Algorithm, Kind
     from npusim.timing.result import Approximation
 
-KernelRole = Literal["attention", "linear"]
+#: What a kernel is to a layer: its parts in the table of a run, and in the node file's table of times.
+KernelRole = Literal["attention", "decode", "linear", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
 
     schedule: str
-    problem: Problem | GemmProblem
+    problem: Problem | GemmProblem | RowsProblem
     precision: str = ""
 
 
@@ -38,6 +39,12 @@ class Kernel:
     role: KernelRole
     children: tuple[Child, ...]
     is_fused: bool = False
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What a table calls it: its part of the layer, or its role."""
+        return self.name or self.role
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,38 @@ class CollectiveOp(TileOp):
     call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
     row: int = 0
     rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCall:
+    """Bytes over one device's host link; ``is_bulk``: keys and values of a layer, not a few rows."""
+
+    way: Literal["up", "down"]
+    size_bytes: int
+    is_bulk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """One device's share of attention on the host: what is computed, and what it reads from DRAM."""
+
+    child: Child
+    size_bytes: int
+    elements: int
+
+
+@dataclass(slots=True)
+class CopyOp(TileOp):
+    """A copy between host and device, beside what the device computes."""
+
+    call: CopyCall = field(default=CopyCall("up", 0))
+
+
+@dataclass(slots=True)
+class HostOp(TileOp):
+    """A rank's heads on the host's cores."""
+
+    call: HostCall = field(default=HostCall(Child("", None), 0, 0))  # type: ignore[arg-type]
 
 
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:

@@ -88,7 +88,7 @@ class Device:
             return
         self._demand = demand
         self._update()
-        yield _flow(self.env, self._work, work_fs)
+        yield flow(self.env, self._work, work_fs)
         self._demand = ()
 
     def _update(self) -> None:
@@ -121,7 +121,7 @@ class Device:
         piece = ceil_div(size_bytes, plan.servers)
         for _ in range(plan.between_rounds()):
             yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
-            yield _flow(self.env, self._between, piece)
+            yield flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def _claim(self, plan: Plan, sign: int) -> None:
@@ -220,12 +220,12 @@ class RunningCollective:
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
             port = env.timeout(femtoseconds(size / own))
-            yield AllOf(env, [port, *(_flow(env, link, size) for link in shared)])
+            yield AllOf(env, [port, *(flow(env, link, size) for link in shared)])
         yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
         done.succeed()
 
 
-def _flow(env: Environment, link: SharedLink, size: int) -> Event:
+def flow(env: Environment, link: SharedLink, size: int) -> Event:
     """Return an event for the moment at which ``size`` bytes are through a link."""
     through = env.event()
 

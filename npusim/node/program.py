@@ -1,13 +1,13 @@
-"""A node program: row blocks, each a chain of kernels and a collective, as a tile program.
+"""A node program: tasks on the queues of every device, as a tile program.
 
-Core groups of the program are the node's devices; each has a queue for its cores and one for its
-collectives, and a ring of partial products between them, so that ``ir.check`` and the walker treat
-a node like a core.
+Core groups of the program are the node's devices.  A device has a queue for its cores, one for its
+collectives and, where a host takes part, for copies each way and its share of the host's cores.
+Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,14 @@ from npusim.node.kernel import CollectiveCall, CollectiveOp, Kernel, KernelOp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import TileOp
     from npusim.ir.program import Item, Touch
+    from npusim.ir.tile import RingTile
     from npusim.node.collective import Algorithm, Kind
 
 COMPUTE = "npu.COMPUTE"
+UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
 #: Rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
@@ -54,6 +58,24 @@ class Communication:
         """Return the queue it is issued to: the copy engines', or the collective library's."""
         return "npu.SDMA" if self.driver == "sdma" else "npu.HCCL"
 
+    def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
+        """Return the collective over a block's rows."""
+        call = CollectiveCall(
+            self.kind, self.algorithm, self.driver, block.rows * self.row_bytes, is_overlapped, self.servers,
+            self.element_bytes,
+        )  # fmt: skip
+        engine = self.queue.partition(".")[2]
+        return CollectiveOp(f"{self.kind} {index}", self.queue, engine, (), call=call, row=block.row, rows=block.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operation, and the numbers of the tasks whose results it needs, ``size_bytes`` each."""
+
+    op: TileOp
+    after: tuple[int, ...] = ()
+    size_bytes: int = 1
+
 
 def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
     """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
@@ -83,46 +105,78 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 def node_program(
     name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int
 ) -> TileProgram:
-    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order."""
-    largest = max(b.rows for b in blocks) * comm.row_bytes
-    space = AddressSpace(MEMORY, largest * len(blocks), get_format("float16").size_bytes)
-    allocator = Allocator({MEMORY: space})
-    partial = allocator.ring(
-        MEMORY, "partial sums", largest, len(blocks), producers=[COMPUTE], consumers=[comm.queue]
-    )
+    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order, each then reduced."""
+    tasks: list[Task] = []
+    for index, block in enumerate(blocks):
+        tasks += block_tasks(index, block)
+        # Without kernels the data is there already: nothing to wait for.
+        ready = (len(tasks) - 1,) if block.kernels else ()
+        tasks.append(Task(comm.op(index, block, is_overlapped=len(blocks) > 1), ready, block.rows * comm.row_bytes))
+    return task_program(name, ranks, tasks, flops, (COMPUTE, comm.queue))
+
+
+def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_bytes: int = 1) -> list[Task]:
+    """Return the kernels of a block of rows, the first of them after other tasks."""
+    found = []
+    for number, kernel in enumerate(block.kernels):
+        op = KernelOp(
+            f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows
+        )  # fmt: skip
+        found.append(Task(op, () if number else after, size_bytes))
+    return found
+
+
+def task_program(
+    name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()
+) -> TileProgram:
+    """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are one device's.
+
+    ``queues`` are listed first, before those that only tasks name.
+    """
+    named = tuple(dict.fromkeys((*queues, *(t.op.queue for t in tasks))))
+    allocator, slots = _handed_on(tasks)
 
     def body(_rank: int) -> Iterator[Item]:
-        for index, block in enumerate(blocks):
-            size = block.rows * comm.row_bytes
-            for kernel in block.kernels:
-                is_last = kernel is block.kernels[-1]
-                slot = partial.fill(1, size, "int8", first=kernel is block.kernels[0], last=is_last)
-                yield KernelOp(
-                    f"{kernel.role} {index}", COMPUTE, "COMPUTE", (), (slot,),
-                    kernel=kernel, row=block.row, rows=block.rows,
-                )  # fmt: skip
-            # Without kernels the data is there already: nothing to wait for.
-            ready = (partial.front(1, size, "int8"),) if block.kernels else ()
-            call = CollectiveCall(
-                comm.kind, comm.algorithm, comm.driver, size, len(blocks) > 1, comm.servers, comm.element_bytes
-            )
-            yield CollectiveOp(
-                f"{comm.kind} {index}",
-                comm.queue,
-                comm.queue.partition(".")[2],
-                (),
-                ready,
-                call=call,
-                row=block.row,
-                rows=block.rows,
-            )
+        for task, own in zip(tasks, slots, strict=True):
+            yield replace(task.op, handshake=own)
 
-    queues = tuple(Queue(q, "npu", q.partition(".")[2], "host") for q in (COMPUTE, comm.queue))
+    parts = [(q, *q.split(".", 1)) for q in named]
     return TileProgram(
-        name=name, queues=queues, rings=tuple(allocator.rings), spaces={MEMORY: space},
-        used_bytes=dict(allocator.peak_bytes), tensors={},
+        name=name, queues=tuple(Queue(q, core, engine, "host") for q, core, engine in parts),
+        rings=tuple(allocator.rings), spaces=dict(allocator.spaces), used_bytes=dict(allocator.peak_bytes), tensors={},
         phases=(Phase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),), flops=flops * ranks,
     )  # fmt: skip
+
+
+def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
+    """Return the rings from queue to queue, a slot for each result, and what each task fills and takes."""
+    # A queue waits once for a result: its later tasks come after the one that did.
+    taken: dict[tuple[int, str], int] = {}
+    for number, task in enumerate(tasks):
+        for source in task.after:
+            if tasks[source].op.queue != task.op.queue:
+                taken.setdefault((source, task.op.queue), number)
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for (source, queue), number in sorted(taken.items()):
+        sizes.setdefault((tasks[source].op.queue, queue), []).append(tasks[number].size_bytes)
+    total = sum(max(s) * len(s) for s in sizes.values())
+    space = AddressSpace(MEMORY, 2 * total + 2, get_format("float16").size_bytes)
+    allocator = Allocator({MEMORY: space})
+    rings: dict[tuple[str, str], Ring] = {
+        (a, b): allocator.ring(MEMORY, _ring_name(a, b), max(s), len(s), producers=[a], consumers=[b])
+        for (a, b), s in sizes.items()
+    }
+    slots: list[list[RingTile]] = [[] for _ in tasks]
+    for (source, queue), number in sorted(taken.items()):
+        ring, size = rings[tasks[source].op.queue, queue], tasks[number].size_bytes
+        slots[source].append(ring.fill(1, size, "int8"))
+        slots[number].append(ring.front(1, size, "int8"))
+    return allocator, [tuple(s) for s in slots]
+
+
+def _ring_name(source: str, target: str) -> str:
+    a, b = (q.partition(".")[2] for q in (source, target))
+    return {"COMPUTE": "partial sums"}.get(a, "sums") if {a, b} <= {"COMPUTE", "SDMA", "HCCL"} else f"{a} to {b}"
 
 
 def _touches(_ranks: Sequence[int]) -> Iterator[Touch]:

@@ -11,11 +11,12 @@ from simpy.core import Environment
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, walk
 from npusim.node.driver import Plan, plan_collective
-from npusim.node.kernel import CollectiveOp, KernelOp
+from npusim.node.host import Host
+from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, RunningCollective, femtoseconds
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.timing.result import QueueUse, Span
+from npusim.timing.result import KINDS, QueueUse, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]
+
+#: Roles of kernels that are attention.
+ATTENTION = ("attention", "decode")
 
 
 def simulate(
@@ -101,13 +105,15 @@ class _Simulation:
         self.fabric = Fabric(self.env, self.topology)
         count = self.topology.ranks
         self.devices = [Device(self.env, i, device) for i in range(count)]
+        self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
         self.plans: dict[CollectiveCall, Plan] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
         self.terms: dict[str, float] = {}
-        #: Intervals in which device 0 runs kernels, and collectives.
+        #: Intervals in which device 0 runs kernels, and collectives; and its time by what operations are.
         self.ran: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self.parts_fs: dict[str, int] = {}
         self.calls: list[CollectiveCall] = []
         self.kernels: list[tuple[str, KernelWork]] = []
         self.issue_fs = 0
@@ -137,8 +143,8 @@ class _Simulation:
                         issued += self._issue_fs(op.call)
                         if rank == 0:
                             self.calls.append(op.call)
-                    else:
-                        raise ProgramError(f"{op.label}: a node runs kernels and collectives only")
+                    elif not isinstance(op, CopyOp | HostOp):
+                        raise ProgramError(f"{op.label}: a node runs kernels, collectives and copies only")
                     queues[resolved.queue].append(_Entry(resolved, issued, ordinal))
                     ordinal += 1
         for index, entries in enumerate(queues):
@@ -163,17 +169,21 @@ class _Simulation:
                 event = counters.reached(wait.peer, wait.count)
                 if event is not None:
                     began = int(env.now)
-                    self.stuck[rank, use.name] = (
+                    self.stuck[rank, use.queue] = (
                         f"{op.label} waits for {self.causes[wait.endpoint]}"
                     )
                     yield event
-                    del self.stuck[rank, use.name]
+                    del self.stuck[rank, use.queue]
                     self._stall(use, self.causes[wait.endpoint], began)
             start = int(env.now)
             if isinstance(op, KernelOp):
                 yield from self.devices[rank].run_kernel(self.timer(op.kernel))
             elif isinstance(op, CollectiveOp):
                 yield from self._collective(rank, entry.ordinal, op.call)
+            elif isinstance(op, CopyOp):
+                yield from self.host.copy(rank, op.call)
+            elif isinstance(op, HostOp):
+                yield from self.host.attention(rank, op.call)
             self._book(use, op, start)
             for endpoint in entry.resolved.sets:
                 counters.add(endpoint)
@@ -212,15 +222,20 @@ class _Simulation:
         use.end_cycles = last
         self.end_fs = max(self.end_fs, now)
         if use.group == 0:
-            self.ran[isinstance(op, CollectiveOp)].append((start, now))
+            part = op.label.rpartition(" ")[0]
+            self.parts_fs[part] = self.parts_fs.get(part, 0) + now - start
+            if isinstance(op, KernelOp | CollectiveOp):
+                self.ran[isinstance(op, CollectiveOp)].append((start, now))
         for key, share in self._terms(op):
             self.terms[key] = self.terms.get(key, 0.0) + share * (last - first)
         if use.group in self.trace_groups:
-            self.spans.append(Span(use.group, use.name, op.label, first, last))
+            self.spans.append(Span(use.group, use.queue, op.label, first, last))
 
     def _terms(self, op: TileOp) -> tuple[tuple[str, float], ...]:
         if isinstance(op, KernelOp):
             return self.timer(op.kernel).terms
+        if isinstance(op, CopyOp | HostOp):
+            return self.host.terms(op.call)
         return self._plan(op.call).terms(op.call.size_bytes) if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
@@ -233,10 +248,9 @@ class _Simulation:
             named = "; ".join(f"device {r} {q}: {w}" for (r, q), w in list(self.stuck.items())[:8])
             raise DeadlockError(f"{self.program.name} is stuck at {self.env.now} fs: {named}")
         clock = float(self.spec.clock_hz.value)
-        compute, comm = self.uses[0][0], self.uses[0][-1]
-        roles = {"attention": 0, "linear": 0}
-        for role, work in self.kernels:
-            roles[role] += work.whole_fs
+        compute = self.uses[0][0]
+        attention = sum(w.whole_fs for role, w in self.kernels if role in ATTENTION)
+        others = sum(w.whole_fs for role, w in self.kernels if role not in ATTENTION)
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
@@ -250,6 +264,7 @@ class _Simulation:
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
+            times_s=dict.fromkeys(KINDS, seconds),
             clock_hz=clock,
             queues=tuple(tuple(uses) for uses in self.uses),
             link_bytes=self._busiest_links(),
@@ -257,9 +272,10 @@ class _Simulation:
             term_cycles=self.terms,
             operations=sum(u.operations for uses in self.uses for u in uses),
             spans=tuple(self.spans),
-            attention_s=roles["attention"] / FEMTOSECONDS,
-            linear_s=roles["linear"] / FEMTOSECONDS,
-            allreduce_s=comm.busy_cycles / clock + issue / FEMTOSECONDS,
+            attention_s=attention / FEMTOSECONDS,
+            linear_s=others / FEMTOSECONDS,
+            allreduce_s=_length(self.ran[1]) + issue / FEMTOSECONDS,
+            parts_s={part: fs / FEMTOSECONDS for part, fs in self.parts_fs.items()},
             overlap_s=_common(*self.ran) / FEMTOSECONDS,
             running_s=(_length(self.ran[0]), _length(self.ran[1])),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
@@ -277,14 +293,14 @@ class _Simulation:
         for name, link in self.fabric.links.items():
             kind = name.partition(" ")[0]
             found[kind] = max(found.get(kind, 0), link.total_bytes)
-        return found
+        return {**found, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
         """Return the least time of kernels one after the other, and of each kind of link for its bytes."""
         found = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()
-            if self.node.links[name].model != "edges"
+            if name in self.node.links and self.node.links[name].model != "edges"
         }
         if self.kernels:
             found["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))

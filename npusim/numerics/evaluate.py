@@ -14,7 +14,7 @@ from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Execution, Observer, Progress, execute
-from npusim.numerics.reference import attention, summarise_errors
+from npusim.numerics.reference import attention, row_errors, summarise_errors
 from npusim.numerics.result import NumericResult
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def evaluate(
         arithmetic=arithmetic,
         row_sums=row_sums,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
+        scores=probe.scores.magnitudes() if probe else None,
+        row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         events=tuple(done.events.events),
     )
 
@@ -97,28 +99,38 @@ def execute_rows(
     group_size: int = 1,
     *,
     output: str = "o",
+    batches: Container[int] | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> tuple[Execution, dict[tuple[int, int, int], Array]]:
     """Execute the blocks that hold the chosen rows of ``output``, and what they need of earlier phases.
 
-    Returns the state after it, and by (batch, head, first row) the rows of each block.
+    Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default.
     """
     tensor = program.tensors[output]
-    last = program.phases[-1]
-    blocks = [
-        b for b in _blocks(last, rows, tensor) if any(h in heads for h, *_ in _parts(b, tensor))
-    ]
-    needed: dict[str, Sequence[Any]] = {
-        p.name: _needed(p, blocks, group_size) for p in program.phases
-    }
+    needed = needed_blocks(program, rows, heads, group_size, output=output, batches=batches)
     done = execute(program, inputs, needed, observers=observers, progress=progress)
     written: dict[tuple[int, int, int], Array] = {}
+    blocks = needed[program.phases[-1].name]
     for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, tensor)):
         if head in heads and (block.batch, head, row) not in written:
             matrix = done.tensors.head(tensor, block.batch, block.head)
             written[block.batch, head, row] = matrix[at : at + count]
     return done, written
+
+
+def needed_blocks(
+    program: TileProgram, rows: Choice, heads: Container[int], group_size: int = 1, *, output: str = "o",
+    batches: Container[int] | None = None,
+) -> dict[str, Sequence[Any]]:  # fmt: skip
+    """Return by phase the blocks that the chosen rows of ``output`` need."""
+    tensor = program.tensors[output]
+    blocks = [
+        b
+        for b in _blocks(program.phases[-1], rows, tensor)
+        if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
+    ]
+    return {p.name: _needed(p, blocks, group_size) for p in program.phases}
 
 
 def check_indices(what: str, chosen: Sequence[int], count: int) -> None:

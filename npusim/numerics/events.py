@@ -75,7 +75,7 @@ class EventLog:
                 return
             row, col = (int(x[0]) for x in np.nonzero(where[lane]))
             event = NumericEvent(
-                kind, label, resolved.op.queue, self.phase, self.lanes[lane], resolved.path, row, col,
+                kind, label, resolved.op.queue, self.phase, self.lanes[lane], dict(resolved.path), row, col,
                 int(where[lane].sum()), self.position,
             )  # fmt: skip
             self.first.setdefault(kind, event)

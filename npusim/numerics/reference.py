@@ -49,8 +49,8 @@ def summarise_errors(
     wide = output.astype(np.float64)
     is_nan, is_inf = np.isnan(wide), np.isinf(wide)
     found = ErrorSummary(
-        rmse=math.nan,
-        max_abs_error=math.nan,
+        rmse=None,
+        max_abs_error=None,
         max_ulp=None,
         ulp_histogram={},
         nan_count=int(is_nan.sum()),
@@ -70,6 +70,15 @@ def summarise_errors(
         max_ulp=int(ulps.max(initial=0)),
         ulp_histogram=_histogram(ulps),
     )
+
+
+def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each row's distance from the reference over the reference's norm; NaN or Inf where it is not finite."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        distance = np.linalg.norm(output.astype(np.float64) - reference, axis=-1)
+        norm = np.linalg.norm(reference, axis=-1)
+        found: NDArray[np.float64] = np.where(distance == 0, 0.0, distance / norm)
+    return found
 
 
 def _relative(distance: float, norm: float) -> float:

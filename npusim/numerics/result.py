@@ -28,14 +28,14 @@ class NumericEvent:
     queue: str
     phase: str
     block: str
-    path: tuple[tuple[str, int], ...]
+    path: dict[str, int]
     row: int
     col: int
     count: int = 1
     position: int = 0
 
     def __str__(self) -> str:
-        where = " ".join(f"{name}={index}" for name, index in self.path)
+        where = " ".join(f"{name}={index}" for name, index in self.path.items())
         place = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
         return f"{self.kind} in {self.operation} ({place})"
 
@@ -46,12 +46,12 @@ class ErrorSummary:
 
     ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
     correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
-    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse`` and ``max_abs_error`` are NaN,
-    ``max_ulp`` is None and the histogram empty.
+    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp``
+    are None and the histogram is empty.
     """
 
-    rmse: float
-    max_abs_error: float
+    rmse: float | None
+    max_abs_error: float | None
     max_ulp: int | None
     ulp_histogram: dict[str, int]
     nan_count: int
@@ -65,6 +65,19 @@ class ErrorSummary:
         return not self.nan_count and not self.inf_count
 
 
+@dataclass(frozen=True, slots=True)
+class Magnitudes:
+    """How many values have which magnitude, before they are stored in ``fmt``.
+
+    ``counts`` maps n to how many lie from 2^n to below 2^(n + 1), sign left aside.
+    """
+
+    fmt: str
+    counts: dict[int, int]
+    zero_count: int
+    nonfinite_count: int
+
+
 @dataclass(frozen=True)
 class NumericResult:
     """Bits of the chosen blocks, and what happened on the way.
@@ -74,7 +87,8 @@ class NumericResult:
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row
-    sums.
+    sums.  ``row_errors`` has the relative error of each row of ``rows``, NaN or Inf where it is not finite;
+    ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked for.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
@@ -87,6 +101,8 @@ class NumericResult:
     arithmetic: dict[str, str]
     row_sums: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
+    scores: Magnitudes | None = None
+    row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     events: tuple[NumericEvent, ...] = field(default=(), repr=False)
 
     @cached_property

@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 
 
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
-    """Return the advice of the first rule that applies, led by its name: ``[VECTOR] ...``.
+    """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
 
     Its command is there where ``trial`` (of the live run) finds values that fit and change something.
     """
@@ -123,16 +123,14 @@ def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Ad
 
 
 def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    if found.pipe != "VECTOR" or found.busy_share < BOUND_SHARE:
-        return None
-    costs = _constants_of(timing, ".engines.VECTOR.")
+    costs = {key: cycles for key, cycles in _costs_of(timing, found).items() if key.startswith("ops.")}
     total = sum(costs.values())
-    if not total:
+    if not total or found.busy_share < BOUND_SHARE:
         return None
     startup = sum(n for key, n in costs.items() if key.endswith((".head_cycles", ".tail_cycles")))
     by_op: dict[str, float] = {}
     for key, cycles in costs.items():
-        name = key.split(".ops.")[-1].split(".")[0]
+        name = key.split(".")[1]
         by_op[name] = by_op.get(name, 0.0) + cycles
     top = sorted(by_op.items(), key=lambda item: -item[1])[:3]
     shares = ", ".join(f"{name} {percent(cycles / total)}" for name, cycles in top)
@@ -143,14 +141,12 @@ def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advic
     return Advice(text, "vector_rows", _larger)
 
 
-def _cube(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    if found.pipe != "CUBE" or found.busy_share < BOUND_SHARE:
-        return None
-    costs = _constants_of(timing, ".engines.CUBE.")
+def _matrix(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+    costs = _costs_of(timing, found)
     total = sum(costs.values())
-    if not total:
+    if "cycles_per_fractal" not in costs or not total or found.busy_share < BOUND_SHARE:
         return None
-    startup = sum(n for key, n in costs.items() if key.endswith(".startup_cycles"))
+    startup = costs.get("startup_cycles", 0.0)
     return Advice(
         f"the matrix unit is the limit, {percent(1 - startup / total)} of its time spent on "
         "fractals (padding included)"
@@ -158,9 +154,9 @@ def _cube(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice 
 
 
 def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    if found.pipe not in ("MTE2", "MTE3", "FIXP") or found.busy_share < BOUND_SHARE:
+    if not _routes(timing, found) or found.busy_share < BOUND_SHARE:
         return None
-    seconds = timing.kernel_us * 1e-6
+    seconds = timing.core_us * 1e-6
     for name, size in timing.link_bytes.items():
         share = size / seconds / record.device.link_bytes_per_s[name]
         if share >= LINK_SHARE:
@@ -172,17 +168,11 @@ def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice 
 
 
 def _transfers(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    if found.pipe not in ("MTE1", "MTE2", "MTE3", "FIXP") or found.busy_share < BOUND_SHARE:
+    costs = _routes(timing, found)
+    if not costs or found.busy_share < BOUND_SHARE:
         return None
-    core = found.queue.queue.partition(".")[0].rstrip("0123456789")
-    costs = _constants_of(timing, f"cores.{core}.engines.{found.pipe}.")
-    if not costs:
-        return None
-    route, _ = max(costs.items(), key=lambda item: item[1])
-    name = route.partition(".routes.")[2] or route.partition(f"{found.pipe}.")[2]
-    what = {"FIXP": "draining L0C", "MTE1": "loading L0A and L0B"}.get(found.pipe, "moving bytes")
-    text = f"{what} is the limit ({found.pipe}, {name}): the core's own port, no shared link"
-    return Advice(text)
+    route = max(costs, key=lambda key: costs[key])
+    return Advice(f"moving bytes is the limit ({found.pipe}, {route}): the core's own port, no shared link")
 
 
 def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
@@ -199,8 +189,17 @@ def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advi
     return Advice(text, "depth", _deeper)
 
 
-def _constants_of(timing: TimingRecord, part: str) -> dict[str, float]:
-    return {c.key: c.cycles for c in timing.constants if part in c.key}
+def _costs_of(timing: TimingRecord, found: Bottleneck) -> dict[str, float]:
+    """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's own."""
+    core = found.queue.queue.partition(".")[0].rstrip("0123456789")
+    own = f"cores.{core}.engines.{found.pipe}."
+    return {c.key.removeprefix(own): c.cycles for c in timing.constants if c.key.startswith(own)}
+
+
+def _routes(timing: TimingRecord, found: Bottleneck) -> dict[str, float]:
+    """Return those of them that are its routes'; none for what moves no bytes."""
+    costs = _costs_of(timing, found)
+    return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
 
 
 def _smaller(value: int) -> tuple[int, ...]:
@@ -219,8 +218,8 @@ def _deeper(value: int) -> tuple[int, ...]:
 RULES = (
     Rule("few blocks", _few_blocks),
     Rule("imbalance", _imbalance),
-    Rule("VECTOR", _vector),
-    Rule("CUBE", _cube),
+    Rule("vector", _vector),
+    Rule("matrix", _matrix),
     Rule("link", _link),
     Rule("transfers", _transfers),
     Rule("waiting", _waiting),

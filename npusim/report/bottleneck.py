@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.machines.tracks import track_of
 from npusim.report.record import units_of
-from npusim.report.tracks import track_of
 
 if TYPE_CHECKING:
-    from npusim.report.record import QueueRecord, TimingRecord
+    from npusim.report.record import TimingRecord
+    from npusim.timing.result import QueueUse
 
 __all__ = [
     "Bottleneck",
@@ -26,7 +27,7 @@ __all__ = [
 class Bottleneck:
     """The busiest queue of the core group that ends last; shares are of the kernel's cycles."""
 
-    queue: QueueRecord
+    queue: QueueUse
     busy_share: float
 
     @property
@@ -50,7 +51,7 @@ def deciding_group(timing: TimingRecord) -> int:
     return max(ends, key=lambda group: (ends[group], -group), default=0)
 
 
-def queues_of(timing: TimingRecord, group: int) -> tuple[QueueRecord, ...]:
+def queues_of(timing: TimingRecord, group: int) -> tuple[QueueUse, ...]:
     """Return the queues of one core group, in the program's order."""
     return tuple(q for q in timing.queues if q.group == group)
 
@@ -64,7 +65,7 @@ def bottleneck(timing: TimingRecord) -> Bottleneck | None:
     return Bottleneck(busiest, busiest.busy_cycles / timing.cycles)
 
 
-def main_stall(queue: QueueRecord) -> tuple[str, int] | None:
+def main_stall(queue: QueueUse) -> tuple[str, int] | None:
     """Return the cause that a queue waits for longest, and its cycles; None if it never waits."""
     if not queue.stalls:
         return None

@@ -1,39 +1,29 @@
-"""Two runs side by side: what differs in their inputs, and every figure old, new and changed."""
+"""Runs side by side: what differs in their inputs, what moved, and why one takes longer."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from npusim.machines.tracks import track_of
 from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
-from npusim.report.record import RunRecord, record_of
-from npusim.report.result_json import SCHEMA_VERSION, load_result
-from npusim.report.text import (
-    Block,
-    Cell,
-    Facts,
-    Grid,
-    Heading,
-    Style,
-    percent,
-    plain,
-    pre_html,
-    whole,
-)
-from npusim.report.tracks import track_of
+from npusim.report.parts import Breakdown, breakdown, chain, parts_of
+from npusim.report.sheet import sheets_of
 from npusim.timing.result import method_text
-from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from npusim.report.record import NumericRecord, TimingRecord
+    from npusim.report.parts import Part, Step
+    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
+    from npusim.report.sheet import Sheet
     from npusim.run_result import RunResult
 
-__all__ = ["Comparison", "Figure", "compare", "comparison_document", "comparison_table"]
+__all__ = ["Comparison", "Figure", "Moved", "compare", "comparison_document"]
 
+SCHEMA_VERSION = 2
 Value = int | float | str | None
 Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 
@@ -43,178 +33,215 @@ _NEAR = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Figure:
-    """One quantity of both runs; ``kind`` says how it is written and how its change is."""
+    """One quantity of every run; ``kind`` says how it is written and how its change is."""
 
     name: str
     kind: Kind
-    old: Value
-    new: Value
+    values: tuple[Value, ...]
 
-    @property
-    def relative_change(self) -> float | None:
-        """(new - old) / old; None for text, for missing figures and where old is 0."""
-        if not isinstance(self.old, int | float) or not isinstance(self.new, int | float):
+    def relative_change(self, run: int = 1) -> float | None:
+        """(new - old) / old against the first run; None for text, for missing figures and where old is 0."""
+        old, new = self.values[0], self.values[run]
+        if not isinstance(old, int | float) or not isinstance(new, int | float):
             return None
-        return (self.new - self.old) / self.old if self.old else None
+        return (new - old) / old if old else None
 
-    @property
-    def change(self) -> str:
+    def change(self, run: int = 1) -> str:
         """The change in the words of its kind: ``-29.2 %``, ``+18.0 pt``, ``x1.20``, ``+3``."""
-        if self.old is None or self.new is None:
+        old, new = self.values[0], self.values[run]
+        if old is None or new is None:
             return ""
-        if isinstance(self.old, str) or isinstance(self.new, str):
-            return "" if self.old == self.new else "changed"
-        difference = self.new - self.old
+        if isinstance(old, str) or isinstance(new, str):
+            return "" if old == new else "changed"
+        difference = new - old
         if not difference:
             return "="
         if self.kind == "share":
             return f"{difference * 100:+.1f} pt"
         if self.kind == "count":
             return f"{difference:+,}"
-        if not self.old:
+        if not old:
             return "new"
-        ratio = self.new / self.old
+        ratio = new / old
         if self.kind == "error" and not _NEAR[0] < ratio < _NEAR[1]:
             return f"x{ratio:.3g}"
-        change = f"{difference / self.old * 100:+.1f} %"
+        change = f"{difference / old * 100:+.1f} %"
         return "~0 %" if change in ("+0.0 %", "-0.0 %") else change
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
+
+    unit: str
+    part: Part
+    times: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two runs compared: ``differences`` are inputs by dotted key, (old, new)."""
+    """Runs compared with the first of them.
 
-    old: RunRecord
-    new: RunRecord
-    differences: dict[str, tuple[object, object]]
+    ``differences`` are inputs by dotted key with each run's value, ``problems`` those that make it another
+    problem; ``latency`` is each run's time in parts (None where one has no time), ``moved`` what moved in the
+    core group that ends last, whatever the unit.
+    """
+
+    sheets: tuple[Sheet, ...]
+    differences: dict[str, tuple[object, ...]]
     figures: tuple[Figure, ...]
+    latency: Breakdown | None
+    moved: tuple[Moved, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the runs are called."""
+        return tuple(s.label for s in self.sheets)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Keys of inputs that make runs ones of different problems: their times are not of the same work."""
+        return tuple(k for k in self.differences if k in ("workload", "ignored") or k.startswith("problem."))
+
+    @cached_property
+    def chains(self) -> tuple[tuple[Step, ...], ...]:
+        """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
+        found: list[tuple[Step, ...]] = [()]
+        for run in range(1, len(self.sheets)):
+            causes = self.latency.causes(run) if self.latency else ()
+            if not self.latency or not causes or causes[0].kind != "wait":
+                found.append(())
+                continue
+            found.append(chain(self.sheets[0], self.sheets[run], self.latency.units[run], causes[0].name))
+        return tuple(found)
 
     def __str__(self) -> str:
+        from npusim.report.compare_tables import comparison_table
+        from npusim.report.text import plain
+
         return plain(comparison_table(self))
 
     def __repr__(self) -> str:
         changed = ", ".join(self.differences) or "the same inputs"
-        return f"<Comparison of {self.old.name} and {self.new.name}: {changed}>"
+        return f"<Comparison of {', '.join(self.labels[:-1])} and {self.labels[-1]}: {changed}>"
 
     def _repr_html_(self) -> str:
+        from npusim.report.compare_tables import comparison_table
+        from npusim.report.text import pre_html
+
         return pre_html(comparison_table(self))
 
 
-def compare(
-    old: RunResult | RunRecord | str | Path, new: RunResult | RunRecord | str | Path
-) -> Comparison:
-    """Compare two runs: results of `npusim.run`, run folders or ``result.json`` files.
+def compare(*runs: RunResult | RunRecord | str | Path) -> Comparison:
+    """Compare two runs or more with the first: why one takes longer, what moved, what of the bits.
 
-    Raises `SpecError` if a file is no result of npusim.
+    A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
+    vendor's profiler.
+
+    Raises `SpecError` if there are fewer than two, or a file is none of these.
     """
-    a, b = _record(old), _record(new)
-    return Comparison(a, b, dict(_differences(a, b)), tuple(_figures(a, b)))
+    from npusim.errors import SpecError
 
-
-def comparison_table(comparison: Comparison) -> tuple[Block, ...]:
-    """Return the table that ``npusim compare`` prints."""
-    a, b = comparison.old, comparison.new
-    rows = [
-        (
-            Cell(figure.name, "label"),
-            Cell(_written(figure.kind, figure.old)),
-            Cell(_written(figure.kind, figure.new)),
-            Cell(figure.change, _style(figure)),
-        )
-        for figure in comparison.figures
-        if not _repeats(figure, comparison.figures)
-    ]
-    blocks: list[Block] = [Heading(f"{a.name} -> {b.name}")]
-    if comparison.differences:
-        inputs = tuple(
-            (key, (Cell(f"{_input(one)} -> {_input(two)}"),))
-            for key, (one, two) in comparison.differences.items()
-        )
-        blocks.append(Facts(inputs))
-    else:
-        blocks.append(Facts((("inputs", (Cell("the same"),)),)))
-    blocks.append(Grid(("", "old", "new", "change"), "<>>>", tuple(rows)))
-    return tuple(blocks)
+    if len(runs) < 2:
+        raise SpecError(f"compare needs two runs or more, not {len(runs)}")
+    sheets = sheets_of(runs)
+    return Comparison(sheets, _differences(sheets), tuple(_figures(sheets)), breakdown(sheets), tuple(_moved(sheets)))
 
 
 def comparison_document(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as JSON data."""
+    c = comparison
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "npusim.compare",
-        "old": comparison.old.name,
-        "new": comparison.new.name,
-        "differences": {
-            key: {"old": one, "new": two} for key, (one, two) in comparison.differences.items()
-        },
+        "runs": list(c.labels),
+        "problems": list(c.problems),
+        "differences": {key: list(values) for key, values in c.differences.items()},
+        "latency": None if c.latency is None else _latency(c, c.latency),
+        "moved": [{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
         "figures": [
             {
                 "name": f.name,
                 "kind": f.kind,
-                "old": f.old,
-                "new": f.new,
-                "change": f.change,
-                "relative_change": f.relative_change,
+                "values": list(f.values),
+                "changes": [f.change(i) for i in range(1, len(f.values))],
+                "relative_changes": [f.relative_change(i) for i in range(1, len(f.values))],
             }
-            for f in comparison.figures
+            for f in c.figures
         ],
     }
 
 
-def _record(run: RunResult | RunRecord | str | Path) -> RunRecord:
-    if isinstance(run, RunRecord):
-        return run
-    return load_result(run) if isinstance(run, str | Path) else record_of(run)
+def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
+    runs = range(len(c.sheets))
+    return {
+        "units": list(latency.units),
+        "clock_hz": [s.clock_hz for s in c.sheets],
+        "cycles": [s.cycles for s in c.sheets],
+        "latency_us": [s.us(s.cycles or 0) + s.launch_us for s in c.sheets],
+        "parts": [
+            {**_part(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts
+        ],
+        "causes": [[str(p) for p in latency.causes(i)] if i else [] for i in runs],
+        "chains": [[{"unit": s.unit, **_part(s.part)} for s in steps] for steps in c.chains],
+    }
 
 
-def _differences(a: RunRecord, b: RunRecord) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield the inputs that differ, by dotted key."""
-    flat_a, flat_b = dict(_inputs(a)), dict(_inputs(b))
-    for key in dict.fromkeys([*flat_a, *flat_b]):
-        if flat_a.get(key) != flat_b.get(key):
-            yield key, (flat_a.get(key), flat_b.get(key))
+def _part(part: Part) -> dict[str, object]:
+    return {"kind": part.kind, "name": part.name, "cycles": list(part.cycles), "givers": list(part.givers)}
 
 
-def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
-    yield from {
-        "npusim_version": record.npusim_version,
-        "schedule": record.schedule,
-        "precision": record.precision,
-        "device.name": record.device.name,
-        "device.digest": record.device.digest,
-        "workload": record.workload,
-        "ignored": ", ".join(record.ignored) or None,
-    }.items()
-    yield from _flat("problem", record.problem)
-    yield from _flat("tiling", record.tiling)
-    yield from _flat("formats", record.formats)
-    if record.numerics is not None:
-        yield "sample", record.numerics.sample
-        yield "arithmetic", ", ".join(record.numerics.arithmetic)
+def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
+    """Return the inputs that differ, by dotted key; a profiler's file says nothing of its own."""
+    known = [s for s in sheets if s.record is not None]
+    keys = dict.fromkeys(key for s in known for key in s.inputs)
+    values = {key: tuple(s.inputs.get(key) for s in sheets) for key in keys}
+    return {key: found for key, found in values.items() if len({repr(s.inputs.get(key)) for s in known}) > 1}
 
 
-def _flat(prefix: str, values: object) -> Iterator[tuple[str, object]]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from _flat(f"{prefix}.{key}", value)
-    else:
-        yield prefix, values
+def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
+    """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
+    found: list[Moved] = []
+    seen: dict[str, set[object]] = {}
+    for unit in dict.fromkeys(u for s in sheets for u in s.units):
+        kind, _, pipe = unit.partition(".")
+        rows = tuple(tuple(sorted(s.rows(unit).items())) for s in sheets)
+        twins = seen.setdefault(f"{kind.rstrip('0123456789')}.{pipe}", set())
+        if rows not in twins:
+            twins.add(rows)
+            found += _of_unit(sheets, unit)
+    yield from sorted(found, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
 
 
-def _figures(a: RunRecord, b: RunRecord) -> Iterator[Figure]:
-    """Yield every figure that either run has."""
-    one, two = _values(a), _values(b)
-    for name, kind in dict.fromkeys([*one, *two]):
-        yield Figure(name, kind, one.get((name, kind)), two.get((name, kind)))
+def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
+    for part in parts_of(sheets, [unit] * len(sheets)):
+        if len(set(part.cycles)) > 1 and part.kind in ("work", "links", "wait"):
+            works = [s.units[unit].work or {} if unit in s.units else {} for s in sheets]
+            times = tuple(w.get(part.name, (0, 0))[0] for w in works) if part.kind == "work" else ()
+            yield Moved(unit, part, times)
 
 
-def _values(record: RunRecord) -> dict[tuple[str, Kind], Value]:
+def _figures(sheets: Sequence[Sheet]) -> Iterator[Figure]:
+    """Yield every figure that any run has."""
+    values = [_values(s) for s in sheets]
+    for name, kind in dict.fromkeys(key for found in values for key in found):
+        yield Figure(name, kind, tuple(found.get((name, kind)) for found in values))
+
+
+def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
     found: dict[tuple[str, Kind], Value] = {}
+    record = sheet.record
+    if sheet.cycles is not None:
+        found["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
+        found["kernel cycles", "cycles"] = sheet.cycles
+    if record is None:
+        for name, unit in sheet.units.items():
+            found[f"{_core(name)} busy", "share"] = unit.busy / (sheet.cycles or 1)
+        return found
     timing = record.timing
     if timing is not None:
         busiest = bottleneck(timing)
         found["latency us", "time"] = timing.latency_us
-        found["kernel cycles", "cycles"] = timing.cycles
         found["method", "text"] = method_text(timing.method, timing.band)
         found["operations", "count"] = timing.operations
         found["busiest pipe", "text"] = None if busiest is None else busiest.pipe
@@ -241,46 +268,11 @@ def _numeric_values(bits: NumericRecord | None) -> dict[str, Value]:
 
 def _busy(timing: TimingRecord) -> dict[str, float]:
     """Return the busy shares in the core group that ends last, its core called ``cubecore0``."""
-    found = {}
-    for queue in queues_of(timing, deciding_group(timing)):
-        track = track_of(queue.group, queue.queue)
-        name = f"{track.core.rpartition('.')[2]} {track.pipe} busy"
-        found[name] = queue.busy_cycles / (timing.cycles or 1)
-    return found
+    queues = queues_of(timing, deciding_group(timing))
+    return {f"{_core(q.queue)} busy": q.busy_cycles / (timing.cycles or 1) for q in queues}
 
 
-def _repeats(figure: Figure, figures: tuple[Figure, ...]) -> bool:
-    """Return whether a second core of a kind only repeats what the first one's row says."""
-    first = re.sub(r"core[1-9]\d* ", "core0 ", figure.name)
-    twins = [f for f in figures if f.name == first and first != figure.name]
-    return any((f.old, f.new) == (figure.old, figure.new) for f in twins)
-
-
-def _written(kind: Kind, value: Value) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    match kind:
-        case "time":
-            return f"{value:,.2f}"
-        case "share":
-            return percent(value)
-        case "bytes":
-            return format_bytes(int(value))
-        case "error":
-            return f"{value:.2e}"
-    return whole(int(value))
-
-
-def _input(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _style(figure: Figure) -> Style:
-    """Return green for less of what one wants less of, red for more; neither for busy shares."""
-    change = figure.relative_change
-    wanted_less = figure.kind in ("time", "cycles", "error", "bytes")
-    if change is None or not change or not wanted_less:
-        return ""
-    return "good" if change < 0 else "bad"
+def _core(queue: str) -> str:
+    """Return a queue's name as that of the first core group: ``cubecore0 CUBE``."""
+    track = track_of(0, queue)
+    return f"{track.core.rpartition('.')[2]} {track.pipe}"

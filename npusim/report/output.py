@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import OutputError, reason_of
+from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
 from npusim.report.record import record_of
 from npusim.report.result_json import RESULT_FILE, result_document, to_json
@@ -19,6 +20,7 @@ from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npusim.report.record import RunRecord
     from npusim.run_result import RunResult
 
 __all__ = ["check_writable", "default_folder", "save_run", "save_trace", "write_whole"]
@@ -28,7 +30,7 @@ TENSOR_FILE = "output.safetensors"
 REPORT_FILE = "report.html"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_OWN_FILES = frozenset({RESULT_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
+_OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
 
 
 def default_folder(result_name: str) -> Path:
@@ -56,8 +58,13 @@ def save_run(
     *,
     trace: TraceFormat | Literal["none"] = "perfetto",
     save_output: bool = False,
+    window: tuple[float, float] | None = None,
+    report: bool = False,
 ) -> Path:
-    """Write ``result.json``, ``pipes.csv``, a trace and, on request, the output; return where.
+    """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return where.
+
+    The trace shows ``window``, from and to in us; all of the timeline without one.  ``report`` adds
+    ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in
     ``folder`` is replaced.
@@ -71,23 +78,36 @@ def save_run(
     """
     target = Path(folder) if folder is not None else default_folder(result.name)
     check_writable(target)
-    record = record_of(result)
+    record, timeline = record_of(result), timeline_of(result)
+    drawn = figures_document(result, timeline)
+    shown = timeline.windowed(window)
+    page = _page(result, record, drawn) if report else ""
     with _replacing(target) as fresh:
         (fresh / RESULT_FILE).write_text(to_json(result_document(record)), encoding="utf-8")
+        (fresh / FIGURES_FILE).write_text(to_json(drawn, indent=None), encoding="utf-8")
+        if page:
+            (fresh / REPORT_FILE).write_text(page, encoding="utf-8")
         if result.timing is not None:
             (fresh / PIPES_FILE).write_text(pipes_csv(record), encoding="utf-8")
         if result.timing is not None and result.timing.spans and trace != "none":
-            (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(timeline_of(result), trace))
+            (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(shown, trace))
         if save_output and result.numerics is not None:
             _save_tensor(result, fresh / TENSOR_FILE)
     return target
 
 
-def save_trace(result: RunResult, path: str | Path) -> Path:
-    """Write the timeline: Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
+def _page(result: RunResult, record: RunRecord, drawn: dict[str, object]) -> str:
+    from npusim.report.reports import run_page
+    from npusim.report.trial import Trial
+
+    return run_page(record, drawn, Trial(result))
+
+
+def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+    """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"
-    write_whole(file, trace_bytes(timeline_of(result), form))
+    write_whole(file, trace_bytes(timeline_of(result).windowed(window), form))
     return file
 
 

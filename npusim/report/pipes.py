@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import csv
 import io
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
 from npusim.foreign import csv_cell
+from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pandas as pd
 
-    from npusim.report.record import QueueRecord, RunRecord
+    from npusim.report.record import RunRecord
+    from npusim.timing.result import QueueUse
 
-__all__ = ["PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
+__all__ = ["NOT_APPLICABLE", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
 
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]
 
-#: What the profiler calls the pipes, where not simply their name in lower case.
-_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
-_BLOCKS = MappingProxyType({"aic": "cube", "aiv": "vector"})
 #: How the profiler's files mark a column that does not apply to a row.
-_NOT_APPLICABLE = "NA"
+NOT_APPLICABLE = "NA"
 
 
 def pipe_columns(record: RunRecord) -> PipeColumns:
@@ -59,7 +57,7 @@ def pipes_csv(record: RunRecord) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([csv_cell(name) for name in columns])
     for values in zip(*columns.values(), strict=True):
-        writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
+        writer.writerow([NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
     return text.getvalue()
 
 
@@ -73,8 +71,8 @@ def pipes_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueRecord]]:
-    cores: dict[tuple[int, str], list[QueueRecord]] = {}
+def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueUse]]:
+    cores: dict[tuple[int, str], list[QueueUse]] = {}
     queues = () if record.timing is None else record.timing.queues
     working = {queue.group for queue in queues if queue.operations}
     for queue in queues:
@@ -84,7 +82,7 @@ def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueRecord]]:
 
 
 def _row(
-    record: RunRecord, group: int, core: str, queues: Iterable[QueueRecord]
+    record: RunRecord, group: int, core: str, queues: Iterable[QueueUse]
 ) -> dict[str, PipeValue]:
     own = list(queues)
     kind = _kind(own[0].queue)
@@ -92,13 +90,13 @@ def _row(
     total = max(q.end_cycles for q in own)
     row: dict[str, PipeValue] = {
         "block_id": group,
-        "sub_block_id": f"{_BLOCKS.get(kind, kind)}{number}",
+        "sub_block_id": f"{PROFILED_CORES.get(kind, kind)}{number}",
         f"{kind}_time(us)": _microseconds(record, total),
         f"{kind}_total_cycles": total,
     }
     for queue in own:
         pipe = queue.queue.rpartition(".")[2]
-        name = _PIPES.get(pipe, pipe.lower())
+        name = PROFILED_PIPES.get(pipe, pipe.lower())
         row[f"{kind}_{name}_time(us)"] = _microseconds(record, queue.busy_cycles)
         row[f"{kind}_{name}_ratio"] = round(queue.busy_cycles / total, 6) if total else 0.0
     if record.timing is not None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice
-from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -50,15 +49,11 @@ def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
 
     A multiply-add is two operations.  None for a device whose file describes no matrix unit.
     """
-    for name, core in device.cores.items():
-        try:
-            unit = device.matrix_engine(name)
-        except SpecError:
-            continue
+    for name, unit in device.matrix_engines.items():
         chosen = unit.fractals.get(input_format)
         steps = [chosen] if chosen is not None else list(unit.fractals.values())
         products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
-        cores = device.group_count.value * core.per_group_count.value
+        cores = device.group_count.value * device.cores[name].per_group_count.value
         rate = 2 * products / unit.cycles_per_fractal.value
         return float(cores * rate * device.clock_hz.value)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.machines.tracks import track_of
 from npusim.report.advice import BOUND_SHARE, advise, decoding
 from npusim.report.bottleneck import (
     basis_shares,
@@ -15,20 +16,15 @@ from npusim.report.bottleneck import (
 )
 from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
-from npusim.report.tracks import track_of
-from npusim.timing.result import method_text
+from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import (
-        NumericRecord,
-        QueueRecord,
-        RunRecord,
-        SpreadRecord,
-        TimingRecord,
-    )
+    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
+    from npusim.spread import Spread
+    from npusim.timing.result import QueueUse
 
 __all__ = ["problem_text", "run_table", "tiling_text"]
 
@@ -117,15 +113,20 @@ def _problem(record: RunRecord) -> str:
 def _time(timing: TimingRecord) -> tuple[Fact, ...]:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
-        f"{format_duration(timing.latency_us * 1e-6)} = kernel "
-        f"{format_duration(timing.kernel_us * 1e-6)} + launch "
+        f"{format_duration(timing.latency_us * 1e-6)} = cores "
+        f"{format_duration(timing.core_us * 1e-6)} + launch "
         f"{format_duration(timing.launch_us * 1e-6)}{tflops}"
     )
     cycles = (
         f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method "
         f"{method_text(timing.method, timing.band)})"
     )
-    rows: list[Fact] = [("latency", cells(latency)), ("cycles", cells(cycles))]
+    rows: list[Fact] = [("latency", cells(latency))]
+    if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
+        kernel, apart = (format_duration(timing.times_us[kind] * 1e-6) for kind in ("kernel", "back_to_back"))
+        text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
+        rows.append(("timing", cells(text)))
+    rows.append(("cycles", cells(cycles)))
     if timing.bound_cycles:
         unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1])
         share = percent(least / timing.cycles) if timing.cycles else "-"
@@ -133,9 +134,17 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
         rows.append(("bound", (Cell(text, style),)))
     rows.append(("bound by", cells(_bound_by(timing))))
+    if timing.overlap is not None and timing.overlap.parts_us:
+        rows.append(("parts", cells(*_parts(timing, timing.overlap.parts_us))))
     if timing.roofline is not None:
         rows.append(("roofline", cells(*_roofline(timing.roofline))))
     return tuple(rows)
+
+
+def _parts(timing: TimingRecord, parts_us: dict[str, float]) -> list[str]:
+    """Return what a device did, the longest first, and its share of the whole; parts may overlap."""
+    ranked = sorted(parts_us.items(), key=lambda item: -item[1])
+    return [f"{name} {format_duration(us * 1e-6)}, {percent(us / timing.latency_us)}" for name, us in ranked]
 
 
 def _roofline(at: Roofline) -> tuple[str, str]:
@@ -144,7 +153,7 @@ def _roofline(at: Roofline) -> tuple[str, str]:
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
         f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof} allow, {percent(at.reached)} "
-        "(kernel alone)",
+        "(cores alone)",
         f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
         f"ridge {at.ridge:,.0f}",
     )
@@ -183,12 +192,12 @@ def _pipes_title(timing: TimingRecord) -> str:
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
 
 
-def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]]]:
+def _twins(queues: tuple[QueueUse, ...]) -> list[tuple[QueueUse, list[str]]]:
     """Return the queues of cores that worked; of a core that did as the one before, the name."""
-    cores: dict[str, list[QueueRecord]] = {}
+    cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
         cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
-    kept: list[tuple[list[QueueRecord], list[str]]] = []
+    kept: list[tuple[list[QueueUse], list[str]]] = []
     for core, own in cores.items():
         if not any(queue.operations for queue in own):
             continue
@@ -199,15 +208,15 @@ def _twins(queues: tuple[QueueRecord, ...]) -> list[tuple[QueueRecord, list[str]
     return [(queue, names) for own, names in kept for queue in own]
 
 
-def _same_use(a: list[QueueRecord], b: list[QueueRecord]) -> bool:
-    def use(queue: QueueRecord) -> tuple[object, ...]:
+def _same_use(a: list[QueueUse], b: list[QueueUse]) -> bool:
+    def use(queue: QueueUse) -> tuple[object, ...]:
         pipe = queue.queue.rpartition(".")[2]
         return pipe, queue.busy_cycles, queue.operations, queue.end_cycles, queue.stalls
 
     return [use(q) for q in a] == [use(q) for q in b]
 
 
-def _pipe_row(timing: TimingRecord, queue: QueueRecord, core: str, pipe: str) -> tuple[Cell, ...]:
+def _pipe_row(timing: TimingRecord, queue: QueueUse, core: str, pipe: str) -> tuple[Cell, ...]:
     total = max(1, timing.cycles)
     found = bottleneck(timing)
     is_bound = found is not None and found.queue == queue and found.busy_share >= BOUND_SHARE
@@ -224,7 +233,7 @@ def _pipe_row(timing: TimingRecord, queue: QueueRecord, core: str, pipe: str) ->
 
 
 def _links(record: RunRecord, timing: TimingRecord) -> Grid:
-    seconds = timing.kernel_us * 1e-6
+    seconds = timing.core_us * 1e-6
     rows = []
     for name, size in timing.link_bytes.items():
         rate = size / seconds if seconds else 0.0
@@ -289,7 +298,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
 
 
-def _spread(found: SpreadRecord) -> str:
+def _spread(found: Spread) -> str:
     if found.differing is None:
         return f"with {found.arithmetic}: outputs are not finite"
     if not found.differing:

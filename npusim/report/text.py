@@ -6,6 +6,7 @@ Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colo
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Cell", "Facts", "Grid", "Heading", "Line", "Style",
-    "cells", "lines", "percent", "plain", "pre_html", "whole",
+    "cells", "lines", "markdown", "percent", "plain", "pre_html", "whole",
 ]  # fmt: skip
 
 Style = Literal["", "title", "label", "good", "warn", "bad", "dim"]
@@ -105,6 +106,29 @@ def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
 def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     """Return the text without styles; every line ends in a newline."""
     return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines(blocks, width))
+
+
+def markdown(blocks: Iterable[Block]) -> str:
+    """Return the text as Markdown: a heading, lists of facts, tables; nothing in a cell is markup."""
+    parts = []
+    for block in blocks:
+        match block:
+            case Heading():
+                right = f" ({_escaped(block.right)})" if block.right else ""
+                parts.append([f"### {_escaped(block.left)}{right}"])
+            case Facts():
+                parts.append([f"* **{_escaped(n)}**: {'; '.join(_escaped(c.text) for c in v)}" for n, v in block.rows])
+            case Grid():
+                rows = [[Cell(name) for name in block.header], *block.rows]
+                lined = [f"| {' | '.join(_escaped(cell.text) for cell in row)} |" for row in rows]
+                marks = ["---:" if side == ">" else ":---" for side in block.align]
+                parts.append([lined[0], f"| {' | '.join(marks)} |", *lined[1:]])
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Return text that means itself in Markdown and in the HTML it becomes."""
+    return html.escape(re.sub(r"([\\`*_\[\]|#])", r"\\\1", visible(text).replace("\n", " ")), quote=False)
 
 
 def pre_html(blocks: Iterable[Block]) -> str:

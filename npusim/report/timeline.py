@@ -1,4 +1,4 @@
-"""The timeline of a run as tracks of slices with integer nanoseconds, ready for any trace format.
+"""The timeline of a run: slices by track, what they waited for, who fed whom, what memories and links held.
 
 Cycles are the truth.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
@@ -6,132 +6,167 @@ of the next one at the same cycle are the same number, and nothing overlaps.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from npusim.ir.walk import Walker, walk
-from npusim.report.tracks import Track, track_of
+from npusim.errors import SpecError
+from npusim.machines.tracks import Track, track_of
+from npusim.report.happened import Happened, happened
+from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from collections.abc import Iterable, Sequence
+
     from npusim.numerics.result import NumericEvent
     from npusim.run_result import RunResult
-    from npusim.timing.result import QueueUse, Span, TimingResult
+    from npusim.timing.result import QueueUse, TimingResult
 
-__all__ = ["Slice", "Timeline", "timeline_of"]
+__all__ = ["Flow", "Slice", "Timeline", "timeline_of"]
 
 _NANOSECONDS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One operation: its label, its edges, and what happened numerically when it was done."""
+    """An operation, or a wait for ``name``: its edges, where in the program it stands, its numeric events."""
 
     name: str
-    start_ns: int
-    end_ns: int
-    start_cycle: int
-    end_cycle: int
+    start: int
+    end: int
+    kind: Literal["operation", "wait"] = "operation"
+    block: str = ""
     path: tuple[tuple[str, int], ...] = ()
     events: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A tile's way from the operation that made it to one that uses it: two slices, with their tracks."""
+
+    source: tuple[Track, Slice]
+    target: tuple[Track, Slice]
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """Slices by track, each in the order of time; cores and pipes in the program's order."""
+    """Slices by track, each in the order of time; cores and pipes in the program's order.
+
+    ``counters`` are levels (``L1 bytes`` of a core, ``hbm GB/s`` of a core group), each (cycle, level from then
+    on), rising in time; ``end`` is the cycle up to which all is there, ``is_whole`` whether that is the whole run.
+    """
 
     name: str
+    clock_hz: int = 1
+    end: int = 0
+    is_whole: bool = True
     tracks: dict[Track, list[Slice]] = field(default_factory=dict)
+    flows: list[Flow] = field(default_factory=list)
+    counters: dict[Track, list[tuple[int, float]]] = field(default_factory=dict)
+
+    def ns(self, cycle: int) -> int:
+        """Return a cycle in whole nanoseconds."""
+        return cycle * _NANOSECONDS // self.clock_hz
+
+    def within(self, start: int, end: int) -> Timeline:
+        """Return what lies in a window, slices that reach beyond it left whole."""
+        tracks = {
+            t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()
+        }
+        kept = {id(s) for slices in tracks.values() for s in slices}
+        flows = [f for f in self.flows if id(f.source[1]) in kept and id(f.target[1]) in kept]
+        levels = {name: list(_levels(found, start, end)) for name, found in self.counters.items()}
+        return replace(self, tracks=tracks, flows=flows, counters=levels)
+
+
+    def windowed(self, window: tuple[float, float] | None) -> Timeline:
+        """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
+        if window is None or not self.end:
+            return self
+        first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
+        if first >= self.end:
+            over = format_duration(self.end / self.clock_hz)
+            raise SpecError(f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
+        return self.within(first, last)
+
+
+def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
+    """Yield the level at the start of a window, and every change in it."""
+    before: float | None = None
+    for cycle, level in found:
+        if cycle > start and before is not None:
+            yield start, before
+            before = None
+        if start < cycle < end:
+            yield cycle, level
+        elif cycle <= start:
+            before = level
+    if before is not None:
+        yield start, before
 
 
 def timeline_of(result: RunResult) -> Timeline:
     """Return the timeline of the core groups that were traced; empty for a run without a time."""
-    if result.timing is None:
+    timing = result.timing
+    if timing is None:
         return Timeline(result.name)
-    clock, spans = round(result.timing.clock_hz), result.timing.spans
-    events = _events_by_span(result, spans)
-    tracks: dict[Track, list[Slice]] = {
-        track_of(group, queue.name): []
-        for group in sorted({s.group for s in spans})
-        for queue in _pipes(result.timing) or result.program.queues
-    }
-    for index, span in enumerate(spans):
-        tracks[track_of(span.group, span.queue)].append(
-            Slice(
-                span.label,
-                span.start * _NANOSECONDS // clock,
-                span.end * _NANOSECONDS // clock,
-                span.start,
-                span.end,
-                span.path,
-                tuple(map(_told, events.get(index, ()))),
-            )
+    end, clock = timing.traced_cycles or timing.cycles, round(timing.clock_hz)
+    timeline = Timeline(result.name, clock, end, timing.traced_cycles is None, _empty_tracks(result, timing))
+    for group in sorted({s.group for s in timing.spans}):
+        _add_group(timeline, happened(result, group))
+    for slices in timeline.tracks.values():
+        slices.sort(key=lambda s: (s.start, s.end))
+    for name in [t for t, slices in timeline.tracks.items() if not slices and _is_of_waits(timing, t)]:
+        del timeline.tracks[name]
+    return timeline
+
+
+def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[Slice]]:
+    """Return the tracks of the traced groups: queues, and on a GPU their pipes, where operations are drawn."""
+    pipes = [use.queue for use in timing.queues[0] if use.is_pipe]
+    names = [*pipes, *(queue.name for queue in result.program.queues)]
+    return {track_of(g, name): [] for g in sorted({s.group for s in timing.spans}) for name in names}
+
+
+def _is_of_waits(timing: TimingResult, track: Track) -> bool:
+    """Return whether a track shows a GPU's queue: its waits alone."""
+    uses: tuple[QueueUse, ...] = timing.queues[0]
+    return any(u.is_pipe for u in uses) and track.pipe not in {u.queue.rpartition(".")[2] for u in uses if u.is_pipe}
+
+
+def _add_group(timeline: Timeline, found: Happened) -> None:
+    """Add what happened on one core group."""
+    made: list[tuple[Track, Slice]] = []
+    for op in found.operations:
+        span = op.span
+        track = track_of(span.group, span.queue)
+        piece = Slice(
+            span.label, span.start, span.end, block=op.block, path=op.path, events=tuple(map(_told, op.events))
         )
-    for slices in tracks.values():
-        slices.sort(key=lambda s: (s.start_cycle, s.end_cycle))
-    return Timeline(result.name, tracks)
+        made.append((track, piece))
+        timeline.tracks[track].append(piece)
+        for producer in op.producers:
+            timeline.flows.append(Flow(made[producer], made[-1]))
+        queue = track_of(span.group, span.issued_by or span.queue)
+        for cause, start, end in op.waits:
+            if end > start:
+                timeline.tracks[queue].append(Slice(cause, start, end, "wait", op.block, op.path))
+    cores = {track_of(found.group, op.span.queue).core for op in found.operations}
+    shared = cores.pop() if len(cores) == 1 else f"core group {found.group}"
+    for space, changes in found.changes.items():
+        place = track_of(found.group, space) if "." in space else Track(shared, space)
+        timeline.counters[Track(place.core, f"{place.pipe} bytes")] = _summed(changes)
+    for link, rates in found.rates.items():
+        timeline.counters[Track(shared, f"{link} GB/s")] = [(at, round(v, 3)) for at, v in _summed(rates)]
+
+
+def _summed(changes: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the level after each cycle with a change."""
+    level, found = 0.0, dict[int, float]()
+    for cycle, change in sorted(changes):
+        level += change
+        found[cycle] = level
+    return list(found.items())
 
 
 def _told(event: NumericEvent) -> str:
     return str(event) if event.count == 1 else f"{event}, {event.count} elements"
-
-
-def _pipes(timing: TimingResult) -> list[QueueUse]:
-    """Return the pipes that a GPU's queues share: there its operations are drawn."""
-    return [use for use in timing.queues[0] if use.is_pipe]
-
-
-def _events_by_span(result: RunResult, spans: tuple[Span, ...]) -> dict[int, list[NumericEvent]]:
-    """Return the numeric events of traced groups by the span they belong to."""
-    found: dict[int, list[NumericEvent]] = {}
-    if result.numerics is None or not result.numerics.events:
-        return found
-    count = result.device.group_count.value
-    for group in sorted({s.group for s in spans}):
-        blocks = {str(b) for p in result.program.phases for b in p.blocks_of_group(group, count)}
-        events = [e for e in result.numerics.events if e.block in blocks]
-        if not events:
-            continue
-        ordinals = _ordinals(result.program, group, count, {(e.phase, e.block) for e in events})
-        like: dict[Kind, list[int]] = {}
-        for index, span in enumerate(spans):
-            if span.group == group:
-                like.setdefault((span.queue, span.label), []).append(index)
-        for indices in like.values():
-            indices.sort(key=lambda i: spans[i].start)
-        for event in events:
-            ordinal = ordinals[event.phase, event.block, event.position]
-            same = like.get((event.queue, _label(event)), [])
-            if ordinal < len(same):
-                found.setdefault(same[ordinal], []).append(event)
-    return found
-
-
-#: Queue and label of operations.
-Kind = tuple[str, str]
-
-
-def _ordinals(
-    program: TileProgram, group: int, group_count: int, wanted: set[tuple[str, str]]
-) -> dict[tuple[str, str, int], int]:
-    """Return how many operations of its kind a group runs before each operation of wanted blocks.
-
-    Keys are phase, block and position in the block; ``wanted`` are phases and blocks.
-    """
-    found: dict[tuple[str, str, int], int] = {}
-    passed: Counter[Kind] = Counter()
-    for phase in program.phases:
-        for block in phase.blocks_of_group(group, group_count):
-            name = str(block)
-            for position, resolved in enumerate(walk(Walker(program), phase.body(block))):
-                kind = resolved.op.queue, resolved.op.label
-                if (phase.name, name) in wanted:
-                    found[phase.name, name, position] = passed[kind]
-                passed[kind] += 1
-    return found
-
-
-def _label(event: NumericEvent) -> str:
-    """Return the operation's label: an event names operation and step, ``S.mmad.matmul``."""
-    return event.operation.rpartition(".")[0]

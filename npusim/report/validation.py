@@ -29,7 +29,8 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
         "cases": [
             {
                 "name": r.name, "group": r.group, "quantity": r.quantity, "measured": _measured(r.measured),
-                "predicted": r.predicted, "relative_error": r.relative_error,
+                "predicted": r.predicted, "relative_error": r.relative_error, "timing": r.timing,
+                "host_decides": r.is_floor,
             }
             for r in report.residuals
         ],
@@ -102,6 +103,10 @@ def _times_table(report: TimesReport) -> tuple[Block, ...]:
         summary.append(
             ("in band", cells(f"{percent(report.within_band)} of the quantities with a band"))
         )
+    floors = [r.name for r in report.residuals if r.is_floor]
+    if floors:
+        text = f"{len(floors)} of {len(report.residuals)} in no figure here: {', '.join(floors)}"
+        summary.append(("host decides", cells(text)))
     if report.left_out:
         summary.append(("left out", cells(f"{report.left_out} cases by --only")))
     hints = [f"{r.name}: {r.unit_hint}" for r in report.residuals if r.unit_hint]
@@ -128,11 +133,12 @@ def _time_row(residual: Residual, report: TimesReport) -> tuple[Cell, ...]:
     low, high = residual.measured
     measured = f"{low:.4g}" if low == high else f"{low:.4g} .. {high:.4g}"
     style: Style = "" if residual.is_inside is None else ("good" if residual.is_inside else "bad")
+    kind = f"{residual.quantity} ({residual.timing})" if residual.quantity == "latency_us" else residual.quantity
     return (
         Cell(residual.name),
-        Cell(residual.quantity),
+        Cell(kind),
         Cell(measured),
         Cell(f"{residual.predicted:.4g}"),
         Cell(f"{residual.relative_error * 100:+.1f} %", style),
-        Cell(report.methods.get(residual.name, "")),
+        Cell("the host decides" if residual.is_floor else report.methods.get(residual.name, "")),
     )

@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config.layer import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import (
     allreduce,
@@ -19,8 +20,11 @@ from npusim.schedules import (
     fp8_attention,
     gemm,
     gemm_allreduce,
+    layer,
+    offload,
     pasa,
     plugins,
+    pointwise,
     split_kv,
     standard,
     tiling_allreduce,
@@ -32,14 +36,14 @@ from npusim.schedules.registry import Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, volta_flash)),
+            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy, pointwise)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer, volta_flash)),
         )
     }
 )
@@ -52,11 +56,17 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     package offers no schedule, or takes one of our names for one of our families.
     """
     ours = {family: s for (n, family), s in SCHEDULES.items() if n == name}
-    outside = name if plugins.is_outside(name) else plugins.installed().get(name, "")
+    plugins.refuse_twice(name)
+    outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
     if ours.keys() & theirs.keys():
         raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}
+
+
+def is_of_models(name: str) -> bool:
+    """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
+    return any(issubclass(s.problem, ModelProblem) for s in schedules_called(name).values())
 
 
 def default_hw(name: str, usual: str) -> str:
@@ -77,7 +87,7 @@ def find_schedule(name: str, family: str) -> Schedule:
         raise SpecError(
             f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}"
         )
-    known = sorted({*(n for n, _ in SCHEDULES), *plugins.installed()})
+    known = sorted({*(n for n, _ in SCHEDULES), *plugins.offered()})
     near = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise SpecError(f"unknown schedule {name!r}; there are {', '.join(known)}.{hint}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
+from npusim.config.kernels import CopyProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
@@ -15,7 +16,6 @@ from npusim.node.topology import Topology
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from npusim.config.kernels import CopyProblem
     from npusim.config.node import NodeDevice, NodeSpec
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
@@ -46,8 +46,8 @@ PRECISIONS = MappingProxyType(
 class CollectiveTiling(Tiling):
     """Who drives the collective, and how."""
 
-    collective: Literal["auto", "sdma", "aiv", "sm"] = Field(
-        default="auto", description="who moves the bytes; auto: the first driver of the node's file"
+    collective: str = Field(
+        default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
         default="auto",
@@ -93,10 +93,7 @@ def communication(
     SpecError
         The node has no such driver, or its devices are not all joined.
     """
-    if ranks > node.device_count.value:
-        raise TilingError(
-            f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices"
-        )
+    check_ranks(node, ranks)
     topology = Topology(node, ranks)
     driver = node.default_driver if tiling.collective == "auto" else tiling.collective
     node.driver(driver)
@@ -104,6 +101,12 @@ def communication(
     if tiling.algorithm != "auto":
         algorithm = tiling.algorithm
     return Communication(driver, algorithm, columns * element, element_bytes=element)
+
+
+def check_ranks(node: NodeSpec, ranks: int) -> None:
+    """Raise `TilingError` where a node has fewer devices than ranks."""
+    if ranks > node.device_count.value:
+        raise TilingError(f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices")
 
 
 def build(
@@ -133,6 +136,6 @@ SCHEDULES = (
     Schedule(
         name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
         tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), hw="ascend_910b2_x8",
+        build=cast("Builder", build), problem=CopyProblem, hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

@@ -42,7 +42,7 @@ def build(
 
 SCHEDULES = (
     Schedule(
-        name="copy", family="ascend", summary="a copy through UB, to validate the machine", tiling=CopyFields,
+        name="copy", family="ascend", summary="a copy through vector cores, to validate the machine", tiling=CopyFields,
         precisions=MappingProxyType({"stored": STORED}), default_precision="stored", build=build,
         problem=CopyProblem,
     ),

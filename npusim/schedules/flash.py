@@ -45,8 +45,8 @@ class FlashTiling(Tiling):
         default=2, ge=0, le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )  # fmt: skip
-    running: Literal["ub", "gm"] = Field(
-        default="ub", description="where O stays between tiles: in UB, or in global memory, so that larger blocks fit"
+    running: Literal["core", "gm"] = Field(
+        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
     )
 
 
@@ -75,6 +75,10 @@ GPU_PRECISIONS = MappingProxyType(
         ),
     }
 )
+#: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+CPU_PRECISIONS = MappingProxyType(
+    {"host_fp32": replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves")}
+)
 
 
 def build_on_ascend(
@@ -92,7 +96,7 @@ def build_on_ascend(
     return machine.build(name, phases, problem.flops(), notes)
 
 
-EXPONENTIAL = "MUFU.EX2's bits are not public: powers of two are taken as correctly rounded"
+EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 #: Keys of a step where the device's file says nothing of registers.
 GPU_KEYS = 64
 
@@ -121,12 +125,13 @@ def build_with_warps(
     sizes = tiling.block_q, tiling.keys
     lanes = lanes_of(tiling, precision, problem)
     fields = replace(lanes, residents=tiling.residents or found.blocks)
-    places = device.group_count.value * fields.residents
-    (first, *rest), said = make(problem, sizes, precision, places)
+    # Residents share a multiprocessor: more of them are no more places where work goes on at full speed.
+    (first, *rest), said = make(problem, sizes, precision, device.group_count.value)
     if tiling.launch == "longest_first":
         first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
     where = "registers" if lanes.holds_in_registers else "shared memory"
-    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}, Q in {where}", EXPONENTIAL, *said)
+    quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
+    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}{quads}, Q in {where}", EXPONENTIAL, *said)
     return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
 
 
@@ -139,4 +144,8 @@ GPU = replace(
     ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
     build=build_on_gpu,
 )  # fmt: skip
-SCHEDULES = (ASCEND, GPU)
+CPU = replace(
+    GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
+    default_precision="host_fp32",
+)  # fmt: skip
+SCHEDULES = (ASCEND, GPU, CPU)

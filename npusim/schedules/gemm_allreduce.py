@@ -60,6 +60,6 @@ SCHEDULES = (
     Schedule(
         name="gemm_allreduce", family=NODE_FAMILY, summary="a product, its AllReduce beside the next rows",
         tiling=GemmAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), hw="ascend_910b2_x8",
+        build=cast("Builder", build), problem=GemmProblem, hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

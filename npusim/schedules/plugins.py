@@ -11,12 +11,12 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, lru_cache, partial
-from importlib.metadata import entry_points
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from npusim.config.device import MACHINES, installed_machines
+from npusim.config.device import MACHINES
+from npusim.config.installed import clash, installed
 from npusim.config.messages import suggest
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.schedules.registry import Schedule
@@ -52,22 +52,15 @@ def is_outside(name: str) -> bool:
     return ":" in name
 
 
-def installed() -> dict[str, str]:
+def offered() -> dict[str, str]:
     """Return ``{name: where it is}`` of the schedules that installed packages offer."""
-    return _offered(entry_points, tuple(map(_changed, sys.path)))
+    return installed(GROUP)
 
 
-@lru_cache(maxsize=1)
-def _offered(find: Any, _paths: object) -> dict[str, str]:
-    """Return what is installed, looked up again when a folder of the path has changed."""
-    return {entry.name: entry.value for entry in find(group=GROUP)}
-
-
-def _changed(folder: str) -> tuple[str, int]:
-    try:
-        return folder, Path(folder).stat().st_mtime_ns
-    except OSError:
-        return folder, 0
+def refuse_twice(name: str) -> None:
+    """Raise `SpecError` where two installed packages offer a schedule of one name."""
+    if twice := clash(GROUP, name, is_ours=False):
+        raise SpecError(f"schedule {twice}")
 
 
 def machine(family: str) -> type[Machine]:
@@ -75,7 +68,7 @@ def machine(family: str) -> type[Machine]:
 
     Raises `SpecError`: no such family, a module that fails to import, no class under the name.
     """
-    place = installed_machines().get(family)
+    place = installed(MACHINES).get(family)
     if place is None:
         raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
     module, _, wanted = place.partition(":")

@@ -43,8 +43,9 @@ class Schedule:
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
     :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
-    not the usual one.  ``beside``: presets whose error and time are shown beside a run's own.  ``origin``:
-    file and line of one from outside the package, for its faults.
+    not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
+    leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
+    own.  ``origin``: file and line of one from outside the package, for its faults.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Schedule:
     problem: type[SpecModel] = Problem
     reads_scales: bool = False
     hw: str = ""
+    study: Callable[[Any, DeviceSpec], str] | None = None
     beside: tuple[str, ...] = ()
     origin: str = ""
 
@@ -73,7 +75,7 @@ class Schedule:
         """Return the program; if a buffer overflows and ``is_hinted``, say which smaller blocks would still fit."""
         self._refuse(problem)
         try:
-            return _with_warning(self.build(problem, tiling, device, precision), problem)
+            return self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError as error:
             if not is_hinted:
                 raise
@@ -90,7 +92,7 @@ class Schedule:
         """
         self._refuse(problem)
         try:
-            return tiling, _with_warning(self.build(problem, tiling, device, precision), problem)
+            return tiling, self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError:
             few = _few_blocks(problem)
             smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
@@ -100,6 +102,17 @@ class Schedule:
         moved = [f"{k}={v}" for k, v in smaller if v != getattr(tiling, k)]
         note = f"{' '.join(moved)}: smaller than the default, which does not fit here"
         return smaller, replace(program, notes=(*program.notes, note))
+
+    def _noted(self, program: TileProgram, problem: AnyProblem, device: DeviceSpec) -> TileProgram:
+        """Return the program with notes where its time is that of no kernel, or no published one has such heads."""
+        notes = program.notes
+        if self.study and (study := self.study(problem, device)):
+            notes = (study, *notes)
+        size = max(problem.head_dim, problem.value_head_dim) if isinstance(problem, Problem) else 0
+        if size > LARGEST_HEAD:
+            beyond = f"{LARGEST_HEAD}, the most that FlashAttention-2's kernels take"
+            notes = (*notes, f"head size: {size} is beyond {beyond}")
+        return replace(program, notes=notes)
 
     def _refuse(self, problem: AnyProblem) -> None:
         if not isinstance(problem, self.problem):
@@ -119,16 +132,3 @@ def _few_blocks(problem: AnyProblem) -> AnyProblem:
     if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
         few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
     return problem.model_copy(update=few)
-
-
-def _with_warning(program: TileProgram, problem: AnyProblem) -> TileProgram:
-    """Return the program with a note where no published kernel has such heads."""
-    if not isinstance(problem, Problem):
-        return program
-    size = max(problem.head_dim, problem.value_head_dim)
-    if size <= LARGEST_HEAD:
-        return program
-    note = (
-        f"head size: {size} is beyond {LARGEST_HEAD}, the most that FlashAttention-2's kernels take"
-    )
-    return replace(program, notes=(*program.notes, note))

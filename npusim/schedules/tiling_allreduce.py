@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.kernels import GemmProblem
+from npusim.config.layer import LayerProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field
@@ -29,7 +30,7 @@ from npusim.schedules.registry import Schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.config.node import LayerProblem, NodeDevice
+    from npusim.config.node import NodeDevice
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
 
@@ -98,6 +99,6 @@ SCHEDULES = (
         name="tiling_allreduce", family=NODE_FAMILY,
         summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
         tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), hw="ascend_910b2_x8",
+        build=cast("Builder", build), problem=LayerProblem, hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

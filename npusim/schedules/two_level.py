@@ -51,7 +51,7 @@ def build_unified(
 
 
 TWO_LEVEL = replace(
-    flash.ASCEND, name="two_level", summary="FastAttention: large blocks for the CUBE, slices for the Vector",
+    flash.ASCEND, name="two_level", summary="FastAttention: large blocks for matrix units, slices for vector units",
     tiling=TwoLevelTiling, build=partial(flash.build_on_ascend, name="two_level"),
 )  # fmt: skip
 SCHEDULES = (

@@ -58,15 +58,17 @@ class Run:
     def result(self, method: str, run: RunPhase = run_whole) -> TimingResult:
         """Run every phase with ``run`` and return what it took."""
         streams, m = self.streams, self.machine
+        ends = []
         for phase in range(len(self.starts)):
             self.run_phase(phase, run)
+            ends.append(self.cycles)
         ran = m.ran.tolist()
         counts = {op.key: n for op, n in zip(self.code.operations, ran, strict=True) if n}
         links = dict(zip(streams.device.links, m.link["bytes"].tolist(), strict=True))
         e = m.engine
         booked = Booked(e["busy"], e["done"], e["end"], e["idle"], m.counter["stalled"])
         uses = self._with_pipes(uses_of(streams, self.classes.groups, booked))
-        return summarise(streams, method, self.cycles, uses, links, counts, self._spans())
+        return summarise(streams, method, ends, uses, links, counts, self._spans())
 
     def run_phase(self, phase: int, run: RunPhase) -> None:
         """Let every member with blocks begin, and run until all are through."""

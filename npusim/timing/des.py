@@ -324,8 +324,10 @@ class _Simulation:
         ]
 
     def result(self) -> TimingResult:
+        ends = []
         for phase in self.program.phases:
             self._run(phase)
+            ends.append(self.cycles)
         names = self.streams.pipes
         uses = tuple(
             (*(e.use for e in engines), *pipe_uses(names, group, pipes.busy, pipes.done, pipes.free))
@@ -333,7 +335,7 @@ class _Simulation:
         )
         links = {name: link.total_bytes for name, link in self.links.items()}
         return summarise(
-            self.streams, "des", self.cycles, uses, links, self.counts, tuple(self.spans)
+            self.streams, "des", ends, uses, links, self.counts, tuple(self.spans)
         )
 
     def _run(self, phase: Phase) -> None:
@@ -370,6 +372,6 @@ def _describe(
     program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]
 ) -> str:
     """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
-    named = [f"group {e.use.group} {e.use.name}: {e.stuck}" for e in stuck if e.stuck] + held
+    named = [f"group {e.use.group} {e.use.queue}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"
     return f"phase {phase.name} of {program.name} is stuck at cycle {now}: {shown}"

@@ -98,9 +98,9 @@ def refuse_shared_pipes(streams: Streams, method: str) -> None:
 def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) -> Span:
     """Return an operation's place on the timeline: of the first pipe it takes, else of its queue."""
     if not op.pipes:
-        return Span(use.group, use.name, op.label, start, end)
+        return Span(use.group, use.queue, op.label, start, end)
     pipe, cycles = op.pipes[0]
-    return Span(use.group, streams.pipes[pipe], op.label, start, start + cycles)
+    return Span(use.group, streams.pipes[pipe], op.label, start, start + cycles, use.queue, end)
 
 
 def pipe_uses(

@@ -140,6 +140,7 @@ class Reserved:
             return np.zeros((groups, columns), np.int64)
 
         booked = Booked(nothing(), nothing(), nothing(), nothing(), stalled=nothing(endpoints))
+        ends = []
         for number, phase in enumerate(self.classes.blocks):
             folded = fold_groups([(own,) for own in phase])
             if len(folded.groups) <= FEW_CLASSES or number in self.short:
@@ -147,6 +148,7 @@ class Reserved:
             else:
                 self._run_phase(phase, booked)
             self.cycles = max(self.cycles, int(booked.end.max(initial=0)))
+            ends.append(self.cycles)
         counts = Counts(self.code)
         sequences = [list(chain(*own)) for own in zip(*self.classes.blocks, strict=True)]
         ran = np.array([counts.of_blocks(own) for own in sequences])
@@ -158,7 +160,7 @@ class Reserved:
                 links[link] += count * size
         times = {o.key: n for o, n in zip(self.code.operations, every, strict=True) if n}
         uses = uses_of(streams, self.classes.groups, booked)
-        return summarise(streams, "reserved", self.cycles, uses, links, times, ())
+        return summarise(streams, "reserved", ends, uses, links, times, ())
 
     def _run_exactly(self, folded: Classes, booked: Booked) -> None:
         """Run one phase folded, skipping what repeats, and add what it books."""

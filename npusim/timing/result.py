@@ -13,7 +13,7 @@ class QueueUse:
     not a queue, but a pipe of a GPU's core that its queues share.
     """
 
-    name: str
+    queue: str
     group: int = 0
     busy_cycles: int = 0
     operations: int = 0
@@ -24,14 +24,51 @@ class QueueUse:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation on the timeline of one queue, in cycles from the start of the kernel."""
+    """One operation on the timeline of one queue, or of the pipe it takes, in cycles from the start.
+
+    ``issued_by`` is the queue it came from, ``done`` when that queue can go on; both are the timeline's own
+    (``""``, ``-1``) where no pipe is shared.
+    """
 
     group: int
     queue: str
     label: str
     start: int
     end: int
-    path: tuple[tuple[str, int], ...] = ()
+    issued_by: str = ""
+    done: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How often an operation ran on a unit, and the cycles that takes without others on shared links.
+
+    ``unit`` is the queue that issues it; a pipe that queues share has a row of its own.
+    """
+
+    unit: str
+    label: str
+    times: int
+    cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Cycles of a phase, from the end of the one before; ``idle`` are the queues that do nothing in it."""
+
+    name: str
+    cycles: int
+    idle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the core group that ends last does; ``givers[queue][cause]`` are the queues that it waits for."""
+
+    group: int
+    work: tuple[Work, ...]
+    phases: tuple[PhaseTime, ...]
+    givers: dict[str, dict[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +83,11 @@ class Approximation:
     sample: int
 
 
+#: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
+#: not waited for, over N; one call that is.
+KINDS = ("core", "kernel", "back_to_back", "call")
+
+
 def method_text(method: str, band: float) -> str:
     """Return a method with what it is worth: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
     return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
@@ -55,10 +97,13 @@ def method_text(method: str, band: float) -> str:
 class TimingResult:
     """Predicted time of one program on one device.
 
-    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` includes it.
+    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` is that of a call that is
+    waited for, launch included.  ``times_s`` says the same time as each of `KINDS` would measure it, those
+    of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact, ``account`` on a node.
+    ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
     """
 
     method: str
@@ -74,6 +119,10 @@ class TimingResult:
     compulsory_bytes: int = 0
     spans: tuple[Span, ...] = field(default=(), repr=False)
     approximation: Approximation | None = None
+    times_s: dict[str, float] = field(default_factory=dict)
+    stream_s: float = 0.0
+    traced_cycles: int | None = None
+    account: Account | None = field(default=None, repr=False)
 
     @property
     def band(self) -> float:

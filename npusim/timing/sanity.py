@@ -18,7 +18,7 @@ def check_sanity(result: TimingResult) -> None:
         for use in uses:
             if use.busy_cycles > result.cycles:
                 raise ProgramError(
-                    f"group {use.group} {use.name}: busy {use.busy_cycles} of {result.cycles} cycles, over 100 %"
+                    f"group {use.group} {use.queue}: busy {use.busy_cycles} of {result.cycles} cycles, over 100 %"
                 )
     for unit, bound in result.bound_cycles.items():
         if result.cycles < bound:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
-from npusim.ir.content import Itself, interned
+from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes
@@ -82,7 +83,7 @@ class Streams:
         if program.pricing is None:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
-        own, held = (Itself(device), program.pricing), self.costs.residency
+        own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
         shares = (held.read_misses, held.write_misses, held.shared_reads)
         #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
         self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
@@ -174,8 +175,8 @@ class Streams:
     def _issue_cycles(self, op: OpTemplate) -> int:
         """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
         queue = self.program.queues[op.queue]
-        scalar = self.device.core(queue.core).engines.get("SCALAR")
-        own = getattr(scalar, "issue_cycles", None)
+        engines = self.device.core(queue.core).engines.values()
+        own = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
         crossing = {e for e, _, _ in op.waits if self.endpoints[e].is_cross_core}
         crossing |= {e + len(self.endpoints) for e in op.sets if self.endpoints[e].is_cross_core}
         per_flag = self.device.timed_flags().cross_core_issue_cycles.value

@@ -5,11 +5,15 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from npusim.timing.account import account_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.config.device import LaunchSpec
     from npusim.timing.stream import Streams
 
 #: How often each timed operation ran, by its key.
@@ -19,11 +23,11 @@ NO_INSTRUCTION = "no instruction"
 
 
 def summarise(
-    streams: Streams, method: str, cycles: int, uses: tuple[tuple[QueueUse, ...], ...],
+    streams: Streams, method: str, ends: Sequence[int], uses: tuple[tuple[QueueUse, ...], ...],
     link_bytes: dict[str, int], counts: OpCounts, spans: tuple[Span, ...],
 ) -> TimingResult:  # fmt: skip
-    """Return the result of one simulation."""
-    device = streams.device
+    """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
+    device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}
     work: dict[str, int] = {}
     names = [queue.name for queue in streams.program.queues]
@@ -34,12 +38,15 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    launch = float(device.timed_launch().kernel_overhead_s.value) * len(streams.program.phases)
+    seconds, spec = device.seconds(cycles), device.timed_launch()
+    times, stream = launched(seconds, len(streams.program.phases), spec)
     return TimingResult(
         method=method,
         cycles=cycles,
-        latency_s=launch + device.seconds(cycles),
-        launch_s=launch,
+        latency_s=times["call"],
+        launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
+        times_s=times,
+        stream_s=stream,
         clock_hz=float(device.clock_hz.value),
         queues=uses,
         link_bytes=link_bytes,
@@ -48,7 +55,27 @@ def summarise(
         bound_cycles=_bounds(streams, work, link_bytes),
         compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
+        account=account_of(streams, uses, ends),
     )
+
+
+def launched(core_s: float, kernels: int, spec: LaunchSpec) -> tuple[dict[str, float], float]:
+    """Return the time of each of `KINDS` that is known, and what the launches take of a stream of kernels.
+
+    The host issues kernels one behind the other and waits once, so that a call of several is held up by
+    the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
+    """
+    overhead = float(spec.kernel_overhead_s.value)
+    if spec.task_s is None or spec.gap_s is None or spec.host_issue_s is None:
+        return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
+    task, gap, issue = (float(part.value) for part in (spec.task_s, spec.gap_s, spec.host_issue_s))
+    follow = task + gap
+    return {
+        "core": core_s,
+        "kernel": core_s + task * kernels,
+        "back_to_back": max(issue * kernels, core_s + follow * kernels),
+        "call": overhead + max(issue * (kernels - 1), core_s + follow * (kernels - 1)),
+    }, follow * kernels
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

@@ -30,8 +30,14 @@ cases:
     workload: {batch: 1, heads: 5, kv_heads: 5, seq_q: 512, seq_kv: 512, head_dim: 128, causal: true}
     measured: {latency_us: [22, 30]}                 # ... or the range it was in
     # Other quantities: core_us (without launch), mac_us, mte1_us, mte2_us, fixp_us, vec_us (a pipe's busy
-    # time), tflops, speedup (over `baseline:`), and of nodes compute_us, attention_us, linear_us, allreduce_us.
+    # time), tflops, speedup (over `baseline:`), of nodes compute_us, attention_us, linear_us, allreduce_us, and of
+    # offloading upload_us, gpu_us, cpu_us, off_upload_us.
     band: 0.3               # of this case alone
+    # What a latency is: call (absent: one call that is waited for), core (the slowest core's busy time),
+    # kernel (the profiler's task duration), back_to_back (N calls that are not waited for, over N).
+    timing: back_to_back
+    host_floor_us: 16.5     # what the host takes there; a latency that it decides is in no figure
+    warm: false             # whether inputs lie in L2 when the kernel starts
 
   # ... of a matrix product, or of a copy.
   - name: product

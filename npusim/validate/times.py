@@ -11,45 +11,51 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.layer import LayerProblem, SharedProblem
 from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
-from npusim.config.node import LayerProblem, NodeDevice, load_machine
+from npusim.config.node import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
+from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.request import Request
-from npusim.run import run_request
+from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
     from npusim.config.kernels import AnyProblem
     from npusim.config.measurements import Interval
+    from npusim.config.model import SpecModel
     from npusim.errors import NpusimError
     from npusim.run_result import RunResult
 
 MICROSECONDS = 1e6
 #: Factors between measured and predicted that look like another unit.
 THOUSAND = (400.0, 2500.0)
-#: The engine whose busy time a per-pipe measurement is held against.
-PIPES = (
-    ("mac_us", "aic.CUBE"),
-    ("mte1_us", "aic.MTE1"),
-    ("mte2_us", "aic.MTE2"),
-    ("fixp_us", "aic.FIXP"),
-    ("vec_us", "aiv0.VECTOR"),
-)
+#: By how much two sums of the same times may differ.
+TINY = 1e-9
 #: The part of a node's time that a measurement is held against.
 NODE_PARTS = MappingProxyType(
     {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
+)
+#: And those that are sums of operations as they ran.
+RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """One quantity of one case; the error is signed, against the nearer end of a range."""
+    """One quantity of one case; the error is signed, against the nearer end of a range.
+
+    ``timing``: what its latency is.  ``is_floor``: the host decides it, not the device; such a quantity is
+    shown, and counts neither in the summary nor in a band.
+    """
 
     name: str
     group: str | None
@@ -58,6 +64,8 @@ class Residual:
     predicted: float
     relative_error: float
     band: float | None
+    timing: str = "call"
+    is_floor: bool = False
 
     @property
     def unit_hint(self) -> str:
@@ -72,8 +80,8 @@ class Residual:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the error is within the band; None if no band is stated."""
-        return None if self.band is None else abs(self.relative_error) <= self.band
+        """Whether the error is within the band; None if no band is stated, or the host decides."""
+        return None if self.band is None or self.is_floor else abs(self.relative_error) <= self.band
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +104,19 @@ class TimesReport:
     faults: tuple[str, ...] = ()  #: why selected cases have no prediction
 
     @property
+    def counted(self) -> tuple[Residual, ...]:
+        """Those that the device decides, not the host."""
+        return tuple(r for r in self.residuals if not r.is_floor)
+
+    @property
     def median_abs_error(self) -> float:
-        """Median of the absolute relative errors."""
-        return median(abs(r.relative_error) for r in self.residuals) if self.residuals else 0.0
+        """Median of the absolute relative errors that count."""
+        return median(abs(r.relative_error) for r in self.counted) if self.counted else 0.0
 
     @property
     def worst_abs_error(self) -> float:
-        """Largest absolute relative error."""
-        return max((abs(r.relative_error) for r in self.residuals), default=0.0)
+        """Largest absolute relative error that counts."""
+        return max((abs(r.relative_error) for r in self.counted), default=0.0)
 
     @property
     def within_band(self) -> float | None:
@@ -185,7 +198,7 @@ def _residuals(
         found.append(
             Residual(
                 case.name, case.group, quantity, measured, predicted, measured.relative_error(predicted),
-                band if allowed is None else allowed,
+                band if allowed is None else allowed, case.kind, predictor.is_floor(case, quantity),
             )
         )  # fmt: skip
     return found
@@ -213,39 +226,69 @@ class Predictor:
         if quantity == "speedup":
             baseline = case.baseline_case()
             assert baseline is not None
-            return self.result(baseline).latency_us / result.latency_us
+            return self.latency_us(baseline) / self.latency_us(case)
         if quantity == "latency_us":
-            return result.latency_us
+            return self.latency_us(case)
         if quantity == "core_us":
             return result.device.seconds(result.cycles) * MICROSECONDS
+        if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
+            return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
-            return result.problem.dense_flops() / result.latency_us / MICROSECONDS
+            return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
         if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
             return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
-        queue = dict(PIPES).get(quantity)
+        if isinstance(result.timing, NodeTiming) and quantity in RAN_PARTS:
+            return sum(result.timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
+        queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*result.timing.queues, strict=True):
-            if uses[0].name == queue:
+            if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)
                 return result.device.seconds(busy) * MICROSECONDS
         raise SpecError(
             f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}"
         )
 
+    def latency_us(self, case: MeasurementCase) -> float:
+        """Return a case's latency as it was measured: of its kind of timing, with the host's floor."""
+        timing = self.result(case).timing
+        assert timing is not None
+        times, floor = timing.times_s, case.host_floor_us
+        if case.kind not in times:
+            raise SpecError(
+                f"case {case.name}: timing: {case.kind}: the file of {case.device} says nothing of "
+                f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
+            )
+        if floor is not None and case.kind == "call":
+            return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS
+        if floor is not None:
+            device = timing.cycles / timing.clock_hz + timing.stream_s
+            return max(floor, device * MICROSECONDS)
+        return times[case.kind] * MICROSECONDS
+
+    def is_floor(self, case: MeasurementCase, quantity: str) -> bool:
+        """Whether a latency is the host's more than the device's: decided by its floor."""
+        if quantity != "latency_us" or case.kind not in ("back_to_back", "call"):
+            return False
+        timing = self.result(case).timing
+        assert timing is not None
+        device = timing.cycles / timing.clock_hz * MICROSECONDS
+        if case.kind == "call":
+            return case.host_floor_us is not None and case.host_floor_us > device
+        return self.latency_us(case) > (device + timing.stream_s * MICROSECONDS) * (1 + TINY)
+
     def result(self, case: MeasurementCase) -> RunResult:
         """Return the run of a case."""
-        key = case.model_copy(update={"name": "", "group": None, "baseline": None, "band": None})
-        text = f"{key.device} {key.schedule} {key.precision} {_tiling(key)} {key.workload!r}"
+        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.warm}"
         if text not in self._done:
             machine = self.machine(case.device)
             self._done[text] = run_request(Request(
                 case.schedule, hw=machine, tiling=_tiling(case), precision=case.precision,
-                numerics=False, method=self.method, trace_groups=(), **_what(case, machine),
+                numerics=False, method=self.method, trace_groups=(), warm=bool(case.warm),
+                **_what(case, machine),
             ))  # fmt: skip
         result = self._done[text]
         if result.timing is None:
-            raise SpecError(
-                f"case {case.name}: {case.device} has no timing model"
-            )
+            raise SpecError(f"case {case.name}: {case.device} has no timing model")
         self.methods[case.name] = method_text(result.timing.method, result.timing.band)
         return result
 
@@ -271,17 +314,19 @@ def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     if w.kind == "copy":
         return CopyProblem.model_validate({"bytes": w.bytes})
     if isinstance(machine, NodeDevice):
-        return _layer(case, machine)
+        return _layer(case, machine, find_schedule(case.schedule, machine.family).problem)
     return w.problem()
 
 
-def _layer(case: MeasurementCase, machine: NodeDevice) -> LayerProblem:
+def _layer(case: MeasurementCase, machine: NodeDevice, kind: type[SpecModel]) -> SharedProblem:
     """Return a layer's share of a node; heads are those of the whole layer."""
     w = case.workload
-    if w.hidden is None:
-        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     ranks = w.tensor_parallel or machine.node.device_count.value
     shared = w.model_copy(update={"tensor_parallel": ranks})
+    if kind is SharedProblem:
+        return SharedProblem.around(shared.problem(), ranks=ranks)
+    if w.hidden is None:
+        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
     return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 

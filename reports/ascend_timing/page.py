@@ -279,7 +279,7 @@ def _shared_keys(found: list[Row]) -> Section:
         assert baseline is not None
         for which, one in (("PASA", case), ("baseline", baseline)):
             timing = study.record(one)
-            seconds = timing.kernel_us * 1e-6
+            seconds = timing.core_us * 1e-6
             share = {
                 link: timing.link_bytes[link] / seconds / float(spec.bytes_per_s.value)
                 for link, spec in load_device(one.device).links.items()

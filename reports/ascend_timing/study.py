@@ -19,7 +19,7 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.record import record_of
-from npusim.run import simulate_program
+from npusim.simulate import simulate_program
 from npusim.units import ceil_div
 from npusim.validate.times import Predictor
 

@@ -27,8 +27,10 @@ def fill(study: str, fields: Mapping[str, object]) -> str:
     return text.format_map({name: _text(value) for name, value in fields.items()})
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Return a figure with ``digits`` significant digits; NaN as ``NaN``, small ones as ``1.2e-4``."""
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a figure with ``digits`` significant digits; NaN and None as ``NaN``, small ones as ``1.2e-4``."""
+    if value is None:
+        return "NaN"
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Inf" if value > 0 else "-Inf")
     if value == 0:

@@ -250,6 +250,7 @@ def real_figures(precision: str, tensors: str = "") -> RealFigures:
     assert found.underflow_percent is not None
     assert found.zeroed_mass_percent is not None
     assert found.product_mass_percent is not None
+    assert bits.error.rmse is not None
     return RealFigures(
         error, exact, bits.error.rmse, found.underflow_percent, found.zeroed_mass_percent,
         found.product_mass_percent, found.sink_mass_percent,

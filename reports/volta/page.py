@@ -224,7 +224,8 @@ def _accuracy() -> tuple[Section, str]:
         errors = [numerics(problem, precision).error.rmse for precision, _ in PRECISIONS]
         rows.append([tokens, *(number(e) for e in errors)])
         for line, error in zip(lines.values(), errors, strict=True):
-            line.append((tokens, error))
+            if error is not None:
+                line.append((tokens, error))
     picture = chart(
         "Relative error of the output by length, normal inputs (accumulators of Q K, P V)", "tokens", "RMSE",
         lines, log_x=True, log_y=True,

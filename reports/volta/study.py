@@ -24,9 +24,9 @@ from npusim.layout import (
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import fitted
 from npusim.machines.sm.warp_cost import product_cycles
-from npusim.run import simulate_program
 from npusim.schedules import find_schedule
 from npusim.schedules.volta_flash import VoltaPrecision
+from npusim.simulate import simulate_program
 from reports.parts.values import program_of, values
 
 if TYPE_CHECKING:
@@ -166,9 +166,9 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
     (phase,) = program.phases
     visits = fields.warps * sum(run.count for block in phase.blocks for run in block.runs)
     queues = [u for group in timing.queues for u in group if u.is_pipe]
-    pipes = dict.fromkeys(u.name for u in queues)
+    pipes = dict.fromkeys(u.queue for u in queues)
     shares = {
-        name.rpartition(".")[2]: sum(u.busy_cycles for u in queues if u.name == name)
+        name.rpartition(".")[2]: sum(u.busy_cycles for u in queues if u.queue == name)
         / timing.cycles / device.group_count.value
         for name in pipes
     }  # fmt: skip

@@ -14,8 +14,8 @@ from npusim.config.tiling import build_tiling
 from npusim.ir.check import check
 from npusim.ir.races import _proved
 from npusim.ir.walk import Templates
-from npusim.run import flag_budget
 from npusim.schedules import SCHEDULES
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -62,9 +62,24 @@ def test_circles_are_refused(write: Callable[..., Path], fault: Callable[..., st
 
 
 def test_extends_must_be_a_name(write: Callable[..., Path], fault: Callable[..., str]) -> None:
-    path = write("extends: [a]\n")
-    expected = f"{path}:1  extends: expected the name of another file, got ['a']"
-    assert fault(read_inherited, path, _beside) == expected
+    wanted = "expected the name of another file, or {file: NAME, basis: assumed}, got "
+    for given in ("['a']", "{'file': 'base', 'basis': 'vendor'}", "{'basis': 'assumed'}"):
+        path = write(f"extends: {given}\n")
+        assert fault(read_inherited, path, _beside) == f"{path}:1  extends: {wanted}{given}"
+
+
+def test_numbers_of_another_chip_are_assumed_and_say_whose_they_are(write: Callable[..., Path]) -> None:
+    kept = "b: {value: 2, basis: measured, source: s}\nfacts: {c: {value: 3, basis: vendor, source: t}}\n"
+    write("a: {b: {value: 1, basis: vendor, source: r}}\n" + kept.replace("b:", "d:", 1), "base.yaml")
+    path = write("extends: {file: base, basis: assumed}\n" + kept.replace("facts", "f"))
+    found = read_inherited(path, _beside).data
+    as_base = {"basis": "assumed", "source": "as on the base: "}
+    assert found == {
+        "a": {"b": {"value": 1, **as_base, "source": "as on the base: r"}},
+        "d": {"value": 2, **as_base, "source": "as on the base: s"},
+        "b": {"value": 2, "basis": "measured", "source": "s"},
+        "f": {"c": {"value": 3, "basis": "vendor", "source": "t"}},
+    }
 
 
 def test_a_changed_value_without_basis_is_refused(

@@ -111,7 +111,14 @@ def test_paths_load_the_same_as_names() -> None:
             "cores.aic.engines.MTE1.routes.l1_l0a.destination: L0D",
             [
                 "4  cores.aic.engines.MTE1.routes.l1_l0a.destination: 'L0D' does not exist here; "
-                "there are: GM, L0A, L0B, L0C, L1"
+                "there are: GM, L0A, L0B, L0C, L1, UB"
+            ],
+        ),
+        (
+            "cores.aic.engines.MTE1.routes.l1_l0a.source: UB\ncores.aic.engines.MTE1.routes.l1_l0a.destination: GM",
+            [
+                "4  cores.aic.engines.MTE1.routes.l1_l0a.source: UB to GM: neither is a buffer of aic, whose engine "
+                "moves it; it has: L0A, L0B, L0C, L1"
             ],
         ),
         (

@@ -51,7 +51,7 @@ def _one_output(row: Sequence[int], column: Sequence[int], c: int, unit: MmaArit
     """Chain the instructions along k."""
     if unit.method == "sequential":
         for x, y in zip(row, column, strict=True):
-            c = fma_reference(x, y, c, unit.a, unit.acc)
+            c = fma_reference(x, y, c, unit.a, unit.acc, unit.b)
         return c
     for start in range(0, len(row), unit.k):
         pairs = [

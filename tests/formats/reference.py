@@ -133,10 +133,12 @@ def cast_reference(
     raise FormatError(f"unknown overflow policy {overflow!r}")
 
 
-def fma_reference(x: int, y: int, z: int, fmt: FloatFormat, acc: FloatFormat | None = None) -> int:
-    """Return the pattern of ``x * y + z`` rounded once; ``z`` and the result are in ``acc``."""
+def fma_reference(
+    x: int, y: int, z: int, fmt: FloatFormat, acc: FloatFormat | None = None, other: FloatFormat | None = None
+) -> int:
+    """Return the pattern of ``x * y + z`` rounded once; ``z`` and the result are in ``acc``, y in ``other``."""
     out = fmt if acc is None else acc
-    return _fused(decode(x, fmt), decode(y, fmt), decode(z, out), out)
+    return _fused(decode(x, fmt), decode(y, other or fmt), decode(z, out), out)
 
 
 def _fused(first: Number, second: Number, third: Number, out: FloatFormat) -> int:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.baseline.cycles import busy_cycles
+from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.load import load_device as read_device
 from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import Problem
@@ -27,8 +28,9 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.run import run, simulate_program
+from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,9 +40,16 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, TileProgram
 
 PINS = Path(__file__).with_name("pins.json")
-DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "v100", "h200")
+DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "ascend_950", "v100", "h200")
 #: Devices that differ from the first of their family in speed and number of cores only.
 SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4")
+#: Tiles whose scores fit in UB in ping-pong.
+NARROW: dict[str, dict[str, object]] = {"ascend_950": {"block_q": 64, "block_kv": 256}}
+#: Shapes of devices that share most with another, and what runs differently there.
+FEWER: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SAME_BITS, ("ragged", "causal", "long")), "ascend_950": ("ragged", "causal", "decode")
+}
+APART = {"ascend_950": ("flash", "pasa", "fp8_attention", "split_kv")}
 NODES = ("ascend_910b2_x8", "h200_x2", "v100_x8")
 SHAPES: dict[str, dict[str, Any]] = {
     "ragged": {"heads": 2, "seq_q": 197, "seq_kv": 333, "head_dim": 64, "value_head_dim": 80},
@@ -89,7 +98,7 @@ class Case:
     ) -> None:
         self.schedule, self.hw, self.shape, self.precision = schedule, hw, shape, precision
         small = SMALL.get(shape, {})
-        usual = small.get("*", {}) if hw.startswith("ascend") else {}
+        usual = small.get("*", NARROW.get(hw, {})) if hw.startswith("ascend") else {}
         self.fields = {**(small.get(schedule, usual) if hw != "h200" else {}), **(fields or {})}
         more = (*([precision] if precision else ()), *(f"{k}={v}" for k, v in (fields or {}).items()))
         self.name = " ".join((schedule, hw, shape, *more))
@@ -102,7 +111,11 @@ class Case:
             return GemmProblem(m=sizes["seq_q"], n=sizes["seq_kv"], k=sizes["head_dim"] + 90, dtype=fmt)
         if kind is CopyProblem:
             return CopyProblem(bytes=sizes["seq_q"] * sizes["seq_kv"] * 16)
-        if self.schedule == "fp8_attention" and hw == "h200":
+        if kind is RowsProblem:
+            what = {"causal": "rotary", "grouped": "gate", "decode": "gelu"}.get(self.shape, "norm")
+            fmt = sizes.get("dtype", "float16")
+            return RowsProblem(what=what, rows=sizes["seq_q"], cols=sizes["head_dim"], dtype=fmt)
+        if self.schedule == "fp8_attention" and hw in ("h200", "ascend_950"):
             sizes = {**sizes, "dtype": "float32" if self.shape == "bfloat16" else "float8_e4m3fn"}
         return Problem(**sizes)
 
@@ -124,11 +137,8 @@ class Case:
         found: dict[str, Any] = {}
         if device.is_timed:
             timing = simulate_program(program, device, "block")
-            busy: dict[str, int] = {}
-            for use in (use for group in timing.queues for use in group):
-                busy[use.name] = busy.get(use.name, 0) + use.busy_cycles
-            found |= {"cycles": timing.cycles, "busy": busy, "bytes": timing.link_bytes}
-        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem):
+            found |= {"cycles": timing.cycles, "busy": busy_cycles(timing), "bytes": timing.link_bytes}
+        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem):
             found["bits"] = digest_of_bits(program, problem)
         return found
 
@@ -162,9 +172,8 @@ def cases() -> Iterator[Case]:
     for hw in DEVICES:
         family = load_device(hw).family
         for name, of in SCHEDULES:
-            if of == family:
-                shapes = ("ragged", "causal", "long") if hw in SAME_BITS else tuple(SHAPES)
-                yield from (Case(name, hw, shape) for shape in shapes)
+            if of == family and name in APART.get(hw, (name,)):
+                yield from (Case(name, hw, shape) for shape in FEWER.get(hw, tuple(SHAPES)))
     for name, hw, shape, precision, fields in EXTRA:
         yield Case(name, hw, shape, precision, fields)
 
@@ -177,6 +186,8 @@ def node_figures() -> Iterator[tuple[str, dict[str, Any]]]:
                 sizes: dict[str, Any] = {"seq": 300, "workload": "llama2_7b"}
                 if name != "tiling_allreduce":
                     sizes = {"problem": CopyProblem(bytes=1 << 20)}
+                if name == "layer" or name.startswith("offload"):
+                    sizes = {"seq": 300, "workload": "llama2_7b", "phase": "decode"}
                 if name == "gemm_allreduce":
                     sizes = {"problem": GemmProblem(m=512, n=512, k=256)}
                 try:

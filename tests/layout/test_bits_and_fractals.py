@@ -6,7 +6,6 @@ import pytest
 
 from npusim.errors import LayoutError
 from npusim.layout import (
-    BUFFER_FORMATS,
     Layout,
     Swizzle,
     SwizzledLayout,
@@ -146,10 +145,6 @@ def test_other_fractals_hold_other_element_sizes() -> None:
 def test_a_format_of_rows_and_its_transpose_are_one() -> None:
     # zN of a matrix is nZ of its transpose: why L0B takes K as it lies for Q·Kᵀ.
     assert all(nz(48, 32)(r, c) == zn(32, 48)(c, r) for r in range(48) for c in range(32))
-
-
-def test_the_buffers_of_the_cube() -> None:
-    assert dict(BUFFER_FORMATS) == {"L0A": "zz", "L0B": "zn", "L0C": "nz"}
 
 
 def test_ragged_tiles_are_refused() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 import npusim
 from npusim.config.kernels import CopyProblem
+from npusim.config.layer import LayerProblem
 from npusim.config.load import load_device, load_workload
-from npusim.config.node import LayerProblem, NodeDevice, NodeSpec, load_machine
+from npusim.config.node import NodeDevice, NodeSpec, load_machine
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.kernel import KernelWork

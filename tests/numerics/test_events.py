@@ -38,7 +38,7 @@ def test_overflow_is_counted_and_its_first_place_named() -> None:
     assert not events.nan
     first = events.first["overflow"]
     assert (first.operation, first.queue, first.row, first.col) == ("double.add", "q", 1, 5)
-    assert (first.phase, first.block, first.path) == ("toy", "0", ())
+    assert (first.phase, first.block, first.path) == ("toy", "0", {})
     assert str(first) == "overflow in double.add (0 row 1 col 5)"
 
 
@@ -60,7 +60,7 @@ def test_the_first_place_names_the_iteration_and_all_iterations_count() -> None:
     values = np.full((1, 4), BIG)
     events = doubling(values, loop=range(5, 8))
     assert dict(events.overflow) == {"double.add": 12}
-    assert events.first["overflow"].path == (("kv", 5),)
+    assert events.first["overflow"].path == {"kv": 5}
     assert "kv=5" in str(events.first["overflow"])
 
 
@@ -164,7 +164,7 @@ def test_scores_that_overflow_their_float16_store_are_counted_where_they_do(
     assert counts == {"S.drain.cast": 3}
     first = done.events.first["overflow"]
     assert (first.operation, first.queue) == ("S.drain.cast", "aic.FIXP")
-    assert (first.row, first.col, first.path) == (70, 7, (("key", 0),))
+    assert (first.row, first.col, first.path) == (70, 7, {"key": 0})
     # Inf - Inf follows in the softmax of that row alone, and its output is NaN.
     output = np.isnan(done.tensors.head(program.tensors["o"], 0, 0)).any(axis=1)
     assert list(np.nonzero(output)[0]) == [70]

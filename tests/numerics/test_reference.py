@@ -114,8 +114,8 @@ def test_an_output_with_nan_or_inf_is_counted_and_has_no_error(good: float) -> N
     found = summarise_errors([output], [np.ones((3, 3))], "float16")
     assert (found.nan_count, found.inf_count, found.is_finite) == (1, 2, False)
     assert found.nan_row_fraction == pytest.approx(1 / 3)
-    assert math.isnan(found.rmse)
-    assert math.isnan(found.max_abs_error)
+    assert found.rmse is None
+    assert found.max_abs_error is None
     assert (found.max_ulp, found.ulp_histogram) == (None, {})
     assert summarise_errors([output[2:]], [np.ones((1, 3))], "float16").is_finite
 

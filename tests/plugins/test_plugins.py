@@ -21,8 +21,8 @@ from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
-from npusim.run import flag_budget
 from npusim.schedules import find_schedule, plugins
+from npusim.simulate import flag_budget
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu")
@@ -209,8 +209,9 @@ def test_a_missing_file_is_refused_with_the_form() -> None:
 
 
 def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "installed", lambda: {"late": LATE, "flash": LATE})
-    assert f"  late              {LATE}" in str(CliRunner().invoke(app, ["run"]).stderr)
+    monkeypatch.setattr(plugins, "offered", lambda: {"late": LATE, "flash": LATE})
+    assert re.search(rf"^  late +{re.escape(LATE)}$", str(CliRunner().invoke(app, ["run"]).stderr), re.MULTILINE)
     assert find_schedule("late", "ascend").name == "late_scale"
+    assert {s.family for s in plugins.load(LATE)} >= {"ascend", "nvidia"}
     with pytest.raises(SpecError, match=r"'flash' is a schedule of npusim's own; give the entry point another name"):
         find_schedule("flash", "ascend")

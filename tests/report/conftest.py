@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,10 +36,10 @@ def overflowed(result: RunResult) -> RunResult:
     operations = walk(Walker(result.program), phase.body(phase.blocks[1]))
     position = next(i for i, r in enumerate(operations) if r.op.label == "S.drain")
     event = NumericEvent(
-        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, (("key", 0),), 3, 5, 7, position
+        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, {"key": 0}, 3, 5, 7, position
     )  # fmt: skip
     error = ErrorSummary(
-        rmse=math.nan, max_abs_error=math.nan, max_ulp=None, ulp_histogram={},
+        rmse=None, max_abs_error=None, max_ulp=None, ulp_histogram={},
         nan_count=2, inf_count=1, nan_row_fraction=0.25, count=4,
     )  # fmt: skip
     bits = NumericResult(

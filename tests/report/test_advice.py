@@ -17,12 +17,12 @@ from npusim.report.advice import advise, decoding
 from npusim.report.record import (
     ConstantRecord,
     DeviceRecord,
-    QueueRecord,
     RunRecord,
     TimingRecord,
     record_of,
 )
 from npusim.report.trial import Trial
+from npusim.timing.result import QueueUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,12 +43,12 @@ def _record(
     stalls: dict[str, int] | None = None,
 ) -> RunRecord:
     queues = tuple(
-        QueueRecord(g, name, cycles, 1, end, stalls or {})
+        QueueUse(name, g, cycles, 1, stalls or {}, end)
         for g, end in enumerate(ends)
         for name, cycles in busy.items()
     )
     timing = TimingRecord(
-        method="des", cycles=CYCLES, latency_us=1.0, kernel_us=1.0, launch_us=0.0, operations=1,
+        method="des", cycles=CYCLES, latency_us=1.0, launch_us=0.0, operations=1,
         flops=1, bound_cycles={}, link_bytes={"l2": link_bytes}, queues=queues,
         constants=tuple(ConstantRecord(k, "vendor", c) for k, c in (constants or {}).items()),
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_vector_bound_names_the_costliest_instructions_and_their_startup() -> No
     }
     text, command = _advice(_record({"aiv0.VECTOR": 900}, constants=constants))
     assert text == (
-        "[VECTOR] the vector unit is the limit: exp_float32 60.0 %, binary 40.0 % of its time; "
+        "[vector] the vector unit is the limit: exp_float32 60.0 %, binary 40.0 % of its time; "
         "60.0 % starts and ends instructions"
     )
     assert command == "vector_rows=16,32,64"
@@ -106,14 +106,15 @@ def test_cube_bound_says_how_much_is_work() -> None:
     key = "cores.aic.engines.CUBE"
     constants = {f"{key}.cycles_per_fractal": 98.0, f"{key}.startup_cycles": 2.0}
     text, command = _advice(_record({"aic.CUBE": 900}, constants=constants))
-    assert "[CUBE]" in text
+    assert "[matrix]" in text
     assert "98.0 % of its time spent on fractals" in text
     assert command == ""
 
 
 def test_a_full_link_is_told_from_a_full_port() -> None:
     # One microsecond at 1e9 bytes a second is 1000 bytes.
-    text, _ = _advice(_record({"aic.MTE2": 900}, link_bytes=900))
+    constants = {"cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": 90.0}
+    text, _ = _advice(_record({"aic.MTE2": 900}, constants=constants, link_bytes=900))
     assert text == "[link] MTE2 is the limit, with link l2 at 90.0 % of its bandwidth"
     constants = {
         "cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": 90.0,
@@ -126,10 +127,10 @@ def test_a_full_link_is_told_from_a_full_port() -> None:
     )
 
 
-def test_fixpipe_bound_is_draining() -> None:
-    constants = {"cores.aic.engines.FIXP.routes.l0c_gm.bytes_per_cycle": 1.0}
-    text, _ = _advice(_record({"aic.FIXP": 900}, constants=constants))
-    assert text.startswith("[transfers] draining L0C is the limit")
+def test_a_unit_that_moves_no_bytes_is_no_transfer() -> None:
+    constants = {"cores.aic.engines.FIXP.startup_cycles": 1.0}
+    text, _ = _advice(_record({"aic.FIXP": 900}, constants=constants, link_bytes=900, stalls={"S ready": 90}))
+    assert text.startswith("[waiting]")
 
 
 def test_waiting_names_the_busiest_pipe_and_its_wait() -> None:

@@ -25,7 +25,7 @@ def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(
     tmp_path: Path, result: RunResult
 ) -> None:
     folder = save_run(result, tmp_path / "runs" / "a")
-    assert _names(folder) == {"result.json", "pipes.csv", "trace.pftrace"}
+    assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert _names(tmp_path / "runs") == {"a"}, "no temporary folder is left"
 
 
@@ -33,7 +33,9 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
     from safetensors import safe_open
 
     folder = save_run(overflowed, tmp_path / "a", trace="chrome", save_output=True)
-    assert _names(folder) == {"result.json", "pipes.csv", "trace.json", "output.safetensors"}
+    assert _names(folder) == {
+        "result.json", "figures.json", "pipes.csv", "trace.json", "output.safetensors",
+    }  # fmt: skip
     with safe_open(folder / "output.safetensors", framework="numpy") as file:
         tensor, computed = file.get_tensor("o"), file.get_tensor("computed")
         assert file.metadata()["layout"] == "BNSD"
@@ -47,7 +49,7 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
 def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunResult) -> None:
     save_run(result, tmp_path / "a", trace="chrome")
     save_run(result, tmp_path / "a", trace="none")
-    assert _names(tmp_path / "a") == {"result.json", "pipes.csv"}
+    assert _names(tmp_path / "a") == {"result.json", "figures.json", "pipes.csv"}
     assert _names(tmp_path) == {"a"}
 
 

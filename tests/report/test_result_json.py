@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npusim import __version__
 from npusim.errors import SpecError
-from npusim.report.record import record_of
+from npusim.finite import FiniteChoice
+from npusim.report.record import OverlapRecord, record_of
 from npusim.report.result_json import load_result, result_document, to_json
+from npusim.report.roofline import Roofline
+from npusim.run_result import PresetOutcome
+from npusim.spread import Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +28,21 @@ def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: Run
         file.write_text(to_json(result_document(kept)))
         assert load_result(file) == kept
         assert load_result(tmp_path) == kept
+
+
+def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord) -> None:
+    spread = (Spread("ascend.cube.k8.f16.f32", 1e-5, 0.25), Spread("ascend.cube.k4.f16.f32", None, None))
+    assert record.timing is not None
+    overlap = OverlapRecord(1.5, 2.5, 3.5, 4.5, 5.5, 0.5, ("mesh by sdma (stream)",))
+    roofline = Roofline(1.0, 2.0, 3e12, 4e11, 5e11)
+    kept = replace(
+        record, spread=spread, orders=spread, notes=("a", "b"), ignored=("window",),
+        finite=(FiniteChoice("pasa", "fp16_mean", 1e-3),),
+        presets=(PresetOutcome("fp16", None, 2.0), PresetOutcome("fp32", 1e-4, None)),
+        timing=replace(record.timing, overlap=overlap, roofline=roofline, band=0.01),
+    )  # fmt: skip
+    (tmp_path / "result.json").write_text(to_json(result_document(kept)))
+    assert load_result(tmp_path) == kept
 
 
 def test_document_says_where_the_numbers_come_from(record: RunRecord, result: RunResult) -> None:

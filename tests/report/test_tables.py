@@ -3,12 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.finite import FiniteChoice
 from npusim.report.output import save_run
-from npusim.report.record import FiniteRecord, SpreadRecord, record_of
+from npusim.report.record import record_of
 from npusim.report.result_json import load_result
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
 from npusim.run import run
+from npusim.spread import Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,19 +49,19 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
 def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(
     overflowed: RunResult,
 ) -> None:
-    spread = (SpreadRecord("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
+    spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
 
 
 def test_outputs_that_are_not_finite_are_at_no_distance_from_others(overflowed: RunResult) -> None:
-    spread = (SpreadRecord("ascend.cube.k8.f16.f32", None, None),)
+    spread = (Spread("ascend.cube.k8.f16.f32", None, None),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32: outputs are not finite" in text
 
 
 def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunResult) -> None:
-    finite = (FiniteRecord("flash", "fa2_fp32", 1.5e-4), FiniteRecord("pasa", "fp16_mean", 5e-3))
+    finite = (FiniteChoice("flash", "fa2_fp32", 1.5e-4), FiniteChoice("pasa", "fp16_mean", 5e-3))
     text = plain(run_table(replace(record_of(overflowed), finite=finite)))
     assert (
         "finite on the same sample: flash with precision fa2_fp32 (relative RMSE 1.50e-04), "

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npusim.config.load import load_workload
+from npusim.errors import SpecError
+from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
 from npusim.run import run
@@ -17,7 +20,8 @@ from npusim.run import run
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
 
-Event = tuple[str, int, str, dict[str, int]]  # phase, nanoseconds, name, arguments
+Event = tuple[str, int, str, dict[str, Any]]  # phase, nanoseconds, name, arguments
+WAIT = "wait: "
 CORES = {f"core{g}.{core}" for g in (0, 1) for core in ("cubecore0", "veccore0", "veccore1")}
 
 
@@ -32,6 +36,8 @@ def _chrome(result: RunResult) -> dict[tuple[str, str], list[Event]]:
             if event["name"] == "thread_name":
                 pipes[event["pid"], event["tid"]] = event["args"]["name"]
             continue
+        if event["ph"] not in "BEi":
+            continue
         track = cores[event["pid"]], pipes[event["pid"], event["tid"]]
         nanoseconds = event["ts"] * 1000
         assert nanoseconds == pytest.approx(round(nanoseconds), abs=1e-6)
@@ -40,11 +46,18 @@ def _chrome(result: RunResult) -> dict[tuple[str, str], list[Event]]:
     return tracks
 
 
-def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+def _parsed(result: RunResult) -> Any:
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
     trace: Any = proto.Trace()
     trace.ParseFromString(perfetto_trace(timeline_of(result)))
+    return trace
+
+
+def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
+
+    trace = _parsed(result)
     processes: dict[int, str] = {}
     names: dict[int, tuple[str, str]] = {}
     tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
@@ -58,11 +71,13 @@ def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
             track = packet.track_descriptor
             if track.HasField("process"):
                 processes[track.uuid] = track.process.process_name
-            else:
+            elif track.HasField("thread"):
                 names[track.uuid] = processes[track.parent_uuid], track.thread.thread_name
         if packet.HasField("track_event"):
             event = packet.track_event
-            arguments = {note.name: note.int_value for note in event.debug_annotations}
+            if event.type not in phases:
+                continue
+            arguments = {n.name: n.int_value or n.string_value or 0 for n in event.debug_annotations}
             at = (phases[event.type], packet.timestamp, event.name, arguments)
             tracks[names[event.track_uuid]].append(at)
     return tracks
@@ -76,7 +91,8 @@ def test_slices_balance_rise_and_do_not_overlap(result: RunResult, read: Any) ->
         "MTE2", "MTE1", "CUBE", "FIXP",
     }  # fmt: skip
     assert result.timing is not None
-    assert sum(len(events) for events in tracks.values()) == 2 * len(result.timing.spans)
+    ran = [e for events in tracks.values() for e in events if e[0] == "B" and not e[2].startswith(WAIT)]
+    assert len(ran) == len(result.timing.spans)
     for events in tracks.values():
         assert [phase for phase, *_ in events] == ["B", "E"] * (len(events) // 2)
         times = [at for _, at, *_ in events]
@@ -132,6 +148,87 @@ def test_event_of_a_group_without_a_timeline_is_left_out(overflowed: RunResult) 
     assert not any(s.events for slices in timeline_of(only).tracks.values() for s in slices)
 
 
+def test_waits_fill_the_time_between_operations_with_their_causes(result: RunResult) -> None:
+    """By cause what the simulation counted, but for instructions that came a little late."""
+    assert result.timing is not None
+    timeline = timeline_of(result)
+    for use in result.timing.queues[0]:
+        slices = timeline.tracks[track_of(0, use.queue)]
+        assert slices[0].start == 0
+        assert all(a.end == b.start for a, b in pairwise(slices)), "nothing is left open"
+        waits: Counter[str] = Counter()
+        for piece in slices:
+            if piece.kind == "wait":
+                waits[piece.name] += piece.end - piece.start
+        assert sum(waits.values()) == sum(use.stalls.values())
+        for cause, cycles in use.stalls.items():
+            assert waits[cause] == pytest.approx(cycles, abs=500), use.queue
+
+
+def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(result: RunResult) -> None:
+    flows = [(f.source[1], f.target[1]) for f in timeline_of(result).flows]
+    assert all(made.end <= used.start for made, used in flows)
+    pairs = {(made.name, used.name) for made, used in flows}
+    assert {("K.load", "S.load_right"), ("softmax", "P.store"), ("S.mmad", "S.drain")} <= pairs
+
+
+def test_flows_are_paired_in_both_formats(result: RunResult) -> None:
+    timeline = timeline_of(result)
+    events = json.loads(chrome_trace(timeline))["traceEvents"]
+    begun = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+    ended = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+    assert begun.keys() == ended.keys() == set(range(1, len(timeline.flows) + 1))
+    assert all(begun[n] <= ended[n] for n in begun)
+    trace = _parsed(result)
+    leaving = [n for p in trace.packet for n in p.track_event.flow_ids]
+    reaching = [n for p in trace.packet for n in p.track_event.terminating_flow_ids]
+    assert sorted(leaving) == sorted(reaching) == sorted(begun)
+
+
+def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunResult) -> None:
+    counters = timeline_of(result).counters
+    used = {f"{name.rpartition('.')[2]} bytes": size for name, size in result.program.used_bytes.items()}
+    held = {track: levels for track, levels in counters.items() if track.pipe.endswith("bytes")}
+    assert {t.pipe for t in held} >= {"L1 bytes", "L0A bytes", "UB bytes"}
+    for track, levels in counters.items():
+        assert [at for at, _ in levels] == sorted({at for at, _ in levels})
+        assert min(level for _, level in levels) >= 0 == levels[-1][1]
+        assert track not in held or 0 < max(level for _, level in levels) <= used[track.pipe]
+    kinds = {p.track_event.type for p in _parsed(result).packet}
+    assert len(kinds) == 4, "begins, ends, counters and packets without an event"
+
+
+def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunResult) -> None:
+    slices = timeline_of(result).tracks[track_of(0, "aic.CUBE")]
+    scores = [s for s in slices if s.name == "S.mmad"]
+    assert {s.block for s in scores} == {"batch 0 head 0 rows 0..127"}
+    assert [dict(s.path)["key"] for s in scores] == sorted(dict(s.path)["key"] for s in scores)
+    arguments = [e[3] for e in _perfetto(result)["core0.cubecore0", "CUBE"] if e[2] == "S.mmad"]
+    assert arguments[0]["block"] == "batch 0 head 0 rows 0..127"
+
+
+def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: RunResult) -> None:
+    assert result.timing is not None
+    whole, part = timeline_of(result), timeline_of(result).windowed((5.0, 10.0))
+    edges = 9000, 18000  # 1.8 GHz
+    for track, slices in part.tracks.items():
+        assert slices == [s for s in whole.tracks[track] if s.start < edges[1] and s.end > edges[0]]
+    assert 0 < len(part.flows) < len(whole.flows)
+    for track, levels in part.counters.items():
+        assert all(edges[0] <= at < edges[1] for at, _ in levels)
+        assert not levels or levels[0][1] == [v for at, v in whole.counters[track] if at <= levels[0][0]][-1]
+    with pytest.raises(SpecError, match=r"window 1000:2000 us: the timeline ends at "):
+        whole.windowed((1000.0, 2000.0))
+
+
+def test_a_gpus_operations_stand_on_pipes_and_its_waits_on_queues() -> None:
+    found = timeline_of(run("volta_flash", seq=512, numerics=False))
+    assert found.flows
+    kinds = {t.pipe: {s.kind for s in slices} for t, slices in found.tracks.items()}
+    assert kinds["TENSOR"] == kinds["LDG"] == {"operation"}
+    assert {"wait"} in kinds.values()
+
+
 def test_run_without_a_time_has_an_empty_timeline(result: RunResult) -> None:
     timeline = timeline_of(replace(result, timing=None))
     assert timeline.tracks == {}
@@ -150,7 +247,7 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
     # 4 blocks of queries with 4 tiles of keys each, every score infinite.
     assert len(stores) == 16
     assert {e.count for e in stores} == {128 * 128}
-    assert [dict(e.path)["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
+    assert [e.path["key"] for e in stores if e.block == stores[0].block] == [0, 1, 2, 3]
     total = overflowing.numerics.overflow_counts["S.drain.cast"]
     assert sum(e.count for e in stores) == total == 512 * 512
     for track, slices in timeline_of(overflowing).tracks.items():

@@ -19,8 +19,9 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
-from npusim.run import flag_budget, run
+from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

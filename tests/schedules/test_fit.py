@@ -18,7 +18,7 @@ ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family 
 @pytest.mark.parametrize("schedule", ATTENTION, ids=lambda s: f"{s.name}-{s.family}")
 @pytest.mark.parametrize("sizes", [(64, 64), (192, 192), (192, 128), (256, 256)], ids=str)
 def test_defaults_fit_every_head_size_of_published_kernels(schedule, sizes) -> None:  # type: ignore[no-untyped-def]
-    family = {"ascend": "ascend_910b2", "nvidia": "h200"}[schedule.family]
+    family = {"ascend": "ascend_910b2", "nvidia": "h200", "cpu": "xeon_avx512"}[schedule.family]
     device = load_machine(schedule.hw or family)
     dtype = "float8_e4m3fn" if (schedule.name, schedule.family) == ("fp8_attention", "nvidia") else "float16"
     for causal in (False, True):

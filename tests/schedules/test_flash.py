@@ -16,8 +16,9 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
-from npusim.run import flag_budget, run
+from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,7 +222,7 @@ def test_o_in_global_memory_changes_no_bit(shape: dict[str, int]) -> None:
     problem = Problem(heads=2, kv_heads=1, head_dim=64, causal=True, **shape)
     found = [
         run("flash", problem=problem, tiling={"block_kv": 64, "vector_rows": 16, "running": place}, rows="all")
-        for place in ("ub", "gm")
+        for place in ("core", "gm")
     ]
     np.testing.assert_array_equal(*(r.output.view(np.uint16) for r in found))
     assert found[0].cycles < found[1].cycles

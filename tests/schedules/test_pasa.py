@@ -18,7 +18,8 @@ from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
-from npusim.run import flag_budget, run
+from npusim.run import run
+from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult

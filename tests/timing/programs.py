@@ -52,7 +52,7 @@ def random_device(rng: Random) -> DeviceSpec:
 def booked(result: TimingResult) -> list[tuple[object, ...]]:
     """Return all that a simulation books for each queue."""
     return [
-        (u.group, u.name, u.operations, u.busy_cycles, u.end_cycles, dict(sorted(u.stalls.items())))
+        (u.group, u.queue, u.operations, u.busy_cycles, u.end_cycles, dict(sorted(u.stalls.items())))
         for group in result.queues
         for u in group
     ]

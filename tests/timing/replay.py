@@ -32,13 +32,15 @@ def simulate(
     streams = streams or Streams(program, device)
     streams.check_pipe_waits("replay")
     replay = _Replay(streams, frozenset(trace_groups))
+    ends = []
     for phase in program.phases:
         replay.run(phase)
+        ends.append(replay.cycles)
     uses = tuple(tuple(uses) for uses in replay.uses)
     return summarise(
         replay.streams,
         "replay",
-        replay.cycles,
+        ends,
         uses,
         replay.link_bytes,
         replay.counts,
@@ -104,7 +106,7 @@ class _Replay:
                     continue
                 if count >= len(visible[peer]):
                     raise DeadlockError(
-                        f"{op.label} on {use.name} waits for {streams.endpoints[own]} number {count}, which no "
+                        f"{op.label} on {use.queue} waits for {streams.endpoints[own]} number {count}, which no "
                         "earlier operation of the program sets"
                     )
                 seen = visible[peer][count]
@@ -123,5 +125,5 @@ class _Replay:
                 self.link_bytes[name] += size
             self.counts[op.key] = self.counts.get(op.key, 0) + 1
             if spans is not None:
-                spans.append(Span(group, use.name, op.label, begin, end))
+                spans.append(Span(group, use.queue, op.label, begin, end))
         self.issued = max(self.issued, *issued.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -123,9 +122,7 @@ def test_a_run_whose_result_cannot_be_fails(
     result: TimingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
-    # By name `npusim.run` is the function; its module is only here.
-    module = sys.modules[run.__module__]
-    monkeypatch.setattr(module, "METHODS", {"wrong": lambda *_, **__: impossible})
+    monkeypatch.setattr("npusim.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
     with pytest.raises(ProgramError, match="below the bound of hbm"):
         run("flash", seq=256, numerics=False, method="wrong")
 
@@ -138,7 +135,7 @@ def test_a_unit_busier_than_time_allows_fails(result: TimingResult) -> None:
     use = next(u for u in result.queues[0] if u.busy_cycles)
     busier = replace(use, busy_cycles=result.cycles + 1)
     queues = ((busier, *result.queues[0][1:]), *result.queues[1:])
-    with pytest.raises(ProgramError, match=rf"group 0 {use.name}: busy .* over 100 %"):
+    with pytest.raises(ProgramError, match=rf"group 0 {use.queue}: busy .* over 100 %"):
         check_sanity(replace(result, queues=queues))
 
 

@@ -202,15 +202,38 @@ def test_a_phase_begins_when_the_one_before_has_ended_on_every_core(method: str)
     assert result.cycles == 279
 
 
-def test_launches_are_counted_once_a_phase_in_seconds(device: DeviceSpec) -> None:
+def test_one_time_is_said_as_each_kind_of_measurement_has_it(device: DeviceSpec) -> None:
+    launch = device.timed_launch()
+    assert launch.task_s and launch.gap_s and launch.host_issue_s
+    call, task, gap, issue = (
+        float(part.value) for part in (launch.kernel_overhead_s, launch.task_s, launch.gap_s, launch.host_issue_s)
+    )  # fmt: skip
     toy = Toy()
     q = toy.queue("q")
     one = phase("one", [0], lambda _b: [toy.op("x", q, repeats=1)], lambda b: b)
     for count in (1, 3):
         result = des.simulate(toy.program((), phases=[one] * count), device)
-        # hwconfigs: 8.2 us a launch, 1.8 GHz, 2000 cycles of dispatch.
-        assert result.launch_s == pytest.approx(count * 8.2e-6)
-        assert result.latency_s == pytest.approx(count * 8.2e-6 + count * (2000 + 25) / 1.8e9)
+        core = count * (launch.block_dispatch_cycles.value + 25) / 1.8e9
+        # The host issues kernels behind one another; here it is slower than the device.
+        assert issue > core / count + task + gap
+        assert result.times_s == {
+            "core": pytest.approx(core), "kernel": pytest.approx(core + count * task),
+            "back_to_back": pytest.approx(count * issue), "call": pytest.approx(call + max(core, (count - 1) * issue)),
+        }  # fmt: skip
+        assert result.latency_s == result.times_s["call"]
+        assert result.launch_s == pytest.approx(result.latency_s - core)
+        assert result.stream_s == pytest.approx(count * (task + gap))
+
+
+def test_a_file_that_knows_one_cost_of_a_launch_pays_it_for_each_kernel(device: DeviceSpec) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    one = phase("one", [0], lambda _b: [toy.op("x", q, repeats=1)], lambda b: b)
+    short = device.timed_launch().model_copy(update=dict.fromkeys(("task_s", "gap_s", "host_issue_s")))
+    result = des.simulate(toy.program((), phases=[one] * 3), device.model_copy(update={"launch": short}))
+    paid = 3 * float(short.kernel_overhead_s.value)
+    assert set(result.times_s) == {"core", "call"}
+    assert result.launch_s == result.stream_s == pytest.approx(paid)
 
 
 def test_cores_that_load_together_share_the_link() -> None:
@@ -256,7 +279,7 @@ def test_busy_and_stalls_add_up_to_the_end_of_a_queues_last_operation(rng: Any) 
         last[span.group, span.queue] = max(last.get((span.group, span.queue), 0), span.end)
     for group in result.queues:
         for use in group:
-            assert use.busy_cycles + sum(use.stalls.values()) == last.get((use.group, use.name), 0)
+            assert use.busy_cycles + sum(use.stalls.values()) == last.get((use.group, use.queue), 0)
 
 
 @settings(max_examples=30)
@@ -309,7 +332,7 @@ def test_busy_and_stalls_of_flash_add_up_under_contention(
     )
     for group in result.queues:
         for use in group:
-            ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.name)]
+            ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.queue)]
             assert use.busy_cycles + sum(use.stalls.values()) == max(ends)
 
 

@@ -200,9 +200,9 @@ def test_a_pipe_serves_who_is_ready_first_and_queues_in_order_of_their_number() 
     # All ready at 0: a, b, c.  a's second is ready at 20, after b (16) and c (48) were promised.
     assert starts == [(0, 16, "a 8"), (16, 48, "b 16"), (48, 64, "c 8"), (64, 80, "a 8")]
     assert {s.queue for s in result.spans} == {"sm.FMA"}
-    stalls = {u.name: u.stalls.get("pipe busy", 0) for u in result.queues[0] if not u.is_pipe}
+    stalls = {u.queue: u.stalls.get("pipe busy", 0) for u in result.queues[0] if not u.is_pipe}
     assert stalls == {"a": 64 - 20, "b": 16, "c": 48}
-    (fma,) = (u for u in result.queues[0] if u.name == "sm.FMA")
+    (fma,) = (u for u in result.queues[0] if u.queue == "sm.FMA")
     assert (fma.busy_cycles, fma.operations, fma.is_pipe) == (80, 4, True)
 
 

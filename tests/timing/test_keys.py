@@ -23,8 +23,8 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
-from npusim.run import flag_budget, simulate_program
 from npusim.schedules import find_schedule
+from npusim.simulate import flag_budget, simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
         {"block_q": 32, "block_kv": 16, "vector_rows": 16, "depth": 3}, None,
     ),
     "split": ("split_kv", small(), {"splits": 2, "block_kv": 64}, None),
+    "eight": ("fp8_attention", small(dtype="float8_e4m3fn"), {}, None),
     "pasa": ("pasa", small(causal=True), {"block_kv": 128}, None),
     "unfused": ("standard", small(), {}, None),
     "gemm": ("gemm", GemmProblem(m=256, n=256, k=256), {}, None),
@@ -76,7 +77,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
 WHERE = {
     "ascend": (
         ("*.log_float32.*", ("split",)), ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
-        ("*.gm_l1.unaligned_factor", ("odd",)), ("*.unaligned_factor", ("ragged",)),
+        ("*float8_e4m3fn*", ("eight",)), ("*.gm_l1.unaligned_factor", ("odd",)), ("*.unaligned_factor", ("ragged",)),
         ("*.FIXP.issue_interval_cycles", ("ragged",)), ("*.MTE3.queue_depth_count", ("ragged",)),
         ("cores.aic.*.MTE2.queue_depth_count", ("thin",)), ("cores.aiv.*.MTE2.queue_depth_count", ("wide",)),
         ("*.CUBE.queue_depth_count", ("gemm",)), ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npusim.config.load import load_device
 from npusim.errors import SpecError
+from npusim.report.text import plain
+from npusim.report.validation import validation_table
 from npusim.validate import TimesReport, validate
 from npusim.validate.times import _kendall_tau, _regret
 
@@ -126,6 +129,78 @@ def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(
 def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="case one: allreduce_us is not predicted for schedule flash"):
         times(write(tmp_path, case(measured="allreduce_us: 3")))
+
+
+def test_a_latency_is_what_its_timing_says(tmp_path: Path) -> None:
+    kinds = ("core", "kernel", "back_to_back", "call")
+    cases = [case(kind, "latency_us: 20, core_us: 20", extra=f"timing: {kind}, ") for kind in kinds]
+    report = times(write(tmp_path, *cases))
+    found = {(r.name, r.quantity): r.predicted for r in report.residuals}
+    launch = load_device("ascend_910b2").timed_launch()
+    assert launch.task_s and launch.gap_s and launch.host_issue_s
+    core = found["core", "core_us"]
+    assert found["core", "latency_us"] == pytest.approx(core)
+    assert found["kernel", "latency_us"] == pytest.approx(core + launch.task_s.value * 1e6)
+    # A kernel shorter than the host's issue: back to back the host decides.
+    assert found["back_to_back", "latency_us"] == pytest.approx(launch.host_issue_s.value * 1e6)
+    assert found["call", "latency_us"] == pytest.approx(core + launch.kernel_overhead_s.value * 1e6)
+    assert [r.name for r in report.residuals if r.is_floor] == ["back_to_back"]
+    assert len(report.counted) == len(report.residuals) - 1
+
+
+def test_a_floor_of_the_host_is_kept_and_counts_in_no_figure(tmp_path: Path) -> None:
+    apart = "timing: back_to_back, host_floor_us: {}, "
+    cases = (
+        case("high", "latency_us: 500", extra=apart.format(500)),
+        case("low", "latency_us: 20, core_us: 1", extra=apart.format(1)),
+        case("call", "latency_us: 500", extra="timing: call, host_floor_us: 500, "),
+    )
+    report = times(write(tmp_path, *cases, band="band: 100\n"))
+    found = {(r.name, r.quantity): r for r in report.residuals}
+    core = found["low", "core_us"].predicted
+    launch = load_device("ascend_910b2").timed_launch()
+    assert launch.task_s and launch.gap_s
+    assert found["high", "latency_us"].predicted == 500
+    behind = (launch.task_s.value + launch.gap_s.value) * 1e6
+    assert found["low", "latency_us"].predicted == pytest.approx(core + behind)
+    assert found["call", "latency_us"].predicted == pytest.approx(500 + core)
+    assert [r.name for r in report.residuals if r.is_floor] == ["high", "call"]
+    assert {r.name: r.is_inside for r in report.residuals if r.is_floor} == {"high": None, "call": None}
+    assert report.worst_abs_error == max(abs(r.relative_error) for r in report.residuals if r.name == "low")
+    assert "host decides  2 of 4 in no figure here: high, call" in plain(validation_table(report))
+
+
+def test_warm_inputs_come_from_l2(tmp_path: Path) -> None:
+    cold, warm = times(write(tmp_path, case("cold"), case("warm", extra="warm: true, "))).residuals
+    assert warm.predicted < cold.predicted
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("timing: core, host_floor_us: 5, ", "host_floor_us.*timing: core has no host in it"),
+        ("timing: kernel, host_floor_us: 5, ", "host_floor_us.*timing: kernel has no host in it"),
+        ("timing: wall, ", "'core', 'kernel', 'back_to_back' or 'call'"),
+        ("host_floor_us: 0, ", "host_floor_us"),
+    ],
+)
+def test_a_timing_that_cannot_be_is_refused(tmp_path: Path, extra: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        times(write(tmp_path, case(extra=extra)))
+
+
+def test_inputs_that_do_not_stay_in_l2_cannot_be_warm(tmp_path: Path) -> None:
+    sizes = "workload: {m: 16384, n: 16384, k: 16384}, measured: {core_us: 20}}\n"
+    text = "  - {name: big, device: ascend_910b2, schedule: gemm, warm: true, "
+    with pytest.raises(SpecError, match=r"case big: warm: inputs of 1 GiB do not stay in the L2 .* 192 MiB"):
+        times(write(tmp_path, text + sizes))
+
+
+def test_a_kind_of_time_that_a_device_does_not_know_is_an_error(tmp_path: Path) -> None:
+    sizes = "workload: {heads: 1, seq_q: 256, seq_kv: 256, head_dim: 64}, measured: {latency_us: 20}}\n"
+    text = "  - {name: v, device: v100, schedule: volta_flash, timing: kernel, "
+    with pytest.raises(SpecError, match=r"case v: timing: kernel: the file of v100 says nothing of launch\.task_s"):
+        times(write(tmp_path, text + sizes))
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One Ascend core group: one AIC, its AIVs, their queues and their memories.
 
-On the 910B the AIC and the AIVs meet only in global memory: what a product leaves for rows goes
-L0C -> FIXP -> slot in GM -> UB, and what rows leave for a product the way back.
+Where the device has a route from L0C to UB, what a product leaves for rows takes it, each AIV its share
+of the rows; else (910B) it goes through a slot in GM.  The way back is UB to L1, or through GM again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.algorithms.flow import Place
     from npusim.config.device import DeviceSpec
     from npusim.ir.tile import Operand, RingTile
 
 AIC = "aic"
 AIV = "aiv"
 MTE1, MTE2, CUBE, FIXP = "aic.MTE1", "aic.MTE2", "aic.CUBE", "aic.FIXP"
-GM = "gm"
+GM, L1 = "gm", "aic.L1"
 PING_PONG = 2
 #: Elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
 #: ascend.md section 2.1.
@@ -142,7 +143,7 @@ class AscendGroup:
     def l1_ring(self, name: str, rows: int, cols: int, fmt: str, depth: int = PING_PONG) -> Ring:
         """Place a ring of operand tiles from GM on their way to L0."""
         size = rows * cols * get_format(fmt).size_bytes
-        return self.allocator.ring("aic.L1", name, size, depth, producers=[MTE2], consumers=[MTE1])
+        return self.allocator.ring(L1, name, size, depth, producers=[MTE2], consumers=[MTE1])
 
     def ub_in(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
         """Place a ring of tiles that a vector core loads from GM."""
@@ -164,14 +165,28 @@ class AscendGroup:
 
     def cross_ring(
         self, name: str, rows: int, cols: int, fmt: str, depth: int, *,
-        producers: Sequence[str], consumers: Sequence[str], period: int = 1,
+        producers: Sequence[str], consumers: Sequence[str], period: int = 1, space: str = GM,
     ) -> Ring:  # fmt: skip
-        """Place a ring of slots in global memory between AIC and AIVs, with counter flags."""
+        """Place a ring of slots between AIC and AIVs, in global memory or where one reads it, with counter flags."""
         size = rows * cols * get_format(fmt).size_bytes
         return self.allocator.ring(
-            GM, name, size, depth,
-            producers=producers, consumers=consumers, flag="counter", period=period,
+            space, name, size, depth,
+            producers=producers, consumers=consumers, flag="counter", period=min(period, depth),
         )  # fmt: skip
+
+    def is_direct(self, what: str, place: Place) -> bool:
+        """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
+
+        Raises `TilingError` where the device has neither.
+        """
+        ends = (AIC, "L0C", AIV, "UB") if place == "down" else (AIV, "UB", AIC, "L1")
+        sender, source, reader, destination = ends
+        has = self.device.has_route
+        if has(sender, source, destination):
+            return True
+        if not (has(sender, source, "GM") and has(reader, "GM", destination)):
+            self.refuse_route(f"{what} goes from {sender} to {reader}", source, destination)
+        return False
 
     @property
     def edge(self) -> int:

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE
-from npusim.ir.content import Itself, interned
+from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
 from npusim.ir.program import Phase as BuiltPhase
-from npusim.machines.ascend.group import FIXP, GM, MTE2
+from npusim.machines.ascend.group import FIXP, GM, L1, MTE1, MTE2, PING_PONG
 from npusim.machines.ascend.product import Product, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.frame import Emitter, Frame, body
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
-    from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
 
 
@@ -42,9 +42,15 @@ class AscendPhase:
         self.group, self.phase, self.tiling = group, phase, tiling
         first_ring = len(group.allocator.rings)
         self.frame = frame = Frame(phase)
-        self.cross: dict[str, Ring] = {}
         products = [s for s in frame.stages if s.is_product]
-        self.products = {s: Product(frame, s, group, tiling, self.cross) for s in products}
+        #: Whether a hand-over goes past global memory, and its slots: those of each vector core, or of all.
+        self.direct = {
+            n: group.is_direct(frame.label(n), place)
+            for n, place in frame.places.items()
+            if place in ("down", "up")
+        }
+        self.cross: dict[str, tuple[Ring, ...]] = {}
+        self.products = {s: Product(frame, s, group, tiling, self.direct, self.cross) for s in products}
         self.reread = dict(p.reread for p in self.products.values())
         self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
         if products:
@@ -70,7 +76,7 @@ class AscendPhase:
         ]
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        places = tuple(rings), tuple(kept)
+        places = tuple(rings), tuple(kept), *map(methods_of, (AscendPhase, Product, VectorShare))
         return Itself(group.device), self.frame.content(), *places, plans, tiling.elements, tiling.spilled
 
     def _place_products(self) -> None:
@@ -80,22 +86,45 @@ class AscendPhase:
             p.place(rings)
 
     def _place_cross(self) -> None:
-        """Place the slots in global memory through which products and rows hand over.
+        """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
 
-        A slot is as wide as the largest tile, whatever the tile; UB and L0 have no route to one another.
+        A slot is as wide as the largest tile, whatever the tile.
         """
-        frame, cores = self.frame, self.group.vector_cores
-        for s in frame.stages:
+        for s in self.frame.stages:
             for n in s.written:
-                if frame.places[n] not in ("down", "up"):
-                    continue
-                is_down = frame.places[n] == "down"
-                producers = [FIXP] if is_down else [v.store for v in cores]
-                self.cross[n] = self.group.cross_ring(
-                    f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n),
-                    self.tiling.ahead + 1, producers=producers,
-                    consumers=[v.load for v in cores] if is_down else [MTE2], period=self.tiling.period,
-                )  # fmt: skip
+                match self.frame.places[n], self.direct.get(n):
+                    case "down", True:
+                        self.cross[n] = tuple(self._slots_in_ub(n, core) for core in self.group.vector_cores)
+                    case "down", False:
+                        self.cross[n] = (self._slots(n, [FIXP], [v.load for v in self.group.vector_cores]),)
+                    case "up", is_direct:
+                        readers, space = ([MTE1], L1) if is_direct else ([MTE2], GM)
+                        self.cross[n] = (self._slots(n, [v.store for v in self.group.vector_cores], readers, space),)
+
+    def _slots(self, n: str, producers: list[str], consumers: list[str], space: str = GM) -> Ring:
+        """Place slots for whole tiles: one more than tiles that stages run ahead."""
+        frame, tiling = self.frame, self.tiling
+        return self.group.cross_ring(
+            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), tiling.ahead + 1,
+            producers=producers, consumers=consumers, period=tiling.period, space=space,
+        )  # fmt: skip
+
+    def _slots_in_ub(self, n: str, core: VectorCore) -> Ring:
+        """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
+        frame, rows = self.frame, self.group.largest_share(self.phase.sizes[self.frame.row_axis])
+        readers = [s for s in self.rows.values() if n in s.inputs]
+        is_moved = any(n in s.moved.values() for s in readers)
+        parts = self._cut()
+        between = max((_part_of(r.stage, parts) for r in readers), default=0) - _part_of(self._writer(n), parts)
+        return self.group.cross_ring(
+            f"{core.name} {frame.label(n)} slots", rows, frame.width(n), frame.fmt(n),
+            between * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
+            producers=[FIXP], consumers=[core.store if is_moved else core.vector], period=self.tiling.period,
+            space=core.ub,
+        )  # fmt: skip
+
+    def _writer(self, n: str) -> Stage:
+        return next(s for s in self.frame.stages if n in s.written)
 
     def build(self) -> BuiltPhase:
         """Return the phase of the program."""
@@ -227,6 +256,11 @@ def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
         for i in range(run.count):
             yield run.visit(at + i, i)
         at += run.count
+
+
+def _part_of(stage: Stage, parts: list[tuple[Stage, ...]]) -> int:
+    """Return which part of the pipeline a stage is in: the last for what is in none."""
+    return next((i for i, part in enumerate(parts) if stage in part), len(parts) - 1)
 
 
 def _shape(cell: Cell) -> object:

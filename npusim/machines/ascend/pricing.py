@@ -82,6 +82,22 @@ class AscendPricing(EnginePricing):
         super().__init__(program, device)
         self._fractal = device.matrix_engine("aic").fractals["float16"].m_elements.value
 
+    def of_op(self, op: TileOp) -> Cost:
+        """Return the cost of an operation; halves of a tile that leave L0C in one instruction go side by side."""
+        queue = self.queues[op.queue]
+        spec = self.device.engine(queue.core, queue.engine)
+        if len(op.steps) < 2 or not isinstance(spec, FixpipeEngine):
+            return super().of_op(op)
+        halves = [self.of_step(step, queue.core, queue.engine) for step in op.steps]
+        slowest = max(halves, key=lambda cost: cost.occupancy_cycles)
+        key, drain = f"cores.{queue.core}.engines.{queue.engine}.elements_per_cycle", slowest.occupancy_cycles
+        start = sum(cycles for constant, cycles in slowest.terms if constant.endswith(".latency_cycles"))
+        elements = sum(step.dst.rows * step.dst.cols for step in op.steps) / spec.elements_per_cycle.value
+        if (whole := ceil(elements + start)) <= drain:
+            return slowest
+        last = tuple(term for term in slowest.terms if term[0].endswith(".latency_cycles"))
+        return Cost(whole, slowest.latency_cycles, slowest.link_bytes, ((key, elements), *last))
+
     def stored_bytes(self, operand: Operand, memory: str) -> int:
         """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
         if memory in ("GM", "UB"):

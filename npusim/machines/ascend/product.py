@@ -18,7 +18,7 @@ from npusim.machines.ascend.plan import default_plan
 from npusim.units import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from npusim.algorithms.phase import Cell, Visit
     from npusim.algorithms.table import Stage
@@ -44,11 +44,12 @@ class Product:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
     def __init__(
-        self, frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling, cross: dict[str, Ring]
-    ) -> None:
+        self, frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool],
+        cross: Mapping[str, tuple[Ring, ...]],
+    ) -> None:  # fmt: skip
         phase = frame.phase
         (row,) = stage.rows
-        self.frame, self.name, self.group, self.cross = frame, stage.name, group, cross
+        self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
@@ -63,7 +64,10 @@ class Product:
                 "unit adds up in L0C",
                 "UB", "L0C",
             )  # fmt: skip
-        self.modes: dict[str, Staging] = {self.left: self.plan.left, self.right: self.plan.right}
+        #: What rows put into L1 itself is there whole.
+        self.lifted = tuple(n for n in row.srcs if direct.get(n))
+        planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
+        self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
         #: What lies in global memory is asked for before what rows hand over.
         self.by_arrival = sorted(row.srcs, key=lambda n: frame.places[n] == "up")
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
@@ -73,6 +77,8 @@ class Product:
         """Place the rings of its operands in L1; those of L0 are shared by all products of the phase."""
         self.l0 = l0
         for n in self.by_arrival:
+            if n in self.lifted:
+                continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
             self.rings[n] = self.group.l1_ring(
@@ -116,9 +122,10 @@ class Product:
         height, depth, across = (frame.size(cell, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
         pieces = list(chunks(depth, plan.k))
         for n in (self.left, self.right):
-            if self.modes[n] == "whole":
+            if self.modes[n] == "whole" and n not in self.lifted:
                 yield self._load(n, cell, tile)
-        for corner in self._corners(height, across):
+        corners = self._corners(height, across)
+        for corner in corners:
             if plan.right == "panel" and corner.band[0] == 0:
                 yield self._load(self.right, cell, tile, *self._as_stored((0, depth), corner.panel))
             body = partial(self._piece, cell, tile, corner)
@@ -130,7 +137,7 @@ class Product:
                     yield from body(k, size, starts=False, ends=False)
             if len(pieces) > 1:
                 yield from body(*pieces[-1], starts=False, ends=True)
-            yield self._drain(cell, tile, corner)
+            yield from self._drain(cell, tile, corner, corners)
 
     def _corners(self, height: int, across: int) -> list[Corner]:
         plan = self.plan
@@ -164,17 +171,45 @@ class Product:
         how = self.how if starts else replace(self.how, accumulate=True)
         yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, fronts, how),))
 
-    def _drain(self, cell: Cell, tile: Visit, corner: Corner) -> TileOp:
-        """Return FIXP's way out of L0C: to a tensor, or to the slot that rows read."""
+    def _drain(self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
+        """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
         frame, n = self.frame, self.dst
         (m, rows), (c, cols) = corner.band, corner.panel
         done = self.l0.accumulator.front(rows, cols, self.how.accumulator_format)
         if frame.places[n] == "out":
             target = frame.cut(n, cell, tile, corner.band, corner.panel)
-            return move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
-        height, ends = frame.size(cell, self.m_axis, tile), (corner.is_first, corner.is_last)
-        slot = self.cross[n].fill(height, frame.width(n), frame.fmt(n), first=ends[0], last=ends[1])
-        return move(f"{frame.label(n)}.drain", FIXP, slot.part(m, rows, c, cols), done, name=n)
+            yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
+            return
+        height, label = frame.size(cell, self.m_axis, tile), f"{frame.label(n)}.drain"
+        if self.direct[n]:
+            yield from self._dropped(label, height, frame.cols(n, cell, tile), done, corner, corners)
+            return
+        (ring,), ends = self.cross[n], (corner.is_first, corner.is_last)
+        slot = ring.fill(height, frame.width(n), frame.fmt(n), first=ends[0], last=ends[1])
+        yield move(label, FIXP, slot.part(m, rows, c, cols), done, name=n)
+
+    def _dropped(
+        self, label: str, height: int, width: int, done: RingTile, corner: Corner, corners: list[Corner]
+    ) -> Iterator[TileOp]:
+        """Yield moves of a corner into the UBs of those it has rows for: one for both where these are halves."""
+        (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
+        found: list[tuple[RingTile, Span]] = []
+        for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
+            start, count = self.group.share(core, height)
+            met = [k for k in corners if k.band[0] < start + count and start < sum(k.band)]
+            if corner not in met:
+                continue
+            top, end = max(m, start), min(m + rows, start + count)
+            slot = ring.fill(count, width, fmt, first=corner is met[0], last=corner is met[-1])
+            found.append((slot.part(top - start, end - top, c, cols), (top - m, end - top)))
+        halves = [
+            move(label, FIXP, slot, done.part(*span).held(first=i == 0, last=i == len(found) - 1), name=self.dst)
+            for i, (slot, span) in enumerate(found)
+        ]
+        if len({n for _, (_, n) in found}) == 1:
+            yield TileOp(label, FIXP, FIXP, tuple(step for half in halves for step in half.steps))
+        else:
+            yield from halves
 
     def _load(
         self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None,
@@ -185,7 +220,7 @@ class Product:
         if frame.places[n] == "up":
             assert row is not None
             assert col is not None
-            slot = self.cross[n].front(
+            slot = self.cross[n][0].front(
                 frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n), first=held[0], last=held[1]
             )
             source: Operand = slot.part(*row, *col)
@@ -215,6 +250,9 @@ class Product:
     def _slot(self, n: str, cell: Cell, tile: Visit, first: bool, last: bool) -> RingTile:
         """Return the whole of an operand in L1."""
         rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+        if n in self.lifted:
+            slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
+            return slot.part(0, rows, 0, cols)
         return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
 
     @property

@@ -1,7 +1,7 @@
 """Rows stages on the vector cores: loads into UB, one operation of the whole table, stores.
 
 A vector core works on its share of a tile's rows, slice by slice.  What a product left comes from a
-slot in global memory, what a product reads goes to one.
+slot in global memory, or lies in UB; what a product reads goes to a slot there or in L1.
 """
 
 from __future__ import annotations
@@ -82,9 +82,12 @@ class VectorShare:
 
     def __init__(
         self, frame: Frame, core: VectorCore, group: AscendGroup, stages: Sequence[RowsStage], tiling: AscendTiling,
-        cross: Mapping[str, Ring],
+        cross: Mapping[str, tuple[Ring, ...]],
     ) -> None:  # fmt: skip
-        self.frame, self.core, self.group, self.cross = frame, core, group, cross
+        self.frame, self.core, self.group = frame, core, group
+        #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
+        self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
+        self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
         self.rows = group.largest_share(frame.phase.sizes[frame.row_axis])
         self.ins: dict[str, Ring] = {}
@@ -104,6 +107,8 @@ class VectorShare:
         """Place the rings through which a stage's inputs come and its outputs go."""
         frame, core, ends = self.frame, self.core, self.group
         for n in s.inputs:
+            if n in self.dropped:
+                continue
             size = frame.size_bytes(n, s.height * frame.width(n))
             if n in s.moved.values():
                 self.ins[n] = ends.allocator.ring(
@@ -207,8 +212,11 @@ class VectorShare:
             yield from self._skip(s, cell, tile)
             return
         for part in self.slices(mine, s.height):
-            views: dict[str, Source] = {}
+            views: dict[str, RingTile] = {}
             for n in s.inputs:
+                if n in self.dropped:
+                    views[n] = self._share(n, cell, tile, mine, part)
+                    continue
                 ring, shape = self.ins[n], self._shape(n, cell, tile, part)
                 views[n], source = ring.front(*shape), self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
@@ -235,8 +243,8 @@ class VectorShare:
                 if n in s.stage.written:
                     yield self._spill(n, mine, part)
             for n in s.outputs:
-                ring = self.ins[s.moved[n]] if n in s.moved else self.outs[n]
-                done, target = ring.front(*self._shape(n, cell, tile, part)), self._outside(n, cell, tile, part)
+                done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, cell, tile, part))
+                target = self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _steps(
@@ -274,6 +282,12 @@ class VectorShare:
         slot = self._cross(n, cell, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, cell, tile))
 
+    def _share(self, n: str, cell: Cell, tile: Visit, mine: RowSlice, part: RowSlice) -> RingTile:
+        """Return a slice of what a product put into UB."""
+        cols = self.frame.cols(n, cell, tile)
+        slot = self.cross[n].front(mine.rows, cols, self.frame.fmt(n), first=part.first, last=part.last)
+        return slot.part(part.row - mine.row, part.rows)
+
     def _cross(self, n: str, cell: Cell, tile: Visit) -> RingTile:
         """Return the whole slot of a hand-over between rows and a product."""
         ring, frame = self.cross[n], self.frame
@@ -284,7 +298,7 @@ class VectorShare:
         """Keep step: a core without rows of a ragged tile hands every slot on."""
         label, core = self.frame.label, self.core
         for n in s.inputs:
-            if n in self.cross:
+            if n in self.cross and n not in self.dropped:
                 yield pass_on(f"{label(n)}.skip", core.load, self._cross(n, cell, tile))
         written = [n for n in self.carried if n in s.stage.written]
         read = [n for n in self.carried if n in s.stage.read and n not in written]

@@ -137,7 +137,8 @@ def _cast(step: Step, spec: VectorEngine) -> Instructions:
     wider = max(
         (o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes
     )
-    return [("cast", repeats(wider, spec))]
+    own = f"cast_{step.dst.fmt}"
+    return [(own if own in spec.ops else "cast", repeats(wider, spec))]
 
 
 def _reduction(step: Step, spec: VectorEngine) -> Instructions:

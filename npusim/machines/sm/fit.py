@@ -46,6 +46,7 @@ def fitted(
         raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
     if problem.dtype != "float16":
         raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; --dtype float16 rounds to it")
+    tiling = _for_rows(tiling, problem, _kind(precision.scores))
     keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
     places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
@@ -60,6 +61,22 @@ def fitted(
             fault = fault or error
     assert fault is not None
     raise fault
+
+
+def _for_rows(tiling: SmFields, problem: Problem, scores: Accumulator) -> SmFields:
+    """Return the fields with the smallest block that a KV head's rows fit in, where none of its sizes is chosen.
+
+    Quad pairs side by side cover fewer rows: a block of 128 would multiply padding for a decoding step.
+    """
+    if tiling.model_fields_set & {"block_q", "warps", "arrangement"}:
+        return tiling
+    held, rows = instruction("m8n8k4", acc=scores).c, problem.seq_q * problem.group_size
+    for quad_pairs in ("1x4", "2x2"):
+        found = arrangement(quad_pairs)
+        height = held.rows * found.m * tiling.warps
+        if rows <= height < tiling.block_q and problem.value_head_dim % (held.columns * found.n) == 0:
+            return tiling.model_copy(update={"arrangement": quad_pairs, "block_q": height})
+    return tiling
 
 
 def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> SmTiling:

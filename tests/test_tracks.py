@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.report.tracks import track_of
+from npusim.machines.tracks import track_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""``npusim invariant``: what changes the bits of a call, what cannot, and what ruling it out costs."""
+
+from typing import Annotated
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import progress, show, show_json
+from npusim.cli.help import Command, examples
+from npusim.errors import CheckFailedError, SpecError
+from npusim.request import Request
+
+__all__ = ["add_to"]
+
+Names = "batch, position, splits, merge, tile, packing, ranks, order"
+Require = Annotated[
+    str,
+    typer.Option(
+        "--require", metavar="ASPECT,...", show_default=False, rich_help_panel="How",
+        help="Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+    ),
+]  # fmt: skip
+Vary = Annotated[
+    str,
+    typer.Option(
+        "--vary", metavar="ASPECT,...", show_default="all", rich_help_panel="How", help=f"What to vary: {Names}."
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(
+        "invariant",
+        cls=Command,
+        epilog=examples(
+            ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
+            ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
+            ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
+        ),
+    )(invariant)
+
+
+@o.takes(
+    "tensors", "prefix", "layout", "rows", "heads", "numerics", "diagnose", "presets", "trace_groups", own_first=True
+)
+def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:
+    """Say what changes a call's bits, what cannot, and what ruling it out costs.
+
+    A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
+    and the first element that differs is named, with the operation and tile where the computations part.
+    """
+    from npusim.invariance import ASPECTS, examine
+    from npusim.report.invariance import invariance_document, invariance_table
+
+    required, varied = _names(require, "--require", ASPECTS), _names(vary, "--vary", ASPECTS)
+    if varied and (missing := [name for name in required if name not in varied]):
+        raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
+    with progress(f"varying {request.schedule}") as advance:
+        found = examine(request, varied or required or ASPECTS, advance)
+    if json:
+        show_json(invariance_document(found, required))
+    else:
+        show(invariance_table(found))
+    broken = [name for name in required if not found.holds(name)]
+    if broken:
+        raise CheckFailedError(f"bits change with {', '.join(broken)}")
+
+
+def _names(text: str, option: str, known: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
+    return names

@@ -1,0 +1,52 @@
+"""``npusim report``: runs as one page to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from npusim.cli.console import say, working
+from npusim.cli.help import Command, examples
+
+__all__ = ["add_to", "check_reports"]
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or their result.json.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", show_default="report.html in the folder of one run, or here"),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(
+        "report",
+        cls=Command,
+        epilog=examples(
+            ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
+            ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
+        ),
+    )(report)
+
+
+def report(runs: Runs, out: Out = None) -> None:
+    """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.
+
+    It needs no network and no server; send it to anyone. Needs npusim[report].
+    """
+    check_reports()
+    from npusim.report.output import write_whole
+    from npusim.report.reports import place_of, saved_page
+
+    with working("drawing"):
+        page = saved_page(runs)
+    file = out or place_of(runs)
+    write_whole(file, page.encode())
+    say(f"wrote {file}")
+
+
+def check_reports() -> None:
+    """Raise `NpusimError` before the work, not after it, where a library of reports is missing."""
+    from npusim.report.charts import altair
+
+    altair()

@@ -1,0 +1,44 @@
+"""What others call cores and pipes: the vendor's simulator (``core0.cubecore0 CUBE``), its profiler, measurements."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "track_of"]
+
+#: Names of kinds of core on a timeline, where not their own.
+_CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
+#: What the profiler calls kinds of core in ``sub_block_id``, and pipes, where not their name in lower case.
+PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
+PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
+#: The queue whose busy time a quantity of a measurement file is held against.
+MEASURED_PIPES = MappingProxyType(
+    {
+        "mac_us": "aic.CUBE", "mte1_us": "aic.MTE1", "mte2_us": "aic.MTE2", "fixp_us": "aic.FIXP",
+        "vec_us": "aiv0.VECTOR",
+    }
+)  # fmt: skip
+
+
+class Track(NamedTuple):
+    """One pipe of one core: ``core`` is a process of a timeline, ``pipe`` a thread of it."""
+
+    core: str
+    pipe: str
+
+    def __str__(self) -> str:
+        return f"{self.core} {self.pipe}"
+
+
+def track_of(group: int, queue: str) -> Track:
+    """Return the track of a queue of core group ``group``.
+
+    ``aic.CUBE`` is ``core0.cubecore0 CUBE``, ``aiv1.VECTOR`` is ``core0.veccore1 VECTOR``; other
+    cores keep their own name and the group's number: ``sm.TENSOR`` of group 3 is ``sm3 TENSOR``.
+    """
+    core, _, pipe = queue.rpartition(".")
+    kind, number = core.rstrip("0123456789"), core[len(core.rstrip("0123456789")) :]
+    if kind in _CORES:
+        return Track(f"core{group}.{_CORES[kind]}{number or 0}", pipe)
+    return Track(f"{kind}{group}{f'.{number}' if number else ''}", pipe)

@@ -1,0 +1,176 @@
+"""Which layers' K and V a device holds: weights, KV, intermediates, vocabulary, a reserve; the rest are the host's.
+
+FastAttention appendix D, equations 32 to 37, as printed and corrected: the printed form counts the
+vocabulary without its bytes an element, knows no gated FFN, no grouped heads, no intermediates of the FFN,
+and is neither rounded nor held between 0 and the layers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from npusim.config.layer import ModelProblem
+    from npusim.config.node import NodeDevice
+
+__all__ = ["MemoryPlan", "longest", "paper_layers", "plan", "refuse_too_large", "shape_parameters"]
+
+#: Bytes of an element where equations 34 to 36 count FP16.
+HALF = 2
+#: Tokens beyond which no length is looked for.
+LONGEST = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One device's memory in bytes, and how many of the ``layers`` keep K and V on it.
+
+    ``tenants`` are all but K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is what the host can take, all
+    devices together; None where it has none.
+    """
+
+    capacity_bytes: int
+    tenants: dict[str, int]
+    kv_bytes: int
+    layers: int
+    ranks: int
+    host_bytes: int | None
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what is left for K and V; negative where the rest does not fit."""
+        return self.capacity_bytes - sum(self.tenants.values())
+
+    @property
+    def gpu_layers(self) -> int:
+        """Return L_GPU: the layers whose K and V a device holds."""
+        return max(0, min(self.layers, self.free_bytes // self.kv_bytes))
+
+    @property
+    def cpu_layers(self) -> int:
+        """Return L_CPU: the layers whose K and V are the host's."""
+        return self.layers - self.gpu_layers
+
+    @property
+    def fits(self) -> bool:
+        """Whether all fits, K and V of the other layers on the host."""
+        host = 0 if self.host_bytes is None else self.host_bytes
+        return self.free_bytes >= 0 and self.cpu_layers * self.kv_bytes * self.ranks <= host
+
+    def listed(self) -> str:
+        """Return the tenants with their bytes, the largest first."""
+        all_of = {**self.tenants, "KV": self.kv_bytes * self.layers}
+        ranked = sorted(all_of.items(), key=lambda t: -t[1])
+        return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked if size)
+
+
+def shape_parameters(p: ModelProblem) -> int:
+    """Return the parameters of all layers that the shapes say, vocabulary left out."""
+    attention = p.ranks * (p.qkv_width + p.width) * p.hidden
+    return p.layers * (attention + (3 if p.gated else 2) * p.hidden * p.intermediate)
+
+
+def plan(
+    p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF, prompt: int | None = None
+) -> MemoryPlan:
+    """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
+
+    ``prompt`` are the queries that run at once (default: those of ``p``), ``weight_bytes`` those of a weight.
+    """
+    node, rows = machine.node, p.batch * (p.seq_q if prompt is None else prompt)
+    parameters = p.parameters or shape_parameters(p)
+    attention = p.qkv_width + p.width
+    ffn = (2 if p.gated else 1) * p.ffn_width
+    host = None
+    if node.cpu is not None and node.pcie is not None:
+        host = node.cpu.dram_capacity_bytes.value - node.cpu.reserve_bytes.value
+    element = p.kv_bytes() // (p.batch * p.seq_kv)
+    return MemoryPlan(
+        machine.each.memory.gm.capacity_bytes.value,
+        {
+            "weights": math.ceil(parameters * weight_bytes / p.ranks),
+            "intermediates": HALF * rows * (2 * p.hidden + max(attention, ffn)),
+            "vocabulary": HALF * p.vocab * p.hidden,
+            "reserve": 0 if node.reserve_bytes is None else node.reserve_bytes.value,
+        },
+        element * p.batch * (p.seq_kv + output), p.layers, p.ranks, host,
+    )  # fmt: skip
+
+
+def paper_layers(p: ModelProblem, capacity_bytes: int, *, output: int = 0) -> float:
+    """Return L_GPU by equation 37 as printed: a real number, of any sign, beyond the layers there are too."""
+    n, h1, h2 = p.ranks, p.hidden, p.intermediate
+    weights, s = p.layers * (8 * h1 * h1 + 4 * h1 * h2), p.seq_kv
+    left = n * capacity_bytes - weights - 6 * p.batch * s * h1 - n * p.vocab * h1
+    return left / (4 * p.batch * h1 * (s + output))
+
+
+def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
+    """Return the longest prompt, in tokens, that fits; 0 where none does."""
+
+    def fits(tokens: int) -> bool:
+        found = plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
+        return found.fits if is_offloaded else found.free_bytes >= found.layers * found.kv_bytes
+
+    low, high = 0, LONGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
+    """Raise `SpecError` where a model does not fit: how much is missing, the largest tenant, what would fit."""
+    found = plan(p, machine, output=output)
+    kept = found.kv_bytes * (found.layers - layers_on_host)
+    missing = kept - found.free_bytes
+    on_host = layers_on_host * found.kv_bytes * p.ranks
+    budget = found.host_bytes
+    if missing <= 0 and (budget is None or on_host <= budget):
+        return
+    name = machine.node.name
+    if missing <= 0:
+        raise SpecError(
+            f"{name}: K and V of {layers_on_host} layers have {format_bytes(on_host)}, but its host "
+            f"{format_bytes(budget or 0)}; what would fit: {_what_fits(p, machine, output)}"
+        )
+    raise SpecError(
+        f"{name}: {format_bytes(missing)} more a device than the {format_bytes(found.capacity_bytes)} there are: "
+        f"{found.listed()}; what would fit: {_what_fits(p, machine, output)}"
+    )
+
+
+def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
+    """Return what of ranks, quantised weights, offloading and shorter prompts would make a model fit."""
+    found: list[str] = []
+
+    def holds(other: ModelProblem, weight_bytes: float = HALF) -> bool:
+        it = plan(other, machine, output=output, weight_bytes=weight_bytes)
+        return it.free_bytes >= it.layers * it.kv_bytes
+
+    more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
+    ranks = next((n for n in more if holds(_on(p, n))), None)
+    found += [f"{ranks} devices"] if ranks else []
+    bits = next((b for b in (8, 4) if holds(p, b / 8)), None)
+    found += [f"weights of {bits} bits"] if bits else []
+    offloaded = plan(p, machine, output=output)
+    if offloaded.fits:
+        found.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")
+    for is_offloaded, how in ((False, ""), (True, " offloaded")):
+        tokens = longest(p.model_copy(update={"batch": 1}), machine, is_offloaded=is_offloaded)
+        is_less = tokens and p.batch * p.seq_kv > tokens and (not is_offloaded or offloaded.host_bytes is not None)
+        found += [f"{tokens:,} tokens of one sequence{how}"] if is_less else []
+    return ", or ".join(found) or "nothing of ranks, 4-bit weights, offloading or shorter prompts; take larger devices"
+
+
+def _on(p: ModelProblem, ranks: int) -> ModelProblem:
+    """Return the model on other many devices."""
+    heads, kv_heads = p.heads * p.ranks, p.kv_heads * p.ranks
+    return p.model_copy(
+        update={"ranks": ranks, "heads": max(1, heads // ranks), "kv_heads": max(1, kv_heads // ranks)}
+    )

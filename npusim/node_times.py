@@ -1,0 +1,181 @@
+"""Gives a node's kernels their work: by `timing` on one device, or from the table of the node's file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.node.kernel import Kernel, KernelTimer, KernelWork, Waves
+from npusim.node.machine import femtoseconds
+from npusim.node.simulate import worst
+from npusim.node_bits import child_program, has_schedule
+from npusim.timing import METHODS
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import GemmProblem
+    from npusim.config.node import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
+    from npusim.config.problem import Problem
+    from npusim.node.kernel import Child
+    from npusim.timing.result import TimingResult
+
+__all__ = ["kernel_timer", "simulated_child"]
+
+
+def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
+    """Return what gives a kernel's work: the node's table if it has one, else the device's timing."""
+    known: dict[Kernel, KernelWork] = {}
+    times: dict[Child, TimingResult] = {}
+
+    def timer(kernel: Kernel) -> KernelWork:
+        if kernel not in known:
+            stated = _stated(kernel, node, device)
+            if stated is None:
+                for child in kernel.children:
+                    if child not in times:
+                        times[child] = simulated_child(child, node, device, method)
+                stated = _from_timing(kernel, [times[c] for c in kernel.children], device)
+            known[kernel] = stated
+        return known[kernel]
+
+    return timer
+
+
+def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | None:
+    """Return a kernel's work as the node's file states it; None where it is simulated."""
+    table = node.kernels
+    if table is None:
+        return None
+    if kernel.role == "attention" and table.attention is not None:
+        if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
+            return _from_roof(kernel, table.others, device)  # one query has no block of rows
+        return _attention_from_table(kernel, node, table.attention, device, table.core or "")
+    if kernel.role == "linear" and table.linear is not None:
+        return _linear_from_table(kernel, node, table.linear, device, table.core or "")
+    if kernel.role == "decode" and table.decode is not None:
+        problem = cast("Problem", kernel.children[0].problem)
+        size = problem.kv_bytes()
+        start, rate = table.decode.start_s.value, float(table.decode.bytes_per_s.value)
+        seconds = float(start) + size / rate
+        terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
+        return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
+    if table.others is not None and not all(has_schedule(c.schedule, device.family) for c in kernel.children):
+        return _from_roof(kernel, table.others, device)
+    return None
+
+
+def _from_roof(kernel: Kernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
+    """Return the work of kernels without a schedule: the slower of memory and matrix units."""
+    problems = [c.problem for c in kernel.children]
+    memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").bytes_per_s.value
+    reached = memory / float(table.memory_factor.value)
+    products = sum(p.flops() for p in problems) / table.flops_per_s.value
+    key = "memory_factor" if reached >= products else "flops_per_s"
+    launch = 0.0 if kernel.is_fused or device.launch is None else float(device.launch.kernel_overhead_s.value)
+    work = _roof(kernel, max(reached, products), memory, ((key, 1.0),), "others")
+    return replace(work, launch_fs=femtoseconds(launch))
+
+
+def _roof(
+    kernel: Kernel, seconds: float, memory_s: float, terms: tuple[tuple[str, float], ...], part: str
+) -> KernelWork:
+    """Return work that takes ``seconds`` and the device's memory for ``memory_s`` of them."""
+    return KernelWork(
+        femtoseconds(seconds), 0, 0, (("hbm", min(1.0, memory_s / seconds)),),
+        terms=tuple((f"node.kernels.{part}.{key}", share) for key, share in terms), methods=("stated kernels",),
+        bound_fs=femtoseconds(min(seconds, memory_s)),
+    )  # fmt: skip
+
+
+def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
+    """Return the time of one child on its device, with the schedule's own tiling and precision."""
+    try:
+        return METHODS[method](child_program(child, device), device, trace_groups=())
+    except NpusimError as error:
+        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device.family):
+            text += "; a node's file may state its kernels' times instead (key kernels)"
+        raise type(error)(text) from error
+
+
+def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
+    """Return the work of children simulated on their device, and what they use of it."""
+    cycles = sum(r.cycles for r in results)
+    launch = 0.0 if kernel.is_fused else max(r.launch_s for r in results)
+    busy: dict[str, float] = defaultdict(float)
+    for result in results:
+        for kind, used in _busiest(result).items():
+            busy[kind] += used
+        moved = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
+        busy["hbm"] += moved * device.clock_hz.value
+    demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
+    terms: dict[str, float] = defaultdict(float)
+    for result in results:
+        for key, part in result.term_cycles.items():
+            terms[key] += part
+    total = sum(terms.values()) or 1.0
+    bound = sum(max(r.bound_cycles.values(), default=0) for r in results)
+    return KernelWork(
+        femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
+        terms=tuple((key, part / total) for key, part in terms.items()),
+        methods=tuple(sorted({r.method for r in results})),
+        bound_fs=femtoseconds(device.seconds(bound)),
+        approximation=worst(r.approximation for r in results),
+    )  # fmt: skip
+
+
+def _busiest(result: TimingResult) -> dict[str, float]:
+    """Return the busy cycles of each kind of core: its busiest pipe, on average over groups."""
+    totals: dict[str, float] = defaultdict(float)
+    for uses in result.queues:
+        for use in uses:
+            totals[use.queue] += use.busy_cycles / len(result.queues)
+    found: dict[str, float] = defaultdict(float)
+    for name, used in totals.items():
+        kind = name.partition(".")[0].rstrip("0123456789")
+        found[kind] = max(found[kind], used)
+    return found
+
+
+def _attention_from_table(
+    kernel: Kernel, node: NodeSpec, table: AttentionTimes, device: DeviceSpec, core: str
+) -> KernelWork:
+    """Return the work of attention as equal blocks on the device's cores."""
+    problems = [cast("Problem", c.problem) for c in kernel.children]
+    rows = table.block_rows_count.value
+    count = sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
+    seconds = sum(p.flops() for p in problems) / count / table.flops_per_s.value
+    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, device.core_count(core))
+    return _in_waves(kernel, waves, _host(node).attention_issue_s.value)
+
+
+def _linear_from_table(
+    kernel: Kernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str
+) -> KernelWork:
+    """Return the work of a product as equal tiles on the device's cores."""
+    matmul = cast("GemmProblem", kernel.children[0].problem)
+    m, n = table.block_m_count.value, table.block_n_count.value
+    count = ceil_div(matmul.m, m) * ceil_div(matmul.n, n)
+    seconds = 2 * m * n * matmul.k / table.flops_per_s.value
+    waves = Waves(count, femtoseconds(seconds), 1, device.core_count(core))
+    return _in_waves(kernel, waves, _host(node).linear_issue_s.value)
+
+
+def _in_waves(kernel: Kernel, waves: Waves, issue_s: float) -> KernelWork:
+    alone = ceil_div(waves.block_count, waves.core_count) * waves.block_fs
+    return KernelWork(
+        alone, 0, femtoseconds(issue_s), (), waves, terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
+        methods=("fitted kernels",),
+        bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # every core busy to the end
+    )  # fmt: skip
+
+
+def _host(node: NodeSpec) -> HostSpec:
+    if node.host is None:
+        raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
+    return node.host

@@ -1,0 +1,207 @@
+"""``figures.json``: what the report of a run draws beyond its result, as plain numbers.
+
+A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
+errors row by row, and the magnitudes of scores: what would not be known any more once the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import SpecError
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from npusim.numerics.result import NumericResult
+    from npusim.report.timeline import Slice, Timeline
+    from npusim.run_result import RunResult
+
+__all__ = ["FIGURES_FILE", "figures_document", "load_figures"]
+
+FIGURES_FILE = "figures.json"
+SCHEMA_VERSION = 1
+KIND = "npusim.figures"
+#: Operations that a window shows: as many as can be told apart on a page.
+WINDOW_OPERATIONS = 90
+#: Parts of the run for which it is said how busy each track was, and of the rows how wrong.
+PARTS = 60
+
+
+def figures_document(result: RunResult, timeline: Timeline) -> dict[str, object]:
+    """Return the figures of a run as JSON data; parts that a run has not are empty."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "end_us": _us(timeline, timeline.end),
+        "is_whole": timeline.is_whole,
+        "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
+        "use": list(_use(timeline)) if timeline.is_whole else [],
+        "memories": [
+            {"name": name, "used_bytes": used, "capacity_bytes": there, "held_bytes": held}
+            for name, used, there, held in _memories(result, timeline)
+        ],
+        "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
+        "scores": None if result.numerics is None else _scores(result.numerics),
+    }
+
+
+def load_figures(folder: Path) -> dict[str, Any] | None:
+    """Return the figures beside a result; None where there are none.
+
+    Raises `SpecError` where the file is none of npusim's, or of another version.
+    """
+    file = folder / FIGURES_FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(f"{file}: cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict) or (data.get("kind"), data.get("schema_version")) != (KIND, SCHEMA_VERSION):
+        raise SpecError(f"{file}: no figures of a run of this npusim; run it again")
+    return data
+
+
+def _us(timeline: Timeline, cycle: int) -> float:
+    return round(cycle / timeline.clock_hz * 1e6, 4)
+
+
+# ---------------------------------------------------------------- the timeline
+
+
+def _edges(timeline: Timeline) -> dict[str, tuple[int, int]]:
+    """Return the windows to draw, in cycles: beginning, middle and end, or all of a short run."""
+    operations = sorted(
+        (s for slices in timeline.tracks.values() for s in slices if s.kind == "operation"), key=lambda s: s.start
+    )
+    count, shown = len(operations), WINDOW_OPERATIONS
+    if not count:
+        return {}
+    if count <= 2 * shown:
+        return {"Whole run" if timeline.is_whole else "Beginning": _span(operations)}
+    middle = (count - shown) // 2
+    found = {
+        "Prologue": (0, max(s.end for s in operations[:shown])),
+        "Steady state": _span(operations[middle : middle + shown]),
+    }
+    return {**found, "Epilogue": _span(operations[-shown:])} if timeline.is_whole else found
+
+
+def _span(slices: list[Slice]) -> tuple[int, int]:
+    return slices[0].start, max(s.end for s in slices)
+
+
+def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, object]:
+    """Return the slices of a window; waits are cut to it, each track's place among the others is kept."""
+    shown = timeline.within(start, end)
+    return {
+        "name": name,
+        "start_us": _us(timeline, start),
+        "end_us": _us(timeline, end),
+        "slices": [
+            {
+                "track": str(track),
+                "name": s.name,
+                "kind": s.kind,
+                "start_us": _us(timeline, max(s.start, start)),
+                "end_us": _us(timeline, min(s.end, end)),
+                "block": s.block,
+                "at": " ".join(f"{loop} {index}" for loop, index in s.path),
+                "tile": s.path[-1][1] if s.path else None,
+                "events": list(s.events),
+            }
+            for track, slices in shown.tracks.items()
+            for s in slices
+        ],
+    }
+
+
+def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
+    """Yield which share of each part of the run a track was busy."""
+    step = timeline.end / PARTS
+    for track, slices in timeline.tracks.items():
+        busy = [0.0] * PARTS
+        for s in slices:
+            if s.kind != "operation":
+                continue
+            for part in range(int(s.start / step), min(PARTS, math.ceil(s.end / step))):
+                busy[part] += min(s.end, (part + 1) * step) - max(s.start, part * step)
+        yield {"track": str(track), "busy": [round(cycles / step, 3) for cycles in busy]}
+
+
+def _memories(result: RunResult, timeline: Timeline) -> Iterator[tuple[str, int, int, int | None]]:
+    """Yield each memory's name, bytes allocated, bytes there, and the most that rings held at one time."""
+    held: dict[str, int] = {}
+    for track, levels in timeline.counters.items():
+        if track.pipe.endswith(" bytes"):
+            most = int(max(level for _, level in levels))
+            held[track.pipe] = max(most, held.get(track.pipe, 0))
+    said = set()
+    for name, (used, there) in result.program.occupancy_bytes().items():
+        short = name.rpartition(".")[2]
+        if used and (short, used) not in said:  # two cores of a kind are alike
+            said.add((short, used))
+            yield short, used, there, held.get(f"{short} bytes")
+
+
+# ---------------------------------------------------------------- bits
+
+
+def _rows(result: RunResult, bits: NumericResult) -> Iterator[dict[str, object]]:
+    """Yield the errors of the rows computed, a few rows of one head together, and how much overflowed there."""
+    if not bits.row_errors:
+        return
+    first = min(row for _, _, row in bits.row_errors)
+    last = max(row + len(errors) for (_, _, row), errors in bits.row_errors.items())
+    step = max(1, math.ceil((last - first) / PARTS))
+    parts: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for (batch, head, row), errors in bits.row_errors.items():
+        for offset, error in enumerate(errors.tolist()):
+            parts[batch, head, (row + offset - first) // step].append(error)
+    overflows = _overflows(result, bits)
+    for (batch, head, part), found in sorted(parts.items()):
+        start = first + part * step
+        wrong = sum(not math.isfinite(e) for e in found)
+        yield {
+            "head": f"{head}" if bits.shape[0] == 1 else f"{batch}.{head}",
+            "first_row": start,
+            "last_row": min(start + step, last) - 1,
+            "error": None if wrong else math.sqrt(sum(e * e for e in found) / len(found)),
+            "nonfinite_rows": wrong,
+            "overflows": sum(
+                n for (b, h, row), n in overflows.items() if (b, h, (row - first) // step) == (batch, head, part)
+            ),
+        }
+
+
+def _overflows(result: RunResult, bits: NumericResult) -> dict[tuple[int, int, int], int]:
+    """Return how many elements overflowed, by batch, head and row of the first of each operation."""
+    found: dict[tuple[int, int, int], int] = defaultdict(int)
+    wanted = {e.block for e in bits.events if e.kind == "overflow"}
+    blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in wanted}
+    for event in bits.events:
+        block = blocks.get(event.block) if event.kind == "overflow" else None
+        if block is not None and hasattr(block, "row"):
+            found[block.batch, block.head, block.row + event.row] += event.count
+    return found
+
+
+def _scores(bits: NumericResult) -> dict[str, object] | None:
+    found = bits.scores
+    if found is None:
+        return None
+    fmt = get_format(found.fmt)
+    return {
+        "format": found.fmt,
+        "largest": float(fmt.max_finite),
+        "smallest_normal": float(fmt.min_normal),
+        "counts": [{"exponent": n, "count": count} for n, count in found.counts.items()],
+        "zero_count": found.zero_count,
+        "nonfinite_count": found.nonfinite_count,
+    }

@@ -1,0 +1,185 @@
+"""A difference of latency in parts that add up to it, by construction.
+
+The core group that ends last takes the kernel's time, and each unit of it spends all of that time on
+something: its operations, what others on shared links add to them, waits by cause, phases in which it has
+nothing to do, and the end.  One unit's account in both runs is therefore a split of the difference.  The
+unit is the queue that is busiest in all runs: where it cannot be busier, what it waits for costs time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npusim.report.sheet import Row, Sheet
+
+__all__ = ["Breakdown", "Part", "Step", "breakdown", "chain", "parts_of"]
+
+#: Links of a chain of waits that are followed at most.
+LONGEST = 12
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a unit spends cycles on, in each run; ``givers`` are the queues that a wait is for.
+
+    The launch is a part of the latency, not of the kernel: it has no cycles (`Breakdown.us`).
+    """
+
+    kind: str
+    name: str
+    cycles: tuple[int, ...]
+    givers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return it in words: ``softmax``, ``waits for S ready (aiv0.MTE2)``."""
+        match self.kind:
+            case "wait":
+                by = f" ({', '.join(self.givers)})" if self.givers else ""
+                return f"waits: {self.name}{by}"
+            case "phase":
+                return f"nothing to do in {self.name}"
+        return self.name
+
+
+LAUNCH = Part("launch", "launch", ())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step along a chain of waits: what moved most in the same direction, in the queue waited for."""
+
+    unit: str
+    part: Part
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Every run's latency in parts: ``sum(p.cycles[i] for p in parts)`` are run i's cycles, the launch beside.
+
+    ``units`` is the unit whose account it is, in each run.
+    """
+
+    sheets: tuple[Sheet, ...]
+    units: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def is_one_clock(self) -> bool:
+        """Whether cycles of all runs are as long as each other."""
+        return len({s.clock_hz for s in self.sheets}) == 1
+
+    def us(self, part: Part, run: int) -> float:
+        """Return a part's time in one run, in microseconds; all of them are its latency."""
+        sheet = self.sheets[run]
+        return sheet.launch_us if part.kind == LAUNCH.kind else sheet.us(part.cycles[run])
+
+    def change_us(self, part: Part, run: int) -> float:
+        """Return how much longer a part is in run ``run`` than in the first, in microseconds."""
+        return self.us(part, run) - self.us(part, 0)
+
+    def moved(self, run: int) -> tuple[Part, ...]:
+        """Return the parts that differ from the first run's, the largest difference first."""
+        found = [p for p in self.parts if self.change_us(p, run)]
+        return tuple(sorted(found, key=lambda p: -abs(self.change_us(p, run))))
+
+    def causes(self, run: int) -> tuple[Part, ...]:
+        """Return the parts that make the difference: the largest with its sign, three at most.
+
+        They are enough to be four fifths of all that have its sign.
+        """
+        total = sum(self.change_us(p, run) for p in self.parts)
+        same = [p for p in self.moved(run) if self.change_us(p, run) * total > 0]
+        whole, found = sum(abs(self.change_us(p, run)) for p in same), 0.0
+        chosen: list[Part] = []
+        for part in same[:3]:
+            if found >= 0.8 * whole:
+                break
+            chosen.append(part)
+            found += abs(self.change_us(part, run))
+        return tuple(chosen)
+
+
+def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
+    """Return the runs' times in parts; None where one of them has no time."""
+    if any(s.cycles is None or not s.units for s in sheets):
+        return None
+    units = _units(sheets)
+    launch = replace(LAUNCH, cycles=(0,) * len(sheets))
+    return Breakdown(tuple(sheets), units, (*parts_of(sheets, units), launch))
+
+
+def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
+    """Return what one unit of each run spends its time on, as far as all runs say; nothing where it is missing."""
+    own = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
+    works = all(u is None or u.work is not None for u in own)
+    waits = all(u is None or u.waits is not None for u in own)
+    rows = [s.rows(u, works=works, waits=waits) for s, u in zip(sheets, units, strict=True)]
+    return _merged(rows, [u.givers for u in own if u is not None])
+
+
+def _merged(rows: Sequence[Mapping[Row, int]], givers: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[Part, ...]:
+    """Return what any of the runs spends time on, operations first and the end last."""
+    order = {"work": 0, "links": 1, "wait": 2, "phase": 3, "end": 4, "idle": 4}
+    keys = sorted(dict.fromkeys(key for found in rows for key in found), key=lambda key: order[key[0]])
+    return tuple(
+        Part(kind, name, tuple(found.get((kind, name), 0) for found in rows), _who(name, givers))
+        for kind, name in keys
+        if any(found.get((kind, name)) for found in rows)
+    )
+
+
+def _who(cause: str, givers: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(queue for known in givers for queue in known.get(cause, ())))
+
+
+def _units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
+    """Return the busiest unit that all runs have, or each run's own where none is in all of them."""
+
+    def busy(sheet: Sheet, name: str) -> float:
+        return sheet.units[name].busy / (sheet.cycles or 1)
+
+    def queues(sheet: Sheet) -> list[str]:
+        own = [n for n, u in sheet.units.items() if not u.is_pipe]
+        return own or list(sheet.units)
+
+    shared = [n for n in queues(sheets[0]) if all(n in queues(s) for s in sheets)]
+    shared = [n for n in shared if any(s.units[n].busy for s in sheets)]
+    if shared:
+        return (max(shared, key=lambda n: sum(busy(s, n) for s in sheets)),) * len(sheets)
+    return tuple(max(queues(s), key=lambda n: busy(s, n)) for s in sheets)
+
+
+def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Step, ...]:
+    """Follow a wait to who is waited for, and what moved most there in the same direction, and so on.
+
+    It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
+    are the pace of a loop of hand-overs, which its depth and the work in it decide.
+    """
+    seen, found = {unit}, list[Step]()
+    sign = _change(old, new, unit).get(("wait", cause), 0)
+    while len(found) < LONGEST:
+        known = new.units.get(unit) or old.units.get(unit)
+        who = known.givers.get(cause, ()) if known else ()
+        if not who:
+            break
+        unit = who[0]
+        same = {row: change for row, change in _change(old, new, unit).items() if change * sign > 0}
+        if not same:
+            break
+        kind, cause = max(same, key=lambda row: abs(same[row]))
+        cycles = tuple(s.rows(unit).get((kind, cause), 0) for s in (old, new))
+        found.append(Step(unit, Part(kind, cause, cycles)))
+        if kind != "wait" or unit in seen:
+            break
+        seen.add(unit)
+    return tuple(found)
+
+
+def _change(old: Sheet, new: Sheet, unit: str) -> dict[Row, int]:
+    before, after = old.rows(unit), new.rows(unit)
+    rows = dict.fromkeys([*before, *after])
+    return {row: after.get(row, 0) - before.get(row, 0) for row in rows}

@@ -1,0 +1,17 @@
+"use strict";
+(() => {
+  document.documentElement.classList.add("drawn");
+  const { themes, charts } = JSON.parse(document.getElementById("charts").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const places = [...document.querySelectorAll("[data-chart]")];
+  const draw = (place) => {
+    const spec = { ...charts[place.dataset.chart], config: themes[dark.matches ? "dark" : "light"] };
+    spec.autosize = { type: "fit-x", contains: "padding", resize: true };
+    return vegaEmbed(place, spec, { renderer: "svg", actions: false, ast: true, tooltip: { theme: dark.matches ? "dark" : "light" } })
+      .then(({ view }) => { place.view = view; place.querySelector("svg").setAttribute("aria-hidden", "true"); });
+  };
+  // One after the other, so that the page stays responsive; what is in sight first.
+  const all = async () => { for (const place of places) { await draw(place); await new Promise((next) => setTimeout(next)); } };
+  all().then(() => document.documentElement.classList.add("done"));
+  dark.addEventListener("change", all);
+})();

@@ -1,0 +1,280 @@
+"""The one place where numerics and timing meet: a request in, a `RunResult` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from npusim.config.node import NodeDevice, is_node
+from npusim.config.problem import Problem
+from npusim.config.tiling import Tiling, build_tiling
+from npusim.effort import estimate, refuse_beyond
+from npusim.errors import SpecError
+from npusim.finite import finite_choices
+from npusim.ir.check import FlagBudget, check
+from npusim.node_layer import Given, NodeBits, given_problem, refuse_on_node
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import array_source, recipe_source
+from npusim.request import refuse
+from npusim.run_node import run_on_node, time_on_node
+from npusim.run_result import PresetOutcome, RunResult
+from npusim.schedules import find_schedule, is_of_models
+from npusim.schedules.plugins import told
+from npusim.spread import row_sum_evidence, spread_over_alternates
+from npusim.tensors import chosen_tensors, load_projection
+from npusim.timing import METHODS
+from npusim.timing.prefix import first_spans
+from npusim.timing.sanity import check_sanity
+from npusim.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.workload import Workload
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.result import NumericResult
+    from npusim.numerics.store import HeadSource
+    from npusim.request import Layout, Request
+    from npusim.schedules import Schedule
+    from npusim.schedules.precision import Precision
+    from npusim.timing.result import TimingResult
+
+
+def run_request(request: Request) -> RunResult:
+    """Predict bits and cycles of what is asked for; `npusim.run` describes it."""
+    r, load = request, request.load()
+    if r.problem is not None:
+        said = {**r.sizes(), "ignore": r.ignore or None}
+        refuse(said, "the problem given says them; leave these options out")
+    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
+    if is_node(r.place()) or is_of_models(r.schedule):
+        refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
+        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
+        matrix = load_projection(r.tensors, r.prefix, given)
+        bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
+        return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
+    plan = _planned(r, load, as_asked(r.problem or _problem(r, load, given)), given)
+    chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
+    refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
+    return RunResult(
+        name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
+        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=plan.ignored,
+        asked=r.asked(), **_computed(plan),
+    )  # fmt: skip
+
+
+def plan_of(request: Request) -> Plan:
+    """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
+    load = request.load()
+    return _planned(request, load, request.problem or _problem(request, load, None), None)
+
+
+def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, NDArray[Any]] | None) -> Plan:
+    device = r.machine()
+    chosen = find_schedule(r.schedule, device.family)
+    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
+    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
+    return Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given, ignored)
+
+
+def _computed(plan: Plan) -> dict[str, Any]:
+    """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
+    device, r = plan.device, plan.request
+    fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+    program = warmed(program, device) if r.warm else program
+    plan = replace(plan, tiling=fields)
+    with told(plan.schedule.origin):
+        check(program, flag_budget(device))
+    timing = (
+        simulate_program(program, device, r.method, r.trace_groups, r.progress, r.window) if device.is_timed else None
+    )
+    bits, more = _evaluate(plan, program) if r.numerics else (None, {})
+    return {
+        "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
+        "presets": _beside(plan) if r.numerics and r.presets else (),
+        "notes": _notes(program, device, bits, timing),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked for, resolved: enough to build the program, with another precision too."""
+
+    request: Request
+    schedule: Schedule
+    problem: AnyProblem
+    tiling: Tiling
+    device: DeviceSpec
+    precision: Precision
+    given: Mapping[str, NDArray[Any]] | None
+    ignored: tuple[str, ...] = ()
+
+    def source(self, problem: Problem) -> HeadSource:
+        """Return the inputs: those given, or those of the recipe."""
+        return recipe_source(problem) if self.given is None else array_source(self.given, problem.data)
+
+    def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
+        """Return the program, with fields of the precision changed."""
+        precision: Any = replace(cast("Any", self.precision), **(changes or {}))
+        return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+
+def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
+    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    room = device.memory.l2.capacity_bytes.value
+    if size > room:
+        raise SpecError(
+            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(room)}"
+        )
+    return replace(program, is_warm=True)
+
+
+def _as_change(arithmetic: str | None) -> str | None:
+    return arithmetic and f"arithmetic={arithmetic}"
+
+
+def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
+    """Return the bits of an attention program, and fields of the result that say more of them."""
+    problem, r = plan.problem, plan.request
+    if not isinstance(problem, Problem):
+        return None, {}
+    source = plan.source(problem)
+    bits = evaluate(
+        program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress
+    )
+    spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
+    finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
+    return bits, {"spread": spread, "finite": finite}
+
+
+def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
+    """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
+    found, r = [], plan.request
+    for name in plan.schedule.beside:
+        if name == plan.precision.name or not isinstance(plan.problem, Problem):
+            continue
+        arithmetic = getattr(plan.precision, "arithmetic", "")
+        other = replace(
+            plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic)))))
+        )
+        program = other.program()
+        bits = evaluate(program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads)
+        timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
+        found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
+    return tuple(found)
+
+
+def _as_asked(
+    problem: AnyProblem, seed: int | None, layout: Layout, scales: Mapping[str, float]
+) -> AnyProblem:
+    return _stored(_seeded(problem, seed), layout, scales)
+
+
+def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
+    """Return the problem with its inputs' arrangement in memory and their scales."""
+    if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
+        return problem
+    return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
+
+
+def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
+    """Return the problem with another seed for its inputs."""
+    if seed is None or not isinstance(problem, Problem):
+        return problem
+    if "seed" not in type(problem.data).model_fields:
+        raise SpecError(f"seed: inputs of kind {problem.data.kind} are not drawn; leave it out")
+    if seed < 0:
+        raise SpecError(f"seed: {seed} must be at least 0")
+    data = problem.data.model_copy(update={"seed": seed})
+    return problem.model_copy(update={"data": data})
+
+
+def _inputs(tensors: object, problem: AnyProblem) -> str:
+    """Return what the inputs are, for the record."""
+    if isinstance(tensors, str | Path):
+        return str(tensors)
+    if tensors is not None:
+        return "arrays given"
+    if isinstance(problem, Problem):
+        seed = getattr(problem.data, "seed", None)
+        return problem.data.kind if seed is None else f"{problem.data.kind}, seed {seed}"
+    return "none"
+
+
+def _name(schedule: str, load: Workload, problem: AnyProblem) -> str:
+    """Return the name of a run: of its folder, and in comparisons."""
+    if isinstance(problem, Problem):
+        return f"{schedule}-{load.name}-{problem.seq_kv}"
+    return f"{schedule}-{problem.flops() or 'bytes'}"
+
+
+def flag_budget(device: DeviceSpec) -> FlagBudget | None:
+    """Return how many flags the device has, for ``ir.check``; None where its file does not say."""
+    flags = device.flags
+    if flags is None:
+        return None
+    return FlagBudget(
+        flags.usable_event_ids_count.value,
+        flags.cross_core_ids_count.value,
+        flags.cross_core_counter_max_count.value,
+    )
+
+
+def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]] | None) -> Problem:
+    if given is None:
+        return load.problem(**request.sizes())
+    # Tensors are rounded already.
+    return given_problem(load, given, {**request.sizes(), "dtype": None})
+
+
+def simulate_program(
+    program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = (),
+    progress: Callable[[float], None] | None = None, window: tuple[float, float] | None = None,
+) -> TimingResult:  # fmt: skip
+    """Return the time of a program by a named method, checked for sanity.
+
+    A run too long for operations one by one has those of its beginning, up to the end of ``window`` (us).
+
+    Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
+    """
+    if method not in METHODS:
+        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    if isinstance(device, NodeDevice):
+        return time_on_node(program, device, method, trace_groups)
+    told = {"progress": progress} if method == "des" else {}
+    result = METHODS[method](program, device, trace_groups=trace_groups, **told)
+    check_sanity(result)
+    if not trace_groups or result.spans or not result.operations:
+        return result
+    until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
+    spans, traced = first_spans(program, device, trace_groups, until)
+    return replace(result, spans=spans, traced_cycles=traced)
+
+
+def _notes(
+    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None
+) -> tuple[str, ...]:
+    notes = list(program.notes)
+    if timing and timing.traced_cycles is not None:
+        traced = format_duration(timing.traced_cycles / timing.clock_hz)
+        notes.append(f"timeline: the first {traced}; --window 0:END goes on to END us")
+    if bits is not None:
+        notes += [
+            f"matrix arithmetic {name} is assumed: no public bit-level source"
+            for name, evidence in bits.arithmetic.items()
+            if evidence == "assumed"
+        ]
+        notes += [
+            f"order of row sums {order} is assumed: {device.row_sum.source}"
+            for order, evidence in row_sum_evidence(bits, device).items()
+            if device.row_sum is not None and evidence == "assumed"
+        ]
+    return tuple(notes)

@@ -1,0 +1,87 @@
+"""The first operations of a long program one by one, for its timeline.
+
+Each core group runs only its first blocks of the phase in question, the phases before it whole.  That is
+exact until the first queue that would have gone on has nothing left: what is missing could not have
+begun earlier, nor have shared a link with what is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.timing.block_code import Code
+from npusim.timing.block_run import Run, run_whole
+from npusim.timing.fold import Classes, equal_groups
+from npusim.timing.reserved import operations_of
+from npusim.timing.stream import Streams
+from npusim.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from npusim.config.device import DeviceSpec
+    from npusim.ir.program import TileProgram
+    from npusim.timing.block_machine import Ints, Machine, Program
+    from npusim.timing.result import Span
+
+__all__ = ["first_spans"]
+
+#: Operations that are simulated for a timeline, in some 2 s.
+MOST_OPERATIONS = 20_000_000
+#: Operations of a core group that make a timeline where nobody says how long it should be.
+ENOUGH_SPANS = 2_000
+
+
+def first_spans(
+    program: TileProgram, device: DeviceSpec, trace_groups: Collection[int], until: int | None = None
+) -> tuple[tuple[Span, ...], int]:
+    """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
+
+    Without ``until`` a few thousand operations.  Raises `SpecError` where that would take too long.
+    """
+    code = Code(Streams(program, device))
+    for part, is_cut in _parts(equal_groups(code)):
+        if operations_of(code, part) > MOST_OPERATIONS:
+            asked = "" if until is None else f" up to {format_duration(device.seconds(until))}"
+            raise SpecError(
+                f"window{asked}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
+                "choose an earlier window"
+            )
+        begun = _Begun()
+        run = Run(code, part, trace_groups)
+        result = run.result("fold", begun)
+        known = begun.known(run.machine, is_cut) if any(is_cut) else result.cycles
+        spans = tuple(s for s in result.spans if max(s.end, s.done) <= known)
+        wanted = len(spans) >= ENOUGH_SPANS if until is None else known >= until
+        if wanted or not any(is_cut):
+            return spans, known
+    raise AssertionError("the last part is the whole")
+
+
+def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
+    """Yield ever longer beginnings of all core groups, the whole last, and who would have gone on."""
+    for phase, own in enumerate(whole.blocks):
+        longest = max(map(len, own))
+        for count in (*(1 << n for n in range((longest - 1).bit_length())), longest):
+            is_cut = [len(blocks) > count for blocks in own]
+            if any(is_cut) or phase + 1 == len(whole.blocks):
+                cut = tuple(blocks[:count] for blocks in own)
+                yield Classes(whole.groups, (*whole.blocks[:phase], cut)), is_cut
+
+
+class _Begun:
+    """Runs phases and remembers what every queue had done when the last of them began."""
+
+    def __init__(self) -> None:
+        self._done: Ints | None = None
+
+    def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
+        self._done = machine.engine["done"].copy()
+        run_whole(program, machine, start, master)
+
+    def known(self, machine: Machine, is_cut: list[bool]) -> int:
+        """Return the first cycle at which a queue of those cut short has nothing left to do."""
+        worked = (machine.engine["done"] > self._done).reshape(len(is_cut), -1)
+        free = machine.engine["free"].reshape(len(is_cut), -1)
+        return min(int(free[m][worked[m]].min()) for m, cut in enumerate(is_cut) if cut)

@@ -1,0 +1,173 @@
+"""Whole models layer by layer: parts, folding, memory, where K and V are, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.kernels import RowsProblem
+from npusim.config.layer import ModelProblem
+from npusim.config.load import load_device
+from npusim.config.node import NodeDevice, load_node_device
+from npusim.config.problem import Problem
+from npusim.errors import SpecError, TilingError
+from npusim.node.memory import longest, paper_layers, plan, shape_parameters
+from npusim.node.result import OVERHEAD
+from npusim.numerics.executor import execute
+from npusim.schedules import find_schedule
+
+SMALL = ModelProblem.around(
+    Problem(heads=2, seq_q=128, head_dim=64, causal=True), ranks=8, hidden=1024, layers=3, intermediate=2048,
+    gated=True, vocab=1000,
+)  # fmt: skip
+TOKEN = SMALL.model_copy(update={"seq_q": 1, "seq_kv": 4096, "causal_offset": 4095})
+NPUS, GPUS = "ascend_910b2_x8", "v100_x8"
+
+
+def timed(problem: ModelProblem = SMALL, hw: Any = NPUS, **tiling: Any) -> Any:
+    return npusim.run("layer", problem=problem, hw=hw, tiling=tiling, numerics=False, trace_groups=()).timing
+
+
+def test_a_layer_has_all_its_parts_and_they_add_up() -> None:
+    time = timed()
+    assert set(time.parts_s) == {
+        "norm", "qkv", "rotary", "attention", "projection", "allreduce", "up", "activation", "down", "vocabulary"
+    }  # fmt: skip
+    # Nothing overlaps in one block; a collective's AllReduce is joined at once by all.
+    assert sum(time.parts_s.values()) == pytest.approx(time.latency_s, rel=1e-9)
+
+
+def test_layers_are_folded_and_the_vocabulary_comes_once() -> None:
+    none = SMALL.model_copy(update={"vocab": 0})
+    three, one = timed(none), timed(none.model_copy(update={"layers": 1}))
+    assert three.cycles == 3 * one.cycles
+    assert three.operations == 3 * one.operations
+    assert timed().latency_s - three.latency_s == pytest.approx(
+        timed().parts_s["vocabulary"] + timed(SMALL.model_copy(update={"layers": 1})).parts_s["norm"]
+        - one.parts_s["norm"],
+    )  # fmt: skip
+
+
+def test_a_frameworks_overhead_is_a_line_of_its_own() -> None:
+    plain, slow = timed(), timed(overhead_us=50.0)
+    assert slow.latency_s - plain.latency_s == pytest.approx(3 * 50e-6)
+    assert slow.parts_s == pytest.approx({**plain.parts_s, OVERHEAD: 3 * 50e-6})
+
+
+def test_row_blocks_hide_the_collectives_of_a_layer() -> None:
+    long = SMALL.model_copy(update={"seq_q": 8192, "seq_kv": 8192, "hidden": 4096})
+    assert timed(long, blocks=2).latency_s < timed(long).latency_s
+
+
+def test_one_device_is_a_node_without_collectives() -> None:
+    alone = npusim.run("layer", hw="ascend_910b2", workload="llama2_7b", seq=512, phase="decode", numerics=False)
+    assert "allreduce" not in alone.timing.parts_s  # type: ignore[union-attr]
+    assert alone.problem.seq_q == 1  # type: ignore[union-attr]
+    said = " ".join(alone.notes)
+    assert "tokens a second, no framework overhead" in said
+    assert "6.5 billion parameters in layers" in said
+
+
+@pytest.mark.parametrize("offload", ["classic", "cooperative"])
+def test_offloaded_layers_take_what_each_kind_takes(offload: str) -> None:
+    none = TOKEN.model_copy(update={"vocab": 0})
+    away, here = timed(none, GPUS, offload=offload, cpu_layers=3), timed(none, GPUS)
+    mixed = timed(none, GPUS, offload=offload, gpu_layers=1)
+    assert mixed.latency_s == pytest.approx((2 * away.latency_s + here.latency_s) / 3)
+    assert {"cooperative": "cpu", "classic": "upload"}[offload] in mixed.parts_s
+    assert timed(none, GPUS, offload=offload).latency_s == here.latency_s  # all fit: none is offloaded
+
+
+def test_in_prefill_offloading_costs_what_the_layer_does_not_hide() -> None:
+    plain, fast = timed(hw=GPUS), load_node_device(GPUS, {"pcie.kv_start_s": "0"})
+    hidden = timed(hw=fast, offload="cooperative", cpu_layers=3)
+    assert hidden.latency_s == plain.latency_s
+    assert hidden.parts_s["offload"] > 0
+    slow = load_node_device(GPUS, {"pcie.bytes_per_s": "1e6"})
+    assert timed(hw=slow, offload="cooperative", cpu_layers=3).latency_s > 2 * plain.latency_s
+
+
+def test_the_printed_formula_and_the_corrected_one() -> None:
+    opt = npusim.run("layer", hw=GPUS, workload="opt_30b", seq=2048, numerics=False).problem
+    assert isinstance(opt, ModelProblem)
+    machine, capacity = load_node_device(GPUS), 34359738368
+    weights, kv = 48 * (8 * 7168**2 + 4 * 7168 * 28672), 4 * 7168 * 2048
+    assert shape_parameters(opt) * 2 == weights
+    printed = (8 * capacity - weights - 6 * 2048 * 7168 - 8 * 50272 * 7168) / kv
+    assert paper_layers(opt, capacity) == pytest.approx(printed)
+    assert printed > 48  # more layers than there are: it is not held between bounds
+    found = plan(opt, machine)
+    assert found.gpu_layers == 48
+    assert found.tenants["vocabulary"] == 2 * 50272 * 7168
+    assert found.tenants["intermediates"] == 2 * 2048 * (2 * 7168 + max(4 * 896, 3584))
+    assert found.tenants["weights"] == weights // 8
+    assert found.kv_bytes == kv // 8
+    # Grouped heads: LLaMA2-70B keeps an eighth of what equation 35 says.
+    llama = npusim.run("layer", hw=GPUS, workload="llama2_70b", seq=2048, numerics=False).problem
+    assert plan(llama, machine).kv_bytes * 8 == 4 * 8192 * 2048 // 8  # type: ignore[arg-type]
+
+
+def test_the_longest_prompt_just_fits() -> None:
+    machine = load_node_device(GPUS)
+    opt = npusim.run("layer", hw=GPUS, workload="opt_30b", seq=512, numerics=False).problem
+    assert isinstance(opt, ModelProblem)
+    for is_offloaded in (False, True):
+        tokens = longest(opt, machine, is_offloaded=is_offloaded)
+        for more, fits in ((0, True), (1, False)):
+            found = plan(opt.model_copy(update={"seq_q": tokens + more, "seq_kv": tokens + more}), machine)
+            assert (found.fits if is_offloaded else found.cpu_layers == 0 and found.free_bytes >= 0) == fits
+
+
+def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
+    def refused(match: str, hw: Any = NPUS, workload: str = "llama2_7b", seq: int = 512, **tiling: Any) -> None:
+        with pytest.raises((SpecError, TilingError), match=match):
+            npusim.run("layer", hw=hw, workload=workload, seq=seq, tiling=tiling, numerics=False)
+
+    refused(r"3 \+ 2 = 5, but the model has 32 layers", gpu_layers=3, cpu_layers=2)
+    refused("gpu_layers: 33 of only 32 layers", gpu_layers=33)
+    refused("gpu_layers: K and V of 29 layers on the host, but offload=none", gpu_layers=3)
+    refused("pcie: missing; offloading needs a link", offload="classic")
+    refused("blocks: 17 blocks of only 16 rows", seq=16, blocks=17)
+    refused("workload pangu_71b: layers, intermediate: missing", workload="pangu_71b")
+    refused(
+        r"more a device than the 64 GiB there are: weights 127.5 GiB, .*would fit: 4 devices, or weights of 4 bits",
+        "ascend_910b2", "llama2_70b",
+    )  # fmt: skip
+    refused(r"offload of \d+ of 80 layers .*44,612 tokens of one sequence", GPUS, "llama_65b", 65536)
+    with pytest.raises(SpecError, match="one query a sequence; leave it out"):
+        npusim.run("layer", phase="decode", seq_q=2)
+    with pytest.raises(SpecError, match="layers are folded"):
+        npusim.run("layer", problem=SMALL, numerics=False).sensitivity()
+
+
+@pytest.mark.parametrize("what", ["norm", "rotary", "gate", "gelu"])
+def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
+    heads, rows, cols = (1 if what == "norm" else 2), 20, 48
+    schedule = find_schedule("rows", "ascend")
+    problem = RowsProblem(what=what, heads=heads, rows=rows, cols=cols)
+    program = schedule.program(problem, schedule.tiling(), load_device("ascend_910b2"), schedule.precision())
+    draw = np.random.default_rng(5)
+    given = {n: draw.standard_normal((heads, rows, cols)).astype(np.float16) for n in ("x", "update", "cos", "sin")}
+    done = execute(program, lambda name, _batch, head: given[name][head])
+    written = {n: np.stack([h for _, h in sorted(done.tensors.written(program.tensors[n]).items())]) for n in
+               program.tensors if program.tensors[n].role == "output"}  # fmt: skip
+    x, update, cos, sin = (a.astype(np.float64) for a in given.values())
+    expected: dict[str, Any] = {
+        "norm": lambda: {"y": (x + update) / np.sqrt(np.mean((x + update) ** 2, -1, keepdims=True) + 1e-5)},
+        "rotary": lambda: {"sum": x * cos[:1] - update * sin[:1], "y": update * cos[:1] + x * sin[:1]},
+        "gate": lambda: {"y": x / (1 + np.exp(-x)) * update},
+        "gelu": lambda: {"y": x / (1 + np.exp(-1.702 * x))},
+    }
+    for name, values in expected[what]().items():
+        np.testing.assert_allclose(written[name].reshape(values.shape).astype(float), values, rtol=4e-3, atol=4e-3)
+
+
+def test_a_node_of_one_keeps_its_device() -> None:
+    device = load_device("ascend_910b2")
+    alone = NodeDevice.alone(device)
+    assert alone.node.device_count.value == 1
+    assert alone.each is device
+    assert dict(alone.facts()).keys() >= dict(device.facts()).keys()

@@ -1,0 +1,224 @@
+"""Pages: nothing of others' becomes a tag or a script, every chart has its numbers, and a browser draws them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.errors import NpusimError, SpecError
+from npusim.report import charts, page
+from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
+from npusim.report.output import save_run
+from npusim.report.record import record_of
+from npusim.report.reports import run_page, saved_page
+from npusim.report.timeline import timeline_of
+from npusim.run import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.report.record import RunRecord
+    from npusim.run import RunResult
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+PLANTED = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
+
+
+@pytest.fixture(scope="module")
+def computed() -> RunResult:
+    """Flash with bits, in which scores overflow."""
+    return run("flash", seq=512, workload="pasa_uniform", precision="fa16_32", heads=[0, 1], diagnose=True)
+
+
+@pytest.fixture(scope="module")
+def drawn(computed: RunResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(figures_document(computed, timeline_of(computed)), allow_nan=False))
+    return found
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the megabyte of the library, which takes a while to put together."""
+    monkeypatch.setattr(page, "_vega", lambda: "window.vegaEmbed = null;")
+
+
+class _Reader(HTMLParser):
+    """Tags, texts and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def hostile(record: RunRecord) -> RunRecord:
+    return replace(record, workload=PLANTED, notes=(PLANTED,), schedule=PLANTED, precision="\x1b[31mred")
+
+
+@pytest.mark.usefixtures("light")
+def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
+    computed: RunResult, drawn: dict[str, Any]
+) -> None:
+    drawn = json.loads(json.dumps(drawn).replace("softmax", "</script><script>alert(2)//"))
+    found = _Reader(run_page(hostile(record_of(computed)), drawn))
+    assert [s.get("id") or s.get("type") for s in found.all("script")] == ["charts", None, None]
+    assert not found.all("img")
+    assert any(PLANTED in text for text in found.texts), "shown as it was written"
+    assert not any("\x1b" in text for text in found.texts)
+    policy = found.all("meta")[1]["content"] or ""
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
+    assert re.search(r"script-src 'sha256-[^']+' 'sha256-[^']+'", policy)
+
+    keys = [figure["id"] for figure in found.all("figure")]
+    assert keys == [
+        "time", "window0", "window1", "window2", "use", "roofline", "memories", "errors", "scores", "constants",
+    ]  # fmt: skip
+    assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == keys
+    # Every chart has its numbers and its words.
+    assert len(found.all("table")) == len(found.all("details")) == len(keys)
+    for scrolled in (d for d in found.all("div") if d.get("class") == "scroll"):
+        assert scrolled["tabindex"] == "0", "what scrolls can be reached by the keyboard"
+        assert scrolled["aria-label"]
+    texts = " ".join(found.texts)
+    assert "not finite" in texts
+    assert "65,504. 100.0 % lie beyond it." in texts
+
+
+def test_figures_say_what_the_run_did(computed: RunResult, drawn: dict[str, Any]) -> None:
+    assert computed.timing is not None
+    assert computed.numerics is not None
+    busy = {use.queue: use.busy_cycles / computed.timing.cycles for use in computed.timing.queues[0]}
+    use = {u["track"]: sum(u["busy"]) / len(u["busy"]) for u in drawn["use"]}
+    assert use["core0.cubecore0 CUBE"] == pytest.approx(busy["aic.CUBE"], abs=1e-3)
+    assert [w["name"] for w in drawn["windows"]] == ["Prologue", "Steady state", "Epilogue"]
+    assert drawn["windows"][-1]["end_us"] == pytest.approx(
+        max(s.end for s in computed.timing.spans) / computed.timing.clock_hz * 1e6, abs=1e-3
+    )
+    rows = drawn["rows"]
+    assert {r["head"] for r in rows} == {"0", "1"}
+    assert all(r["error"] is None and r["nonfinite_rows"] == r["last_row"] - r["first_row"] + 1 for r in rows)
+    assert sum(r["overflows"] for r in rows) == sum(computed.numerics.overflow_counts.values())
+    assert sum(c["count"] for c in drawn["scores"]["counts"]) == sum(computed.numerics.overflow_counts.values())
+    assert {c["exponent"] for c in drawn["scores"]["counts"]} == {16}, "beyond float16"
+
+
+@pytest.mark.usefixtures("light")
+def test_saved_run_has_its_figures_and_one_without_them_gives_fewer(
+    tmp_path: Path, computed: RunResult, drawn: dict[str, Any]
+) -> None:
+    folder = save_run(computed, tmp_path / "a", trace="none")
+    assert load_figures(folder) == drawn
+    (folder / FIGURES_FILE).unlink()
+    assert load_figures(folder) is None
+    fewer = [f["id"] for f in _Reader(saved_page([folder / "result.json"])).all("figure")]
+    assert fewer == ["time", "roofline", "constants"]
+
+
+@pytest.mark.usefixtures("light")
+def test_page_of_a_comparison_shows_parts_that_add_up_then_each_run(tmp_path: Path, computed: RunResult) -> None:
+    folders = [save_run(computed, tmp_path / "a", trace="none"), tmp_path / "b"]
+    other = run("flash", seq=512, workload="pasa_uniform", precision="fa2_fp32", numerics=False)
+    save_run(other, folders[1], trace="none")
+    text = saved_page(folders)
+    found = _Reader(text)
+    keys = [f["id"] or "" for f in found.all("figure")]
+    assert keys[:3] == ["changes", "whole", "busy"], "no errors: no place in latency against error"
+    assert {"run1-time", "run2-time", "run1-errors", "run2-use"} <= set(keys)
+    assert len(set(keys)) == len(keys)
+    charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
+    parts = sum(row["value"] for row in charts["changes"]["datasets"]["rows"])
+    assert parts == pytest.approx(other.latency_us - computed.latency_us, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[", "cannot be read as JSON"),
+        ('{"kind": "npusim.figures", "schema_version": 99}', "no figures of a run of this"),
+    ],
+)
+def test_broken_figures_are_refused(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / FIGURES_FILE).write_text(text)
+    with pytest.raises(SpecError, match=rf"figures\.json: {error}"):
+        load_figures(tmp_path)
+
+
+def test_without_the_extra_a_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(NpusimError, match=r"python -m pip install 'npusim\[report\]'"):
+        charts.altair()
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_text_can_be_read_on_its_ground(name: str) -> None:
+    """WCAG 2.2: 4.5 for text, 3 for marks that carry meaning; grounds are those of page.css."""
+    ground = {"light": "#ffffff", "dark": "#14181d"}[name]
+    look = page.theme(name)
+    texts = [look["axis"]["labelColor"], look["legend"]["labelColor"], look["style"]["label"]["color"]]
+    assert all(_contrast(c, ground) >= 4.5 for c in texts)
+    inside = look["style"]["inside"]["color"]
+    assert all(_contrast(inside, tile) >= 4.5 for tile in look["range"]["ordinal"])
+    marks = [look["bar"]["color"], look["style"]["broken"]["color"], look["range"]["category"][0]]
+    assert all(_contrast(c, ground) >= 3 for c in marks)
+
+
+def _contrast(one: str, two: str) -> float:
+    lights = sorted(map(_luminance, (one, two)))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_browser_draws_every_chart_without_an_error_or_a_request(
+    tmp_path: Path, computed: RunResult, drawn: dict[str, Any], width: int, theme: str
+) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here: pages were not drawn")
+    file, log = tmp_path / "page.html", tmp_path / "net.json"
+    file.write_text(run_page(hostile(record_of(computed)), drawn), encoding="utf-8")
+    assert file.stat().st_size < 2_000_000
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},3000", "--virtual-time-budget=20000", "--enable-logging=stderr",
+            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}", f"--log-net-log={log}",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update", "--dump-dom",
+            f"file://{file}",
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    assert re.search(r'<html[^>]* class="drawn done"', done.stdout)
+    seen = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
+    assert len(re.findall(r'<svg[^>]* class="marks"', seen)) == len(_Reader(seen).all("figure"))
+    assert not _Reader(seen).all("img")
+    own = re.compile(r"https?://[^/]*\.(google|googleapis|gvt1)\.com/")  # the browser's, whatever it opens
+    requests = set(re.findall(r'"url":"((?!data:)[^"]+)"', log.read_text(encoding="utf-8", errors="replace")))
+    assert {r for r in requests if not own.match(r) and r.startswith(("http", "ws", "file"))} <= {f"file://{file}"}

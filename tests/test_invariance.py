@@ -1,0 +1,136 @@
+"""What changes the bits of a call: found, named, priced; and structure that promises bits keeps its promise."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.config.problem import Problem
+from npusim.errors import SpecError
+from npusim.invariance import ASPECTS
+from npusim.invariance.paths import Place, compute, structure
+from npusim.numerics.inputs import recipe_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.run_result import RunResult
+
+DECODE = Problem(heads=6, kv_heads=2, seq_q=1, seq_kv=300, head_dim=32)
+FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}
+#: A kernel that merges one sequence's splits in line and those of several in pairs.
+PLANTED = """
+from dataclasses import replace
+from npusim.schedules.split_kv import ASCEND
+
+
+def build(problem, tiling, device, precision):
+    merge = "tree" if problem.batch > 1 else "sequential"
+    return ASCEND.build(problem, tiling.model_copy(update={"merge": merge}), device, precision)
+
+
+KERNEL = replace(ASCEND, name="planted", build=build)
+"""
+
+
+def call(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["invariant", *words])
+    return done.exit_code, done.output
+
+
+def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
+    vary = ["order", "batch", "position", "splits"]
+    free = npusim.invariant("split_kv", problem=DECODE, tiling=FIELDS, vary=vary)
+    assert [f.aspect for f in free.findings] == sorted(vary, key=ASPECTS.index)
+    assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes", "changes"]
+    fixed = npusim.invariant("split_kv", problem=DECODE, tiling={**FIELDS, "splits": 3}, vary=["batch", "packing"])
+    assert [f.verdict for f in fixed.findings] == ["cannot", "cannot"]
+    assert free["batch"].guarantee == "splits=10"
+    one, batch, order = free["splits"], free["batch"], free["order"]
+    assert (one.guarantee, order.guarantee) == ("splits=1", "algorithm=mesh")
+    assert one.cost_us is not None
+    assert batch.cost_us is not None
+    times = {t.what: t.latency_us for t in one.tried}
+    assert one.cost_us == pytest.approx(times["splits=1"] - free.base.latency_us)
+    with pytest.raises(SpecError, match=r"aspect 'pack': examined are batch, position"):
+        free.holds("pack")
+
+
+def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(PLANTED)
+    words = (f"{file}:KERNEL", "--seq-q", "1", "--seq-kv", "300", "-t", "splits=4,block_kv=32")
+    code, text = call(*words, "--precision", "output=float32", "--require", "batch,position", "--json")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert code == 1
+    assert found["required"] == {"batch": False, "position": True}
+    tried = found["aspects"]["batch"]["tried"][0]
+    assert tried["difference"]["value"] != tried["difference"]["other"]
+    # In line the third part joins two merged before it; in pairs it is the first of its own.
+    assert tried["parted"].startswith("merge: merge")
+    assert "split 0" in tried["parted"]
+    code, text = call(*words, "--require", "batch")  # in float16 the same merges may round alike
+    assert ("values part at merge: merge" in text) or code == 1
+    assert call(*words[:1], *words[1:], "--vary", "position", "--require", "position")[0] == 0
+
+
+def bits_of(result: RunResult, place: Place) -> bytes:
+    assert isinstance(result.problem, Problem)
+    return compute(result.program, place, result.problem.group_size, recipe_source(result.problem)).rows[:1].tobytes()
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "ascend_950"])
+def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
+    """Tiles of rows, slices, lead, packing: bits agree wherever structure says so, and it does not say so always."""
+    ascend = hw.startswith("ascend")
+    changes: list[dict[str, Any]] = [
+        {}, {"block_q": 16}, {"block_kv": 64}, {"pack": "off"}, {"splits": 2}, {"merge": "tree"},
+        *([{"vector_rows": 1}, {"depth": 0}, {"depth": 3}] if ascend else []),
+    ]  # fmt: skip
+    problem = DECODE.model_copy(update={"batch": 2})
+
+    def built(more: dict[str, Any]) -> RunResult:
+        tiling = {**FIELDS, "splits": 3, **more}
+        return npusim.run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, precision="output=float32")
+
+    found = [built(more) for more in changes]
+    shapes = [structure(r.program, Place(0), 3) for r in found]
+    bits = [bits_of(r, Place(0)) for r in found]
+    same = [shape == shapes[0] for shape in shapes]
+    assert same == ["block_kv" not in c and "splits" not in c and "merge" not in c for c in changes]
+    assert all(b == bits[0] for b, is_same in zip(bits, same, strict=True) if is_same)
+    assert all(b != bits[0] for b, is_same in zip(bits, same, strict=True) if not is_same)
+
+
+def test_differences_are_those_of_the_result() -> None:
+    found = npusim.invariant("split_kv", problem=DECODE, tiling={**FIELDS, "splits": 3}, vary=["splits"])
+    first = found["splits"].first
+    assert first is not None
+    assert first.difference is not None
+    outputs = [
+        npusim.run("split_kv", problem=DECODE, tiling={**FIELDS, "splits": n}, rows="all", heads="all").output[0, 0, 0]
+        for n in (3, int(first.what.removeprefix("splits=")))
+    ]
+    column = int(np.nonzero(outputs[0] != outputs[1])[0][0])
+    assert str(first.difference).startswith(f"O head 0 row 0 column {column}: {float(outputs[0][column]):.9g} | ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("split_kv", "--require", "batches"), "--require batches: there are batch, position, splits"),
+        (("split_kv", "--vary", "tile", "--require", "batch"), "--require batch: it is not among --vary tile"),
+        (("tiling_allreduce", "--hw", "ascend_910b2_x8"), "ascend_910b2_x8: invariance is of one device"),
+        (("gemm", "--problem", "m=64,n=64,k=64"), "schedule gemm is no attention: nothing to examine"),
+    ],
+)
+def test_what_cannot_be_examined_is_said(words: tuple[str, ...], message: str) -> None:
+    code, text = call(*words)
+    assert code == 2
+    assert message in text
