@@ -171,7 +171,7 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
         table = tuple(
             (c["x"], c["y"], "-" if c["value"] is None else f"{c['value']:,.2f}", c["what"]) for c in ordered
         )
-        text = "The least latency in us over all other axes; a cross: not simulated, since it does not fit or cannot win."
+        text = "The least latency in us over all other axes; a cross: not simulated: it does not fit, or cannot win."
         yield Figure(
             f"map{number}",
             f"{x} and {y}",
