@@ -9,7 +9,7 @@ is still there if that was no more than the cache holds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,12 @@ class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
     ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read that were not there,
-    outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
-    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.
+    outputs that do not stay.
     """
 
     read_misses: Mapping[str, float]
     write_misses: Mapping[str, float]
     compulsory_bytes: int = 0
-    shared_reads: Mapping[str, float] = field(default_factory=dict)
 
 
 def residency(
@@ -60,13 +58,8 @@ def residency(
         name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
         for name in program.tensors
     }
-    others = max(1, group_count - 1)
-    shared = {
-        name: min(1.0, cache.met[name] / cache.read[name] / others) if cache.read[name] else 0.0
-        for name in program.tensors
-    }
     outputs = sum(int(size * writes[name]) for name, size in cache.put_out.items())
-    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared)
+    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs)
 
 
 class _Cache:
@@ -79,7 +72,6 @@ class _Cache:
         self.capacity, self.warm_bytes = capacity, warm_bytes
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
-        self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
         self.put_out: Counter[str] = Counter()  # bytes of outputs that were written, once each
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
@@ -88,6 +80,7 @@ class _Cache:
         self._new_bytes = 0  # of regions that are no inputs
         self._written: Counter[str] = Counter()
         self._evicted: Counter[str] = Counter()
+        self._begun: dict[str, int] = {}  # step in which a tensor was touched first
         self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
@@ -96,9 +89,11 @@ class _Cache:
         since = self._since()
         for key, use in touched.items():
             self.read[key[0]] += use.read_bytes
-            self.met[key[0]] += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
-            is_kept = rows > 0 and since[at] <= self.capacity
+            begun = self._begun.setdefault(key[0], len(since))
+            # What another phase cut otherwise is there if all of its tensor is.
+            is_cut = not rows and use.role == "workspace" and begun < len(since)
+            is_kept = (rows > 0 and since[at] <= self.capacity) or (is_cut and since[begun] <= self.capacity)
             new = max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
             self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
             if rows and not is_kept:
@@ -111,11 +106,12 @@ class _Cache:
                 if use.role == "output":
                     self.put_out[key[0]] += new
                 continue
-            is_warm = self.is_warm(use.role)
+            is_warm = not rows and self.is_warm(use.role)
             if use.role == "input" and not is_warm:
                 self.compulsory += new
             size = use.rows * use.row_bytes
-            kept = size if is_warm and not rows else min(rows, use.rows) * use.row_bytes if is_kept else 0
+            known = use.rows if is_cut or is_warm else min(rows, use.rows)
+            kept = known * use.row_bytes if is_kept or is_warm else 0
             # A region too large to stay is fetched anew by every pass over it.
             passes = use.times if size > self.capacity else 1
             self.missed[key[0]] += (size - kept) * passes
@@ -161,11 +157,6 @@ class _Use:
     read_bytes: int
     is_write: bool
     role: str
-
-    @property
-    def readers(self) -> float:
-        """Groups that read it, on average over its bytes; at least one."""
-        return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
 def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
