@@ -93,6 +93,10 @@ class L2Spec(SpecModel):
         default=None,
         description="back: what is written stays until something else needs its place; absent: outputs go through",
     )
+    same_data_factor: Positive | None = Field(
+        default=None, description="of its rate, where many cores read the same bytes together, over each its own"
+    )
+    same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
 
 
 class MemorySpec(SpecModel):

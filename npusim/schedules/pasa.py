@@ -15,6 +15,9 @@ from npusim.algorithms.pasa import PasaPrecision
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
 from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
@@ -64,7 +67,7 @@ class PasaTiling(Tiling):
     )
 
 
-class GpuPasaTiling(PasaTiling):
+class GpuPasaTiling(GroupFields, PasaTiling):
     """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
@@ -114,11 +117,15 @@ def build_on_ascend(
 
 
 def build_on_gpu(
-    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
+    problem: Problem, tiling: GpuPasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
-    """Return PASA of ``problem`` as a tile program for one GPU, values only."""
+    """Return PASA of ``problem`` as a tile program for one GPU."""
     phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    return SmMachine(device).build("pasa", [(phase, SmTiling()) for phase in phases], problem.flops(), notes)
+    if not works_beside(device):
+        return SmMachine(device).build("pasa", [(phase, SmTiling()) for phase in phases], problem.flops(), notes)
+    built = [(phase, *group_tiling("pasa", phase, tiling, device)) for phase in phases]
+    said = tuple(room for *_, room in built if room)
+    return SmMachine(device).build("pasa", [(ph, fields) for ph, fields, _ in built], problem.flops(), (*said, *notes))
 
 
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
-from npusim.timing.gpu_pipes import shared_pipes
+from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Cost
+    from npusim.ir.cost import Cost, Share
     from npusim.ir.program import Phase, TileProgram
 
 
@@ -36,6 +36,7 @@ class TimedOp:
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
+    share: Share | None = None  #: work beside other warp groups: it waits for no pipe
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class Streams:
         if program.pricing is None:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
-        self.pipes = shared_pipes(program, device)
+        self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
@@ -134,7 +135,7 @@ class Streams:
             pipes = tuple((self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles)
             self._ops[key] = TimedOp(
                 len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
-                waits, op.sets, self._issue_cycles(op), cost.terms, pipes,
+                waits, op.sets, self._issue_cycles(op), cost.terms, pipes, cost.share,
             )  # fmt: skip
             self._listed.append(self._ops[key])
         return self._ops[key]
