@@ -61,6 +61,10 @@ class GroupWork:
         That a block moves at its start and end; none but in its first operation.
     is_step
         Whether an iteration ends here.
+    is_even
+        Whether elements are dealt out evenly, as no product asks for them in fragments.
+    is_specialised
+        Whether warps of their own copy, so that products follow one another without a gap.
     """
 
     warps: int
@@ -77,3 +81,5 @@ class GroupWork:
     far_bytes: int = 0
     cell_bytes: int = 0
     is_step: bool = False
+    is_even: bool = False
+    is_specialised: bool = False

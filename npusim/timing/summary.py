@@ -38,7 +38,8 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    seconds, spec = device.seconds(cycles), device.timed_launch()
+    share = device.sustained(streams.program.flops, device.seconds(cycles)) if cycles else 1.0
+    seconds, spec = device.seconds(cycles) / share, device.timed_launch()
     times, stream = launched(seconds, len(streams.program.phases), spec)
     return TimingResult(
         method=method,
@@ -47,7 +48,7 @@ def summarise(
         launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
         times_s=times,
         stream_s=stream,
-        clock_hz=float(device.clock_hz.value),
+        clock_hz=float(device.clock_hz.value) * share,
         queues=uses,
         link_bytes=link_bytes,
         term_cycles=terms,

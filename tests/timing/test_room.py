@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from simpy.core import Environment
 
 import npusim
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.ir.cost import Share
+from npusim.numerics.executor import execute
 from npusim.timing.gpu_pipes import ONE, Rules
 from npusim.timing.room import Room
 
@@ -102,3 +106,38 @@ def test_what_does_not_fit_says_how_much_and_what_would() -> None:
 def test_fields_of_lanes_have_no_effect_there_and_are_refused() -> None:
     with pytest.raises(TilingError, match="padding: without effect on h200"):
         npusim.run("flash", hw="h200", problem=Problem(**SIZES, causal=False), tiling={"padding": 4}, numerics=False)
+
+
+@pytest.mark.parametrize("tiling", [{}, {"block_m": 64, "block_n": 64, "splits": 3}, {"block_k": 32, "stages": 2}])
+def test_a_product_of_a_library_is_the_product_and_its_time_that_of_every_method(tiling: dict[str, int]) -> None:
+    problem = GemmProblem(m=200, n=136, k=300)
+    runs = [npusim.run("gemm", hw="h200", problem=problem, tiling=tiling, numerics=False, method=m) for m in METHODS]
+    assert len({r.cycles for r in runs}) == 1
+    rng = np.random.default_rng(5)
+    given = {"a": rng.normal(size=(200, 300)), "b": rng.normal(size=(300, 136))}
+    given = {name: values.astype(np.float16) for name, values in given.items()}
+    done = execute(runs[0].program, lambda name, _batch, _head: given[name])
+    exact = given["a"].astype(float) @ given["b"].astype(float)
+    (found,) = (x for _, x in sorted(done.tensors.written(runs[0].program.tensors["c"]).items()))
+    assert np.abs(found.astype(float) - exact).max() < 0.04
+
+
+def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
+    small = npusim.run("copy", hw="h200", problem=CopyProblem(bytes=1 << 16), tiling={"block_bytes": 4096})
+    bytes_of = np.random.default_rng(7).integers(-128, 128, size=(16, 4096)).astype(np.int8)
+    done = execute(small.program, lambda *_: bytes_of)
+    ((_, copied),) = done.tensors.written(small.program.tensors["target"]).items()
+    assert (copied == bytes_of).all()
+    device, size = load_device("h200"), 256 << 20
+    large = npusim.run("copy", hw="h200", problem=CopyProblem(bytes=size), numerics=False)
+    assert large.latency_us == pytest.approx(2 * size / float(device.link("hbm").bytes_per_s.value) * 1e6, rel=0.05)
+    problem = CopyProblem(bytes=1 << 20)
+    runs = [npusim.run("copy", hw="h200", problem=problem, numerics=False, method=m) for m in METHODS]
+    assert len({r.cycles for r in runs}) == 1
+
+
+def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
+    device = load_device("h200")
+    assert device.sustained(0, 1.0) == 1.0
+    assert device.sustained(10**12, 1.0) == 1.0
+    assert 0.7 < device.sustained(900 * 10**12, 1.0) < device.sustained(700 * 10**12, 1.0) < 1.0

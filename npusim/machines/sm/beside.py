@@ -37,7 +37,8 @@ class GroupPlace(SmPlace):
     @property
     def work(self) -> GroupWork:
         """How a group of warps executes what says nothing else."""
-        return self.tiling.work or GroupWork(GROUP_WARPS)
+        work = self.tiling.work or GroupWork(GROUP_WARPS)
+        return work if self.how else replace(work, is_even=True)
 
     @property
     def is_pipelined(self) -> bool:
@@ -54,17 +55,18 @@ class GroupPlace(SmPlace):
             yield from self._staged_tile(stages, operands, cell, tile)
         else:
             yield from super()._tile(stages, cell, tile)
-        copies = 0
+        if self.work.is_specialised:
+            return
         slots: tuple[RingTile, ...] = ()
+        copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, cell, tile) for n in operands)
         if self.is_pipelined:
-            copies = sum(self._accesses(n, cell, tile) for n in operands)
             slots = tuple(self._slot(self.near[n], n, cell, tile, first=False, last=True) for n in operands)
         elif self.tiling.stages == 1:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, cell, tile, first=False, last=True),)
         work = replace(
             self.work, copies=copies, spilled_bytes=self.tiling.spilled_bytes,
-            far_bytes=self.tiling.far_bytes, is_step=True, barriers=1 if self.tiling.stages else 0,
+            far_bytes=self.tiling.far_bytes, is_step=True, barriers=1,
         )  # fmt: skip
         for warps in self.warps:
             yield TileOp("next", warps, WARPS, (), slots, work)
@@ -149,7 +151,7 @@ class GroupPlace(SmPlace):
         is_repeated = self.work.repeats > 1 and row.srcs[0] not in self.near
         own = replace(self.work, repeats=1, across=self.work.repeats) if is_repeated else self.work
         awaited = not self.how[s].accumulate or self.tiling.stages == 1
-        return replace(own, is_awaited=awaited, barriers=1 if self.tiling.stages and row.srcs[0] in self.near else 0)
+        return replace(own, is_awaited=awaited, barriers=0 if own.is_specialised or row.srcs[0] not in self.near else 1)
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
 FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
-#: Columns of 16 rows that one load of matrices (LDSM.x4) brings into a warp's registers, in bytes.
+#: Columns that one load of matrices (LDSM.x4) brings into a warp's registers, and one product of a warp group takes
+#: of its operands, in bytes.
 MATRIX_BYTES = 32
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
@@ -39,8 +40,8 @@ ACCESS_BYTES = 16
 CROSS_ACCESSES = 13
 #: As above: steps of a reduction, and for each row.
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
-#: Bytes that a warp loads at once, and columns that one product of a warp group takes of P (PTX ISA, wgmma k16).
-WARP_BYTES, GAP_COLUMNS = WARP_LANES * ACCESS_BYTES, 16
+#: Bytes that a warp loads at once.
+WARP_BYTES = WARP_LANES * ACCESS_BYTES
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
 #: Butterfly steps between the four lanes that share a row of an accumulator.
@@ -179,9 +180,12 @@ class GroupModel:
         row_bytes = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
         busy, memory = width / spec.columns_per_cycle.value, row_bytes / self.memory_bytes
         each, drain = max(busy, memory), float(spec.drain_cycles.value)
-        lone = instructions * (each + drain if work.is_serial else each)
+        lone = instructions * each
+        if work.is_serial:  # the drains of several warp groups overlap
+            lone = instructions / groups * max(groups * each, each + drain)
         end = drain if work.is_awaited and not work.is_serial else 0.0
-        if not work.is_awaited and not work.is_serial:  # the warps go on when the last product starts
+        # The warps go on when the last product starts.
+        if not (work.is_awaited or work.is_serial or work.is_specialised):
             lone -= each * stacked * groups * pieces
             busy, memory = busy * (1 - 1 / depth), memory * (1 - 1 / depth)
         return instructions * busy, instructions * memory, lone, end
@@ -246,8 +250,8 @@ class GroupModel:
     def _gaps(self, steps: list[Step]) -> float:
         """Return the cycles of arithmetic that the compiler moves between products that are waited for one by one."""
         spec = self.tensor.wgmma
-        columns = max(step.dst.cols for step in steps)
-        return 0.0 if spec is None else spec.gap_cycles.value * ceil_div(columns, GAP_COLUMNS)
+        row_bytes = min(get_format(s.dst.fmt).size_bytes * s.dst.cols for s in steps if s.dst.cols > 1)
+        return 0.0 if spec is None else spec.gap_cycles.value * ceil_div(row_bytes, MATRIX_BYTES)
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:
         source = step.srcs[0]
@@ -258,6 +262,8 @@ class GroupModel:
         name = step.opcode.name.lower()
         if step.opcode in SPECIAL:
             self._special(step, values, count)
+        elif step.opcode is Opcode.COPY:  # another name for the same registers
+            pass
         elif step.opcode is Opcode.CAST:
             self._cast(step.dst.fmt, source.fmt if not isinstance(source, float) else "", values, count)
         else:
@@ -316,6 +322,9 @@ class GroupModel:
 
 def elements(tile: Operand, work: GroupWork) -> float:
     """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
+    if work.is_even:
+        each = WARP_LANES if tile.cols > 1 else 1
+        return tile.rows * tile.cols / (work.warps * each)
     down = max(1, work.warps // (work.across * work.repeats))
     rows = ceil_div(tile.rows, down * FRAGMENT_ROWS)
     if tile.cols == 1:

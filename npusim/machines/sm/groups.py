@@ -19,7 +19,7 @@ from npusim.ir.warps import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.occupancy import REGISTER_BYTES, BlockNeeds, occupancy
 from npusim.machines.sm.plan import SM, SPILL, TENSOR, WARPS, SmTiling
-from npusim.units import ceil_div, round_up
+from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
@@ -219,6 +219,27 @@ def estimated_shared(tile: BlockTile, fields: GroupFields, work: GroupWork) -> i
     if fields.stages == 1:
         return max(q + max(k, v) + p, out)
     return max(q + (k + v) * (fields.stages - (0 if is_wgmma else 1)) + p, out)
+
+
+def product_tiling(device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int) -> SmTiling:
+    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own."""
+    m, n, k = tile
+    engine, issue = device.engine(SM, TENSOR), device.engine(SM, WARPS)
+    assert isinstance(engine, GroupMatrixEngine)
+    assert isinstance(issue, WarpIssue)
+    shared = stages * (m + n) * k * size_bytes
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    most = min(issue.block_memory_bytes.value, memory)
+    if shared > most:
+        raise BufferOverflowError(
+            f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
+        )
+    work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
+    groups = max(1, m // GROUP_ROWS)
+    # Accumulators and as much again for addresses and operands.
+    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
+    by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
+    return SmTiling(groups=groups, residents=max(1, min(memory // shared, by_registers)), depth=stages, work=work)
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:

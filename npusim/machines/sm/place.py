@@ -305,7 +305,8 @@ class SmPlace:
             near = self.near.get(frame.storage.get(n, n))
             if near is not None:
                 height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
-                bound[n] = near.front(height, width, frame.fmt(n)).part(row, rows)
+                pitch = self._pitch(frame.storage.get(n, n), near.space)
+                bound[n] = near.front(height, width, frame.fmt(n), stride=pitch).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, cell, tile, share)
