@@ -23,11 +23,14 @@ from npusim.algorithms.cells import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attention_phase, flash, flash_names
-from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Visit, name
+from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Stacked, Visit, name
 from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.table import Row, Stage, choose, product, row
 from npusim.algorithms.tensors import AttentionTensors, attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
+from npusim.config.device import FAMILIES, MACHINES
+from npusim.config.installed import installed
 from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
@@ -53,10 +56,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell",
     "CopyProblem", "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask",
-    "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "Stage",
-    "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase", "attention_tensors",
-    "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid", "kv_runs", "name",
-    "product", "replace", "row", "schedule", "varying", "with_columns",
+    "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision",
+    "Stacked", "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
+    "attention_tensors", "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid", "kv_runs",
+    "name", "product", "replace", "row", "schedule", "split_kv", "tiles_of", "varying", "with_columns",
 ]  # fmt: skip
 
 #: The stages of FlashAttention-2 by name, to change one of them: ``FLASH["softmax"].rows``.
@@ -86,9 +89,9 @@ class AttentionTiling(Tiling):
 def schedule(
     called: str, phases: Callable[[Any, Any, Any], Phases], *, precisions: Sequence[Precision],
     tiling: type[Tiling] = AttentionTiling, problem: type[SpecModel] = Problem, summary: str = "",
-    families: Sequence[str] = ("ascend", "nvidia"),
+    families: Sequence[str] = (),
 ) -> tuple[Schedule, ...]:  # fmt: skip
-    """Return a schedule for each of ``families``, ready for ``npusim run FILE.py:NAME``.
+    """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
 
     called
         Its name in results.
@@ -102,7 +105,8 @@ def schedule(
     problem
         What it computes: `Problem`, `GemmProblem` or `CopyProblem`.
     families
-        Core families it is for; the machine of one that an installed package brings is given the tiling.
+        Core families it is for; none: all there are, those that installed packages bring too. The machine of one
+        of these is given the tiling.
     """
     presets = MappingProxyType({p.name: p for p in precisions})
     if not presets:
@@ -113,7 +117,7 @@ def schedule(
             default_precision=precisions[0].name, build=partial(_build, called, phases), problem=problem,
             origin=plugins.origin_of(phases),
         )
-        for family in families
+        for family in families or (*FAMILIES, *installed(MACHINES))
     )  # fmt: skip
 
 
@@ -122,14 +126,14 @@ def _build(
     precision: Any,
 ) -> TileProgram:  # fmt: skip
     listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
-    if device.family == "nvidia":
-        if not works_beside(device):
-            return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
+    if device.family not in FAMILIES:
+        return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
+    if works_beside(device):
         built = [(p, *group_tiling(called, p, GroupFields(stages=None), device)) for p, _ in listed]
         said = tuple(room for *_, room in built if room)
         return SmMachine(device).build(called, [(p, fields) for p, fields, _ in built], problem.flops(), said)
     if device.family != "ascend":
-        return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
+        return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
     machine = AscendMachine(device)
     fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
     return machine.build(called, fields, problem.flops())

@@ -7,6 +7,7 @@ It imports nothing of weight, since a help text is made of it.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +67,18 @@ def _option(names: str, metavar: str, panel: str, text: str, default: Any = None
     return field(default=default, metadata={"option": Option(spelled, metavar, panel, text, **more)})
 
 
+#: Types of fields that nothing else would refuse in words.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "overrides": ((Mapping,), "a mapping of dotted keys to values"),
+        "precision": ((str,), "the name of a preset, as text"),
+        "tensors": ((str, Path, Mapping), "a file, a name or a mapping of arrays"),
+        "prefix": ((str,), "text"),
+        "trace_groups": ((Iterable,), "numbers of core groups"),
+    }
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
@@ -103,7 +116,7 @@ class Request:
         "--hw", "NAME|FILE", _WHERE, "Device: a name of npusim hw list, or your own .yaml.",
         shown=f"{DEFAULT_HW}, or what the schedule is for",
     )  # fmt: skip
-    overrides: Mapping[str, str] | None = _option(
+    overrides: Mapping[str, object] | None = _option(
         "-C", "KEY=VALUE", _WHERE, "Change one number of the device, by its dotted key; may be repeated."
     )
     tiling: Mapping[str, object] | Tiling | None = _option(
@@ -164,6 +177,12 @@ class Request:
     )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kinds, words) in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise SpecError(f"{name}: expected {words}, got {value!r}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:

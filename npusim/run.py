@@ -92,7 +92,7 @@ def run(
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     window: tuple[float, float] | None = None,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
     diagnose: bool = False,
     presets: bool = False,
     limit_s: float | None = None,
@@ -148,7 +148,7 @@ def run(
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.
     overrides
-        ``{dotted key of the device file: value}``.
+        ``{dotted key of the device file: value}``, a number, or text as ``-C`` gives it.
     diagnose
         Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
     presets

@@ -65,21 +65,21 @@ def run_request(request: Request) -> RunResult:
     what = as_asked(r.problem or _problem(r, load, given))
     ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    plan = _Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given)
-    refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
+    tiling = build_tiling(chosen.tiling, r.tiling or {})
+    refuse_beyond(r.limit_s, estimate(what, tiling, r.method, (r.rows, r.heads) if r.numerics else None))
+    tiling, program = chosen.fitted(what, tiling, device, preset)
+    plan = _Plan(r, chosen, what, tiling, device, preset, given)
     return RunResult(
         name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=ignored,
-        asked=r.asked(), **_computed(plan),
+        asked=r.asked(), tiling=tiling, **_computed(plan, program),
     )  # fmt: skip
 
 
-def _computed(plan: _Plan) -> dict[str, Any]:
-    """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
+def _computed(plan: _Plan, program: TileProgram) -> dict[str, Any]:
+    """Return the parts of a result that are computed: the program as it is run, time and bits."""
     device, r = plan.device, plan.request
-    fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
     program = _warmed(program, device) if r.warm else program
-    plan = replace(plan, tiling=fields)
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
     timing = (
@@ -87,7 +87,7 @@ def _computed(plan: _Plan) -> dict[str, Any]:
     )
     bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {
-        "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
+        "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
         "notes": _notes(program, device, bits, timing),
     }  # fmt: skip

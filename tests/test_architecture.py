@@ -33,8 +33,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors", "spread",
-        "finite", "request", "effort",
+        "kernel", "machine", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors",
+        "spread", "finite", "request", "effort",
     ),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
@@ -54,7 +54,8 @@ WITHIN = frozenset(
         ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("run_result", "spread"),
+        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
+        ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
         ("report", "sensitivity"), ("report", "invariance"),
     }

@@ -21,6 +21,7 @@ from npusim import __version__
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
+from npusim.machines.ascend.pricing import EnginePricing
 from npusim.report.result_json import load_result
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-c", "from npusim.cli import main; main()")
 QUICK = ("--seq", "256", "--no-numerics")
 VERBS = (
-    "run", "compare", "explore", "check",
+    "run", "compare", "diff", "explore", "check",
     "hw list", "hw show", "hw schema", "hw validate",
     "workload list", "workload show", "workload schema", "workload import", "new schedule",
 )  # fmt: skip
@@ -307,6 +308,18 @@ def test_compare_runs_schedules_on_the_spot_with_options_of_their_own() -> None:
     assert _ok("compare", "flash", "pasa", *QUICK, "--markdown").startswith("### flash -&gt; pasa\n")
 
 
+def test_diff_says_what_is_equal_and_names_what_explains_the_rest(elsewhere: Path) -> None:
+    small = ("flash", "--hw", "h200", "--seq-q", "16", "--seq-kv", "64", "--no-causal", "--rows", "all", "--heads", "0")
+    _ok("run", *small, "-o", "kernel", "--save-output", "--precision", "running=float16")
+    out = "kernel/output.safetensors"
+    same = _document("diff", out, *small, "--precision", "running=float16", "--json")
+    assert (same["matched"], same["first"], same["passed"]) == (same["total"], None, True)
+    text = _ok("diff", out, *small)
+    assert re.search(r"explained by\s+running=float16", text)
+    assert re.search(r"first\s+batch 0 head 0 row \d+ column \d+: \S+ given, \S+ predicted", text)
+    assert re.search(r"first at attention: ", text)
+
+
 def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
     arguments = (
         "explore",
@@ -382,12 +395,27 @@ def test_check_fails_with_1_until_accepted(
     assert "updated" in _ok("check", "b", "--update")
     text = (elsewhere / "b" / "small.yaml").read_text()
     (elsewhere / "b" / "small.yaml").write_text(re.sub(r"aic\.CUBE: \d+", "aic.CUBE: 1", text))
+    assert "edited by hand since they were accepted" in _error("check", "b")
+    (elsewhere / "b" / "small.yaml").write_text(text)
+    usual = EnginePricing.of_op
+
+    def slower(self: EnginePricing, op: Any) -> Any:
+        cost = usual(self, op)
+        return cost._replace(occupancy_cycles=cost.occupancy_cycles * 2) if op.label == "update" else cost
+
+    monkeypatch.setattr(EnginePricing, "of_op", slower)
     result = _npusim("check", "b")
     assert result.exit_code == 1
-    assert re.search(r"changed\s+steady\s+aic\.CUBE \+[\d,]+", result.stdout)
+    assert re.search(r"small\s+[\d,]+\s+[\d,]+\s+\+\d.\d\d %\s+changed\s+steady", result.stdout)
+    assert re.search(r"us longer \(.*\): aiv0.VECTOR: update \+", result.stdout)
+    assert re.search(r"moved, in cycles: .*aiv0.VECTOR update \+", result.stdout)
+    assert "changed" in _npusim("check", "b", "--update").stdout
+    assert _npusim("check", "b", "--tolerance", "99%").exit_code == 0
     result = _npusim("check", "b", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["passed"] is False
+    assert "updated" in _ok("check", "b", "--update", "--reason", "updates twice as long")
+    assert "reason: updates twice as long" in (elsewhere / "b" / "small.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,9 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
         SpecError,
         r"-C clock=1: no key 'clock'. Did you mean `clock_hz`",
     ),
+    "override of another type": ({"overrides": ["clock_hz"]}, SpecError, r"overrides: expected a mapping of dotted"),
+    "override without a key": ({"overrides": {3: 8}}, SpecError, r"-C 3=8: a key is text"),
+    "groups of another type": ({"trace_groups": 0}, SpecError, r"trace_groups: expected numbers of core groups, got 0"),
     "more causal queries than keys": (
         {"seq_q": 8, "seq_kv": 4, "causal": True},
         SpecError,

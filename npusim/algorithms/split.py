@@ -18,7 +18,7 @@ from npusim.algorithms.table import Stage, choose, row
 from npusim.formats import get_format
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.units import ceil_div
+from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,8 @@ O = Opcode  # noqa: E741 - tables read best with one letter
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
 FAN: Mapping[Merge, int | None] = MappingProxyType({"sequential": None, "tree": 2})
+#: Rows of a merge, at least: fewer take as long (npusim, 910B2).
+FEWEST_ROWS = 8
 #: Log-sum-exps and weights of splits: as kernels keep them, whatever the attention itself keeps.
 EXACT = "float32"
 
@@ -120,11 +122,12 @@ def cut_runs(runs: tuple[Run, ...], parts: int) -> tuple[tuple[Run, ...], ...]:
     return tuple(found)
 
 
-def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision) -> tuple[Phase, ...]:
+def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each cell in ``splits`` parts, and the merge's phases.
 
-    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  Masked
-    scores are the lowest finite ones: a part may keep no key of a row, and weighs nothing then.
+    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  Masked scores are the
+    lowest finite ones: a part may keep no key of a row, and weighs nothing then.  A merge's rows are dealt to
+    ``places``.
     """
     if splits == 1:
         return (whole,)
@@ -149,15 +152,27 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision) -> tupl
         whole, names=names, cells=cells, finish=(finish,), tensors={**whole.tensors, **stacks},
         sizes={**whole.sizes, "split": 1}, constants={**whole.constants, "masked": lowest},
     )  # fmt: skip
-    counts = [min(splits, tiles_of(cell)) for cell in whole.cells]
-    return (first, *_merge_phases(whole, counts, stacks, FAN[merge] or splits, p))
+    return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
+
+
+def _shared(whole: Phase, places: int) -> Phase:
+    """Return the phase with the rows of its cells in parts, so that all places have some where there are enough."""
+    height = max(FEWEST_ROWS, ceil_div(sum(cell.rows for cell in whole.cells), places))
+    cells = tuple(
+        replace(cell, spans=((axis, start + at, count), *rest))
+        for cell in whole.cells
+        for (axis, start, rows), *rest in (cell.spans,)
+        for at, count in chunks(rows, height)
+    )
+    return replace(whole, cells=cells, sizes={**whole.sizes, "row": min(height, whole.sizes["row"])})
 
 
 def _merge_phases(
-    whole: Phase, counts: list[int], stacks: dict[str, Stacked], fan: int, p: FlashPrecision
+    whole: Phase, splits: int, stacks: dict[str, Stacked], fan: int, p: FlashPrecision
 ) -> tuple[Phase, ...]:
-    """Return the levels of a merge, each a phase; ``counts`` are the parts of each cell."""
+    """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
+    counts = [min(splits, tiles_of(cell)) for cell in whole.cells]
     assert isinstance(target, GlobalTensor)
     while max(counts) > 1:
         left = [ceil_div(n, fan) for n in counts]
@@ -210,27 +225,55 @@ class SplitRule:
 
     cell
         What the start and end of a cell weigh, in tiles.
-    merge
-        What merging one split weighs, in tiles.
+    merge, merge_keys
+        What merging one split weighs, in tiles, and in keys of a tile.
     most
         Splits, at most.
     """
 
     cell: float
     merge: float
+    merge_keys: float
     most: int
 
-    def splits(self, cells: int, places: int, tiles: int) -> int:
-        """Return the splits of ``cells`` with ``tiles`` tiles each on ``places`` that run one at a time."""
+    def splits(self, cells: int, places: int, tiles: int, keys: int) -> int:
+        """Return the splits of ``cells`` with ``tiles`` of ``keys`` each on ``places`` that run one at a time."""
 
         def work(splits: int) -> float:
             rounds = ceil_div(cells * splits, places)
-            return rounds * (ceil_div(tiles, splits) + self.cell) + self.merge * (splits if splits > 1 else 0)
+            merge = (self.merge + self.merge_keys / keys) * (splits if splits > 1 else 0)
+            return rounds * (ceil_div(tiles, splits) + self.cell) + merge
 
         return min(range(1, min(self.most, tiles) + 1), key=work)
 
 
-#: A cell weighs one tile, as where blocks are dealt to multiprocessors.  Merging a split of one query
-#: takes 0.13 of a tile of 512 keys on the 910B2 and 0.19 of one of 64 keys on the V100, both as npusim
-#: times them.  128 splits at most, as in FlashAttention's num_splits_heuristic (flash_api.cpp).
-ROUNDS = SplitRule(cell=1, merge=0.15, most=128)
+#: A cell weighs one tile, as where blocks are dealt to multiprocessors.  Merging a split of one query takes 0.13 of a
+#: tile of 512 keys on the 910B2, whose tiles wait for one another, and as long as 11 keys on the V100, which memory
+#: feeds evenly, both as npusim times them.  128 splits at most, as in FlashAttention's num_splits_heuristic
+#: (flash_api.cpp).
+ROUNDS: Mapping[str, SplitRule] = MappingProxyType(
+    {"ascend": SplitRule(cell=1, merge=0.15, merge_keys=0, most=128),
+     "nvidia": SplitRule(cell=1, merge=0, merge_keys=11, most=128)}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PackRule:
+    """Where several queries of the heads that share keys are rows of one block.
+
+    rows
+        So many are packed always: they take no longer than one.
+    tiles
+        More are packed where the KV heads alone have so many tiles a place: else cells are too few.
+    """
+
+    rows: int
+    tiles: int
+
+    def packs(self, rows: int, cells: int, tiles: int, places: int) -> bool:
+        """Return whether to pack ``rows`` of a KV head's queries; ``cells`` KV heads visit ``tiles`` each."""
+        return rows <= self.rows or cells * tiles >= self.tiles * places
+
+
+#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2.
+PACKED = PackRule(rows=32, tiles=2)

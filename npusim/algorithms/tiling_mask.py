@@ -62,3 +62,32 @@ class TilingMask:
                 f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}"
             )
         return max(diagonal, 0), max(-diagonal, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMask:
+    """The causal mask of blocks of ``rows`` in which heads of ``each`` queries lie below one another.
+
+    Row r of a block is query r mod ``each`` and keeps key y when ``y <= r mod each + offset``: one matrix whose rows
+    repeat, of which a tile of ``cols`` keys at c is cut from column ``cols + c - offset`` on.
+    """
+
+    each: int
+    rows: int
+    cols: int
+
+    def tensor(self) -> GlobalTensor:
+        """Return the mask as a tensor of one byte an element."""
+        return GlobalTensor("mask", 1, 1, self.rows + self.each, 2 * self.cols + self.each, "int8", "constant")
+
+    def values(self) -> npt.NDArray[np.int8]:
+        """Return the matrix, int8, 1 where a key is kept."""
+        shape = self.tensor()
+        query, key = np.arange(shape.rows)[:, None] % self.each, np.arange(shape.cols) - self.cols
+        return (key <= query).astype(np.int8)[None, None]
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part of the matrix that is the mask of rows of a block; blocks begin with a head's first row."""
+        down = varying(lambda r: r % self.each, row)
+        right = varying(lambda d: min(max(self.cols + d, 0), self.cols + self.each), col - (offset or 0))
+        return self.tensor().tile(0, 0, down, rows, right, cols)

@@ -1,4 +1,4 @@
-"""``npusim check``: exact cycles against accepted baselines."""
+"""``npusim check``: cycles and decisions against accepted ones."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,16 +8,36 @@ import typer
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Command, examples
-from npusim.errors import CheckFailedError
+from npusim.errors import CheckFailedError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from npusim.baseline import CaseOutcome
+    from npusim.baseline import Outcome
+    from npusim.report.text import Cell
 
 __all__ = ["add_to"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+#: Parts of units that moved and are shown; JSON has them all.
+_SHOWN = 6
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of baselines (*.yaml), or one.")]
+Tolerance = Annotated[
+    str,
+    typer.Option("--tolerance", metavar="SHARE", help="What cycles may differ, and a winner lose by: 1%, or 0.01."),
+]
+Update = Annotated[
+    bool,
+    typer.Option("--update", show_default=False, help="Write what the cases give today into their files."),
+]
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", show_default=False,
+        help="Why: kept in the files. Without one, nothing that was accepted is replaced.",
+    ),
+]  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,8 +48,9 @@ def add_to(app: typer.Typer) -> None:
         epilog="\n".join(
             (
                 examples(
-                    ("npusim check baselines/", "exit code 1 if any cycle moved"),
-                    ("npusim check baselines/ --update", "accept the cycles of today"),
+                    ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
+                    ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
+                    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
                 ),
                 "",
                 "A new baseline is a file such as this one, and then --update:",
@@ -39,113 +60,133 @@ def add_to(app: typer.Typer) -> None:
                 "  workload: pangu_38b",
                 "  seq: 1024",
                 "  tiling: {block_kv: 256}",
+                "",
+                "And one of a decision: which schedule and tile wins a space:",
+                "  schema: npusim.decision/1",
+                "  hw: ascend_910b2",
+                "  workload: pangu_38b",
+                "  seq: 1024",
+                "  candidates:",
+                "  - {schedule: flash, fields: {block_kv: [128, 256, 512]}}",
+                "  - {schedule: pasa, fields: {block_kv: [128, 256]}}",
             )
         ),
     )(check)
 
 
 def check(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of baselines (*.yaml), or one.")
-    ],
-    update: Annotated[
-        bool,
-        typer.Option("--update", show_default=False, help="Write today's cycles into the files."),
-    ] = False,
-    json: o.Json = False,
+    folder: Folder, tolerance: Tolerance = "0", update: Update = False, reason: Reason = "", json: o.Json = False
 ) -> None:
-    """Hold cycles against accepted ones, exactly, by pipe.
+    """Hold cycles, and which schedule and tile wins, against what was accepted.
 
-    Exit code 1 if any differ. --update is refused where the environment variable CI is set.
+    Cycles are held to the last one. Exit code 1 if any differ. --update is refused where the environment
+    variable CI is set.
     """
     from npusim.baseline import check_baselines
 
-    done: list[CaseOutcome] = []
+    if reason and not update:
+        raise SpecError(f"--reason {reason}: goes with --update")
+    done: list[Outcome] = []
     with progress("checking") as advance:
 
-        def on_case(outcome: "CaseOutcome", total: int) -> None:
+        def on_case(outcome: "Outcome", total: int) -> None:
             done.append(outcome)
             advance(len(done), total)
 
-        outcomes = check_baselines(folder, update=update, on_case=on_case)
+        share = _share(tolerance)
+        outcomes = check_baselines(folder, tolerance=share, update=update, reason=reason, on_case=on_case)
     if json:
         show_json(_document(outcomes))
     else:
         _show(outcomes)
     failed = sum(not outcome.passed for outcome in outcomes)
     if failed:
-        hint = f"; accept with: npusim check {folder} --update" if _can_accept(outcomes) else ""
-        raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{hint}")
+        how = f'; accept with: npusim check {folder} --update --reason "..."' if _can_accept(outcomes) else ""
+        raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{how}")
 
 
-def _can_accept(outcomes: "Sequence[CaseOutcome]") -> bool:
+def _share(text: str) -> float:
+    """Return ``1%`` or ``0.01`` as a share."""
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise SpecError(f"--tolerance {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+    return value
+
+
+def _can_accept(outcomes: "Sequence[Outcome]") -> bool:
     return any(outcome.status in ("changed", "new") for outcome in outcomes)
 
 
-def _show(outcomes: "Sequence[CaseOutcome]") -> None:
-    from npusim.report.text import Cell, Grid, percent, whole
+def _show(outcomes: "Sequence[Outcome]") -> None:
+    from npusim.report.text import Block, Cell, Facts, Grid
 
-    rows: list[tuple[Cell, ...]] = []
-    for outcome in outcomes:
-        old, new = outcome.old_cycles, outcome.new_cycles
-        style = "good" if outcome.passed else "bad"
-        change = (
-            f"{(new - old) / old * 100:+.2f} %" if old and new is not None and new != old else ""
-        )
-        rows.append(
-            (
-                Cell(outcome.name),
-                Cell("-" if old is None else whole(old)),
-                Cell("-" if new is None else whole(new)),
-                Cell(change),
-                Cell(outcome.status, style),  # type: ignore[arg-type]
-                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
-                Cell(_why(outcome)),
-            )
-        )
-    show(
-        [
-            Grid(
-                ("baseline", "old cycles", "new cycles", "change", "", "method", "moved"),
-                "<>>><<<",
-                tuple(rows),
-            )
-        ]
-    )
+    blocks: list[Block] = []
+    for kind in ("cycles", "decision"):
+        rows = [_row(outcome) for outcome in outcomes if outcome.kind == kind]
+        if rows:
+            header = (kind, "accepted", "today", "change" if kind == "cycles" else "margin", "", "method")
+            blocks.append(Grid(header, "<>>><<" if kind == "cycles" else "<<<><<", tuple(rows)))
+    facts = [(outcome.name, tuple(map(Cell, _why(outcome)))) for outcome in outcomes]
+    told = tuple((name, cells) for name, cells in facts if cells)
+    show([*blocks, *([Facts(told)] if told else [])])
 
 
-def _why(outcome: "CaseOutcome") -> str:
+def _row(outcome: "Outcome") -> "tuple[Cell, ...]":
+    from npusim.report.text import Cell, percent
+
+    first = outcome.rows[0] if outcome.rows else None
+    old, new = (None, None) if first is None else (first.old, first.new)
+    change = "" if first is None else first.why if first.change is None else f"{first.change * 100:+.2f} %"
+    return (
+        Cell(outcome.name), Cell(_text(old)), Cell(_text(new)), Cell(change),
+        Cell(outcome.status, "good" if outcome.passed else "bad"),
+        Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
+    )  # fmt: skip
+
+
+def _text(value: int | str | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+def _why(outcome: "Outcome") -> "Iterator[str]":
+    """Yield what is to be said of a case beside its row."""
     if outcome.reason:
-        return " ".join(outcome.reason.split())
-    moved = sorted(outcome.moved.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
-    parts = [f"{pipe} {new - old:+,}" for pipe, (old, new) in moved]
-    if outcome.status in ("changed", "updated") and outcome.old_cycles is not None and not parts:
-        parts.append("waiting only, no pipe's busy cycles")
+        yield " ".join(outcome.reason.split())
+    for row in outcome.rows[1:]:
+        yield f"{row.name}: was {_text(row.old)}, is {_text(row.new)}: {row.why}"
+    moved = [f"{unit} {name} {new - old:+,} ({old:,} -> {new:,})" for unit, name, old, new in outcome.moved[:_SHOWN]]
+    if moved:
+        more = len(outcome.moved) - len(moved)
+        yield "moved, in cycles: " + "; ".join(moved) + (f"; and {more} more" if more else "")
     if outcome.ignored:
-        parts.append(f"(without {', '.join(outcome.ignored)})")
+        yield f"without {', '.join(outcome.ignored)}"
     if outcome.device_changed:
-        parts.append("(the device file changed)")
-    return ", ".join(parts)
+        yield "the device file changed"
 
 
-def _document(outcomes: "Sequence[CaseOutcome]") -> dict[str, object]:
+def _document(outcomes: "Sequence[Outcome]") -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "npusim.check",
         "cases": [
             {
+                "kind": outcome.kind,
                 "name": outcome.name,
                 "file": str(outcome.path),
                 "status": outcome.status,
                 "passed": outcome.passed,
-                "old_cycles": outcome.old_cycles,
-                "new_cycles": outcome.new_cycles,
-                "moved": {p: {"old": a, "new": b} for p, (a, b) in outcome.moved.items()},
+                "rows": [
+                    {"name": r.name, "old": r.old, "new": r.new, "change": r.change, "why": r.why} for r in outcome.rows
+                ],
+                "reason": outcome.reason,
+                "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in outcome.moved],
                 "device_changed": outcome.device_changed,
                 "method": outcome.method,
                 "band": outcome.band,
                 "ignored": list(outcome.ignored),
-                "reason": outcome.reason,
             }
             for outcome in outcomes
         ],

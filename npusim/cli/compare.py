@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_json, show_markdown, working
+from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Command, examples
+from npusim.cli.report import check_reports
 from npusim.errors import SpecError
 from npusim.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.report.compare import Comparison
     from npusim.run_result import RunResult
 
 __all__ = ["add_to"]
@@ -31,6 +33,10 @@ Runs = Annotated[
     ),
 ]  # fmt: skip
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.", show_default=False)]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", show_default=False, help="Write a page too. Needs npusim[report]."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,13 +49,16 @@ def add_to(app: typer.Typer) -> None:
             ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
             ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
             ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
+            ("npusim compare pasa flash --html page.html", "and a page to look at"),
             ("npusim compare a/result.json b/result.json --json", "the same for a script"),
         ),
     )(compare)
 
 
-@o.takes("trace_groups", "presets", "diagnose", own_first=True, schedule=False)
-def compare(request: Request, *, runs: Runs, json: o.Json = False, markdown: Markdown = False) -> None:
+@o.takes("trace_groups", "window", "presets", "diagnose", own_first=True, schedule=False)
+def compare(
+    request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
+) -> None:
     """Say what moved between runs, and split the difference in latency into parts that add up to it.
 
     The first run is the one that others are compared with. Options are for schedules that are run on the spot.
@@ -60,13 +69,25 @@ def compare(request: Request, *, runs: Runs, json: o.Json = False, markdown: Mar
 
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
+    if html is not None:
+        check_reports()
     found = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
+    if html is not None:
+        _write(html, found)
     if json:
         show_json(comparison_document(found))
     elif markdown:
         show_markdown(comparison_table(found))
     else:
         show(comparison_table(found))
+
+
+def _write(file: Path, found: "Comparison") -> None:
+    from npusim.report.output import write_whole
+    from npusim.report.reports import comparison_page
+
+    write_whole(file, comparison_page(found).encode())
+    say(f"wrote {file}")
 
 
 def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":

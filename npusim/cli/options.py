@@ -174,7 +174,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     if name is not None:
         return name
     from npusim.schedules import SCHEDULES
-    from npusim.schedules.plugins import installed
+    from npusim.schedules.plugins import offered
 
     families: dict[str, list[str]] = {}
     for schedule in SCHEDULES.values():
@@ -184,7 +184,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
         rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
-    rows += [f"  {called:<{width}}  {place}" for called, place in sorted(installed().items())]
+    rows += [f"  {called:<{width}}  {place}" for called, place in sorted(offered().items())]
     rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -19,6 +18,7 @@ from npusim.config.engine import (
     MatrixEngine,
     VectorEngine,
 )
+from npusim.config.installed import clash, installed
 from npusim.config.limits import fault_in, slow_link
 from npusim.config.model import Name, SpecModel, Text, fault_at
 from npusim.config.quantity import (
@@ -41,14 +41,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MACHINES = "npusim.machines"
 
 
-def installed_machines() -> dict[str, str]:
-    """Return ``{family: where its machine is}`` of the families that installed packages bring."""
-    return {entry.name: entry.value for entry in entry_points(group=MACHINES)}
-
-
 def _family(name: str) -> str:
     """Return ``name`` if a machine for it is known; raise what pydantic reports if not."""
-    if name in FAMILIES or name in (others := installed_machines()):
+    others = installed(MACHINES)
+    if name in FAMILIES or name in others:
+        if twice := clash(MACHINES, name, is_ours=name in FAMILIES):
+            raise PydanticCustomError("family", "{text}", {"text": twice})
         return name
     known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(others)))
     raise PydanticCustomError("family", "{text}", {"text": f"{name!r} is not one of: {known}"})

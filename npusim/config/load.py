@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 #: What files of npusim are: the part of their schema before its version.
-KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "measurements"))
+KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 RecordType = TypeVar("RecordType")
 
 
-def load_device(name_or_path: str | Path, overrides: Mapping[str, str] | None = None) -> DeviceSpec:
+def load_device(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
     """Return a device by packaged name (``ascend_910b2``) or path.
 
-    ``overrides`` maps dotted keys to values as text, as ``-C key=value`` gives them.
+    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it.
 
     Raises
     ------

@@ -326,7 +326,7 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
 
 
 def load_node_device(
-    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, str] | None = None
+    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, object] | None = None
 ) -> NodeDevice:
     """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
 
@@ -355,7 +355,7 @@ def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
 
 
 def load_machine(
-    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, str] | None = None
+    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None
 ) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path or as it is loaded.
 

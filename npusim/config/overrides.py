@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,6 +45,8 @@ _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
 #: And as one of a node, whose file has the times of its kernels.
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
+#: What a node's plan of memory reads, whatever its device's family.
+_OF_A_PLAN = "memory.gm.capacity_bytes"
 _LABELS = ("schema", "description", "architecture")
 
 
@@ -56,6 +59,8 @@ def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | N
         return "no model yet; `facts` keeps it with its source"
     if key in _LABELS:
         return "people"
+    if in_node and key == _OF_A_PLAN:
+        return None
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):
@@ -68,12 +73,12 @@ Machine = TypeVar("Machine", bound=BaseModel)
 
 
 def apply_overrides(
-    device: Machine, overrides: Mapping[str, str], *, in_node: bool = False
+    device: Machine, overrides: Mapping[str, object], *, in_node: bool = False
 ) -> Machine:
     """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
-    text (``name``).
+    text (``name``); a value is a number, or text as ``-C`` gives it.
 
     Raises
     ------
@@ -84,7 +89,8 @@ def apply_overrides(
     from npusim.config.device import DeviceSpec
 
     data = device.model_dump(by_alias=True)
-    for key, text in overrides.items():
+    said = {key: _said(key, value) for key, value in overrides.items()}
+    for key, text in said.items():
         is_fact = _is_fact(data, key)
         if not is_fact:
             _set(data, key, text)
@@ -95,8 +101,17 @@ def apply_overrides(
     try:
         return type(device).model_validate(data)
     except ValidationError as error:
-        lines = [_line(key, text, overrides) for key, text in explain(error, data)]
+        lines = [_line(key, text, said) for key, text in explain(error, data)]
         raise SpecError("\n".join(lines)) from None
+
+
+def _said(key: str, value: object) -> str:
+    """Return a value as a command line has it."""
+    if not isinstance(key, str):
+        raise SpecError(f"-C {key!r}={value!r}: a key is text: clock_hz, links.hbm.bytes_per_s")
+    if isinstance(value, bool) or not isinstance(value, str | Real):
+        raise SpecError(f"-C {key}={value!r}: expected a number, or text, not a {type(value).__name__}")
+    return str(value)
 
 
 def _is_fact(data: dict[str, object], key: str) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from npusim.config.installed import entries
 from npusim.errors import SpecError
 
 __all__ = [
@@ -61,7 +61,7 @@ def installed_folders() -> tuple[Path, ...]:
     Raises `SpecError` for an entry point that names no package.
     """
     found = []
-    for entry in entry_points(group=DEVICES):
+    for entry in entries(DEVICES):
         try:
             spec = find_spec(entry.value)
         except (ImportError, ValueError):

@@ -142,7 +142,7 @@ def explore(
     tiling: Mapping[str, object] | None = None,
     precision: str | None = None,
     method: str = "auto",
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
     studies: bool = False,
     jobs: int = 1,
     csv_path: str | Path | None = None,

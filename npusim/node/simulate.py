@@ -13,7 +13,7 @@ from npusim.ir.walk import Walker, walk
 from npusim.node.driver import Plan, plan_collective
 from npusim.node.host import Host
 from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
-from npusim.node.machine import FEMTOSECONDS, Device, Fabric, RunningCollective, femtoseconds
+from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Past, RunningCollective, femtoseconds
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, QueueUse, Span
@@ -107,6 +107,7 @@ class _Simulation:
         self.devices = [Device(self.env, i, device) for i in range(count)]
         self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
+        self.past = Past()
         self.plans: dict[CollectiveCall, Plan] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
@@ -193,7 +194,7 @@ class _Simulation:
         yield from self.devices[rank].claim(plan)
         if ordinal not in self.running:
             self.running[ordinal] = RunningCollective(
-                self.fabric, self.devices, plan, call.size_bytes, self.node.between
+                self.fabric, self.devices, plan, call.size_bytes, self.node.between, self.past
             )
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)

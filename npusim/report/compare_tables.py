@@ -39,12 +39,9 @@ def comparison_table(comparison: Comparison) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def reason(comparison: Comparison, run: int) -> str:
-    """Return in a sentence why run ``run`` takes longer or shorter than the first; empty without times."""
-    latency = comparison.latency
-    if latency is None:
-        return ""
-    old, new = (comparison.sheets[i] for i in (0, run))
+def reason(latency: Breakdown, run: int) -> str:
+    """Return in a sentence why run ``run`` takes longer or shorter than the first."""
+    old, new = (latency.sheets[i] for i in (0, run))
     before, after = (s.us(s.cycles or 0) + s.launch_us for s in (old, new))
     change = after - before
     unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
@@ -61,7 +58,7 @@ def reason(comparison: Comparison, run: int) -> str:
 def _reasons(c: Comparison, latency: Breakdown) -> Iterator[tuple[str, tuple[Cell, ...]]]:
     many = len(c.sheets) > 2
     for run in range(1, len(c.sheets)):
-        texts = [Cell(reason(c, run))]
+        texts = [Cell(reason(latency, run))]
         if c.chains[run]:
             steps = [f"{s.unit} {s.part} {s.part.cycles[1] - s.part.cycles[0]:+,}" for s in c.chains[run]]
             texts.append(Cell("behind the first, in cycles: " + " < ".join(steps), "dim"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npusim.report.compare import compare
+from npusim.report.compare_sections import comparison_part
 from npusim.report.figures import load_figures
 from npusim.report.page import Part, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
@@ -15,12 +18,15 @@ from npusim.report.text import Facts, Heading
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.report.compare import Comparison
     from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
 
-__all__ = ["REPORT_FILE", "place_of", "run_page", "run_part", "saved_page"]
+__all__ = ["REPORT_FILE", "comparison_page", "place_of", "run_page", "run_part", "saved_page"]
 
 REPORT_FILE = "report.html"
+#: Windows of a timeline that a page of several runs leaves out, to stay small.
+LEFT_OUT = ("Prologue", "Epilogue")
 
 
 def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
@@ -40,10 +46,18 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 def saved_page(runs: Sequence[Path]) -> str:
     """Return the page of run folders, or of their ``result.json``; raise `SpecError` where one is none."""
     found = [(load_result(run), load_figures(_folder(run))) for run in runs]
-    if len(found) == 1:
-        return run_page(*found[0])
-    parts = [run_part(record, drawn, prefix=f"run{n}-") for n, (record, drawn) in enumerate(found, start=1)]
-    return page_html(" and ".join(record.name for record, _ in found), parts)
+    return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
+
+
+def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
+    """Return the page of runs side by side, then of each; ``drawn`` are their ``figures.json``, where known."""
+    parts = [comparison_part(comparison)]
+    known = (*drawn, *(None for _ in comparison.sheets))
+    for number, (sheet, figures) in enumerate(zip(comparison.sheets, known, strict=False), start=1):
+        if sheet.record is not None:
+            fewer = figures and {**figures, "windows": [w for w in figures["windows"] if w["name"] not in LEFT_OUT]}
+            parts.append(replace(run_part(sheet.record, fewer, prefix=f"run{number}-"), title=sheet.label))
+    return page_html(f"{' and '.join(comparison.labels)} · npusim", parts)
 
 
 def place_of(runs: Sequence[Path]) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import track_of
-from npusim.report import charts
+from npusim.report import charts, more_charts
 from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, main_stall, queues_of
 from npusim.report.text import percent, whole
 from npusim.timing.summary import NO_INSTRUCTION
@@ -253,7 +253,8 @@ def _roofline(record: RunRecord, timing: TimingRecord, prefix: str) -> Figure:
         "by the bytes that crossed each memory."
     )
     header = ("memory", "bytes moved", "bandwidth", "ridge, op/byte", "this run, op/byte", "of its roof")
-    return Figure(f"{prefix}roofline", "Roofline", text, charts.roofline(levels, at.peak_flops_per_s), header, rows)
+    spec = more_charts.roofline(levels, at.peak_flops_per_s)
+    return Figure(f"{prefix}roofline", "Roofline", text, spec, header, rows)
 
 
 def _memories(drawn: dict[str, Any], prefix: str) -> Figure:
@@ -274,7 +275,7 @@ def _memories(drawn: dict[str, Any], prefix: str) -> Figure:
         "time; the line is the capacity."
     )
     header = ("memory", "allocated", "capacity", "share", "held at most")
-    return Figure(f"{prefix}memories", "Buffers against capacity", text, charts.memory_bars(found), header, rows)
+    return Figure(f"{prefix}memories", "Buffers against capacity", text, more_charts.memory_bars(found), header, rows)
 
 
 # ---------------------------------------------------------------- bits
@@ -300,7 +301,7 @@ def _errors(record: RunRecord, drawn: dict[str, Any], prefix: str) -> Figure:
     sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
     header = ("head", "rows", "relative error", "rows not finite", "overflows")
     return Figure(
-        f"{prefix}errors", "Error over rows and heads", text + sample, charts.grid_of_errors(found), header, rows
+        f"{prefix}errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows
     )
 
 
@@ -324,7 +325,7 @@ def _scores(scores: dict[str, Any], prefix: str) -> Figure:
         f"{prefix}scores",
         "Scores against the range of their format",
         text,
-        charts.score_bars(scores),
+        more_charts.score_bars(scores),
         ("magnitude", "scores", "share"),
         rows,
     )

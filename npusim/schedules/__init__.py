@@ -56,7 +56,8 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     package offers no schedule, or takes one of our names for one of our families.
     """
     ours = {family: s for (n, family), s in SCHEDULES.items() if n == name}
-    outside = name if plugins.is_outside(name) else plugins.installed().get(name, "")
+    plugins.refuse_twice(name)
+    outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
     if ours.keys() & theirs.keys():
         raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
@@ -86,7 +87,7 @@ def find_schedule(name: str, family: str) -> Schedule:
         raise SpecError(
             f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}"
         )
-    known = sorted({*(n for n, _ in SCHEDULES), *plugins.installed()})
+    known = sorted({*(n for n, _ in SCHEDULES), *plugins.offered()})
     near = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise SpecError(f"unknown schedule {name!r}; there are {', '.join(known)}.{hint}")

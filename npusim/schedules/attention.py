@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.cells import attention_cells, kv_runs
 from npusim.algorithms.flash import flash
 from npusim.algorithms.tensors import attention_tensors
-from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.tiling_mask import PackedMask, TilingMask
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, slice_elements
 
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
 Made = tuple[tuple["Phase", ...], tuple[str, ...]]
 #: ``make(problem, sizes, precision, places)`` returns an attention with blocks of ``sizes`` = (rows, keys)
 #: on so many places where they run at a time.
+#: None: FlashAttention-2 as it is.
 Make = Callable[["Problem", tuple[int, int], "FlashPrecision", int], Made]
-
-
-def alone(problem: Problem, sizes: tuple[int, int], p: FlashPrecision, _places: int) -> Made:
-    """Return FlashAttention-2 as it is."""
-    return (flash_phase(problem, sizes, p),), ()
 
 
 def flash_phase(
@@ -37,7 +34,9 @@ def flash_phase(
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
     if is_packed:
         tensors = attention_tensors(problem, p.output, problem.group_size)
-        return flash(problem, sizes, packed_cells(problem, sizes), p, tensors, None)
+        cells = packed_cells(problem, sizes)
+        mask = PackedMask(problem.seq_q, sizes[0], sizes[1]) if problem.causal and problem.seq_q > 1 else None
+        return flash(problem, sizes, cells, p, tensors, mask)
     tensors, cells = attention_tensors(problem, p.output), attention_cells(problem, *sizes)
     return flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
 
@@ -54,19 +53,34 @@ def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
 def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[Cell, ...]:
     """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
 
-    Raises `TilingError` where these rows are not one matrix in memory, or not masked alike.
+    With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
+    in memory, or where a mask leaves room for one head alone.
     """
-    p = problem
-    if p.seq_q > 1 and (p.causal or p.layout != "bnsd"):
-        between = f"in layout {p.layout} other heads lie between them"
-        why = "a causal mask hides other keys from each" if p.causal else between
+    p, (height, keys) = problem, sizes
+    if p.seq_q > 1 and p.layout != "bnsd":
         raise TilingError(
-            f"pack: {p.seq_q} queries a head cannot be packed: {why}; packed are one query a head (--seq-q 1), or "
-            "rows without a mask in layout bnsd; leave pack=off"
+            f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
+            "packed are one query a head (--seq-q 1), or rows in layout bnsd; leave pack=off"
         )
-    keys = p.visible_keys(0) if p.causal else p.seq_kv
-    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size, "seq_kv": keys, "causal": False})
-    return attention_cells(rows, *sizes)
+    is_masked = p.causal and p.seq_q > 1
+    if is_masked and height < 2 * p.seq_q:
+        raise TilingError(
+            f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
+            f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
+        )
+    seen = p.visible_keys(0) if p.causal and not is_masked else p.seq_kv
+    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size, "seq_kv": seen, "causal": False})
+    if not is_masked:
+        return attention_cells(rows, *sizes)
+    runs = kv_runs(0, p.seq_q, p.seq_kv, keys, p.causal_offset)
+    whole = attention_cells(rows, height // p.seq_q * p.seq_q, keys)
+    return tuple(replace(cell, runs=runs, causal_offset=p.causal_offset) for cell in whole)
+
+
+def may_pack(problem: Problem, height: int) -> bool:
+    """Return whether rows of several query heads of a KV head fit in a block of ``height`` rows."""
+    single = problem.seq_q == 1
+    return problem.group_size > 1 and (single or (problem.layout == "bnsd" and 2 * problem.seq_q <= height))
 
 
 def ascend_tiling(

@@ -16,7 +16,7 @@ from npusim.algorithms.precision import for_inputs
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm.fields import SmFields
-from npusim.schedules.attention import Make, alone, ascend_tiling
+from npusim.schedules.attention import Make, ascend_tiling, flash_phase
 from npusim.schedules.flash_gpu import build_on_gpu
 from npusim.schedules.registry import Schedule
 
@@ -81,11 +81,11 @@ CPU_PRECISIONS = MappingProxyType(
 
 def build_on_ascend(
     problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
-    make: Make = alone,
+    make: Make | None = None,
 ) -> TileProgram:  # fmt: skip
     """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
     p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
-    (first, *rest), notes = make(problem, sizes, p, groups)
+    (first, *rest), notes = make(problem, sizes, p, groups) if make else ((flash_phase(problem, sizes, p),), ())
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)

@@ -32,9 +32,7 @@ class _GpuBlock(Tiling):
     """A block on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(
-        default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)"
-    )
+    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
 class GpuFp8Tiling(GroupFields, _GpuBlock):
@@ -47,13 +45,9 @@ class Fp8Tiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="rows of a softmax slice on an AIV; default: 4096 elements a slice",
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 4096 elements a slice"
     )
-    depth: int = Field(
-        default=2, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V"
-    )
+    depth: int = Field(default=2, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V")
 
 
 #: 2^8: the scale of P in hpc-ops and FlashAttention-3 (papers.md section 1.5).
@@ -105,9 +99,7 @@ def build_on_ascend(
     """Return the same steps on Ascend: with FP8 products, or a study of P's cast, its product in the inputs' format."""
     warnings = scale_warnings(precision)
     if problem.dtype == E4M3 and not _has_fp8(device):
-        raise TilingError(
-            f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}"
-        )
+        raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
     machine, sizes = AscendMachine(device), (tiling.block_q, tiling.block_kv)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, SLICE_ELEMENTS // 2)
@@ -124,10 +116,8 @@ def study(problem: Problem, device: DeviceSpec) -> str:
     if problem.dtype == E4M3:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if _has_fp8(device) else "has no FP8 matrix unit"
-    return (
-        f"{device.name} {why}: P is cast to E4M3 and multiplied as {problem.dtype}, "
-        "anew for each tile; a study of numerics, its time that of no real kernel"
-    )
+    what = f"P is cast to E4M3 and multiplied as {problem.dtype}, anew for each tile; a study of numerics"
+    return f"{device.name} {why}: {what}, its time that of no real kernel"
 
 
 SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"

@@ -12,11 +12,11 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from npusim.config.device import MACHINES, installed_machines
+from npusim.config.device import MACHINES
+from npusim.config.installed import clash, installed
 from npusim.config.messages import suggest
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.schedules.registry import Schedule
@@ -52,9 +52,15 @@ def is_outside(name: str) -> bool:
     return ":" in name
 
 
-def installed() -> dict[str, str]:
+def offered() -> dict[str, str]:
     """Return ``{name: where it is}`` of the schedules that installed packages offer."""
-    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return installed(GROUP)
+
+
+def refuse_twice(name: str) -> None:
+    """Raise `SpecError` where two installed packages offer a schedule of one name."""
+    if twice := clash(GROUP, name, is_ours=False):
+        raise SpecError(f"schedule {twice}")
 
 
 def machine(family: str) -> type[Machine]:
@@ -62,7 +68,7 @@ def machine(family: str) -> type[Machine]:
 
     Raises `SpecError`: no such family, a module that fails to import, no class under the name.
     """
-    place = installed_machines().get(family)
+    place = installed(MACHINES).get(family)
     if place is None:
         raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
     module, _, wanted = place.partition(":")

@@ -10,13 +10,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from npusim.algorithms.split import ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.algorithms.split import PACKED, ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules import flash
-from npusim.schedules.attention import flash_phase
+from npusim.schedules.attention import flash_phase, may_pack
 from npusim.schedules.flash_gpu import build_on_gpu
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
@@ -34,7 +35,7 @@ class _Splits(Tiling):
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
-        default="auto", description="query heads of a KV head as rows of one block; auto: where each has one query"
+        default="auto", description="query heads of a KV head as rows of one block; auto: where it pays"
     )
 
 
@@ -46,26 +47,31 @@ class GpuSplitTiling(_Splits, SmFields):
     """The same on streaming multiprocessors."""
 
 
-def _make(fields: _Splits, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int) -> Made:
-    group, said = problem.group_size, tuple[str, ...]()
-    is_packed = group > 1 and (fields.pack == "on" or (fields.pack == "auto" and problem.seq_q == 1))
+def _make(
+    fields: _Splits, family: str, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int
+) -> Made:
+    group, keys, said = problem.group_size, sizes[1], tuple[str, ...]()
+    is_packed = group > 1 and fields.pack == "on"
+    if fields.pack == "auto" and may_pack(problem, sizes[0]):
+        cells, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, keys)
+        is_packed = problem.seq_q == 1 or PACKED.packs(group * problem.seq_q, cells, seen, places)
     phase = flash_phase(problem, sizes, p, is_packed=is_packed)
-    tiles, keys, splits = max(map(tiles_of, phase.cells)), sizes[1], fields.splits
+    tiles, splits = max(map(tiles_of, phase.cells)), fields.splits
     if fields.pack == "auto" and is_packed:
         said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
-        splits = ROUNDS.splits(len(phase.cells), places, tiles)
+        splits = ROUNDS[family].splits(len(phase.cells), places, tiles, keys)
         said = (*said, f"splits=auto: {splits}, on {places} places; blocks of queries: {len(phase.cells)}")
     if splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {keys} keys: a split is one tile at least; take splits={tiles} at "
             "most, or a smaller block_kv"
         )
-    return split_kv(phase, splits, fields.merge, p), said
+    return split_kv(phase, splits, fields.merge, p, places), said
 
 
 def _build(on: Any, problem: Problem, tiling: _Splits, device: DeviceSpec, precision: SplitPrecision) -> TileProgram:
-    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling))
+    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling, device.family))
     return program
 
 

@@ -194,7 +194,7 @@ WRONG = (
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
     ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
-    # -------------------- compare
+    # -------------------- report
     ("report", "Missing argument 'RUN...'."),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),
     ("report empty.yaml", "empty.yaml: not a JSON file: Expecting value:"),
@@ -202,6 +202,8 @@ WRONG = (
     ("run flash --seq 256 --window 5", "--window 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --window 9:3", "--window 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --window 900:950", "window 900:950 us: the timeline ends at"),
+    ("help tiles", "help tiles: there are ci, compare, device, measurements, schedule, scope, tile, trace"),
+    # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare with what? Two runs or more are needed"),
     ("compare a/nope a/nope", "a/nope: cannot be read: No such file or directory;"),
@@ -212,8 +214,19 @@ WRONG = (
     ("compare json_list.json json_list.json", "json_list.json: not a result of `npusim run` (no"),
     ("compare old.json old.json", "old.json: schema_version 0; this npusim reads 1"),
     ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
+    # -------------------- diff
+    ("diff", "Missing argument 'OUT'."),
+    ("diff nope.npz", "which schedule? For example: npusim diff OUT flash"),
+    ("diff nope.npz flash --hw h200", "nope.npz: no such file; an .npz or .safetensors with the kernel's output"),
+    ("diff empty.yaml flash --hw h200", "empty.yaml: not a readable tensor file, or truncated"),
+    ("diff nope.npz tiling_allreduce", "has no attention's output to compare with"),
+    # -------------------- invariant
+    ("invariant nosuch", "unknown schedule 'nosuch'; there are"),
     # -------------------- check
     ("check", "Missing argument 'DIR'."),
+    ("check nope --tolerance 1x", "--tolerance 1x: write a share from 0 to below 1 (or 100 %): 0.01, or 1%"),
+    ("check nope --tolerance 100%", "--tolerance 100%: write a share from 0"),
+    ("check nope --reason why", "--reason why: goes with --update"),
     ("check nope", "nope: no such baseline, nor a folder of them"),
     ("check nothing", "nothing: holds no baseline (*.yaml); see npusim"),
     ("check none.yaml", "none.yaml: no such baseline, nor a folder of them"),

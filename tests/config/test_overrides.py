@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from npusim.config.load import load_device
@@ -66,6 +67,18 @@ def test_bad_overrides_are_refused_as_they_were_typed(
 ) -> None:
     device = load_device("ascend_910b2")
     assert fault(apply_overrides, device, {key: text}).startswith(f"-C {key}={text}: {message}")
+
+
+def test_a_number_is_what_its_text_is() -> None:
+    as_text = {"group_count": "8", "clock_hz": "1500000000.0", "links.hbm.bytes_per_s": "1e12"}
+    numbers = {"group_count": 8, "clock_hz": np.float64(1.5e9), "links.hbm.bytes_per_s": 1e12}
+    assert load_device("ascend_910b2", numbers).digest() == load_device("ascend_910b2", as_text).digest()
+
+
+@pytest.mark.parametrize("value", [[8], None, True, {"value": 8}])
+def test_a_value_that_is_neither_number_nor_text_is_refused(value: object, fault: Callable[..., str]) -> None:
+    said = f"-C group_count={value!r}: expected a number, or text, not a {type(value).__name__}"
+    assert fault(load_device, "ascend_910b2", {"group_count": value}) == said
 
 
 @pytest.mark.parametrize(

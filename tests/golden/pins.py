@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.baseline.cycles import busy_cycles
 from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.load import load_device as read_device
 from npusim.config.node import NODE_FAMILY
@@ -136,10 +137,7 @@ class Case:
         found: dict[str, Any] = {}
         if device.is_timed:
             timing = simulate_program(program, device, "block")
-            busy: dict[str, int] = {}
-            for use in (use for group in timing.queues for use in group):
-                busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
-            found |= {"cycles": timing.cycles, "busy": busy, "bytes": timing.link_bytes}
+            found |= {"cycles": timing.cycles, "busy": busy_cycles(timing), "bytes": timing.link_bytes}
         if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem):
             found["bits"] = digest_of_bits(program, problem)
         return found

@@ -44,6 +44,7 @@ def test_layers_are_folded_and_the_vocabulary_comes_once() -> None:
     none = SMALL.model_copy(update={"vocab": 0})
     three, one = timed(none), timed(none.model_copy(update={"layers": 1}))
     assert three.cycles == 3 * one.cycles
+    assert set(three.times_s.values()) == {three.latency_s}
     assert three.operations == 3 * one.operations
     assert timed().latency_s - three.latency_s == pytest.approx(
         timed().parts_s["vocabulary"] + timed(SMALL.model_copy(update={"layers": 1})).parts_s["norm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -32,22 +33,26 @@ flash = unified_core:FLASH
 pasa = unified_core:PASA
 late = late_on_unified:LATE
 """
+#: Its module is loaded when the family is there: it is for all there are, this one too.
 LATE = """
-from dataclasses import replace
 from late_scale import LATE_SCALE
-LATE = tuple(replace(LATE_SCALE[0], name="late", family=name) for name in ("unified", "broken"))
+LATE = LATE_SCALE
 """
 
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a package with entry points on the path: what pip leaves of an installed one."""
-    info = tmp_path / "unified_core-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unified-core\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    install(tmp_path, "unified-core", ENTRY_POINTS)
     (tmp_path / "late_on_unified.py").write_text(LATE, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(HERE), *sys.path])
+
+
+def install(folder: Path, package: str, points: str) -> None:
+    """Put a package with entry points on a path: what pip leaves of an installed one."""
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
 
 
 def run(schedule: str, hw: str, **more: Any) -> Any:
@@ -95,10 +100,37 @@ def test_what_it_has_no_way_for_is_refused() -> None:
         run("gemm", HW)
 
 
+def test_it_needs_the_public_surface_alone() -> None:
+    tree = ast.parse((HERE / "unified_core.py").read_text(encoding="utf-8"))
+    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m for m in modules if m and m.startswith("npusim")} == {"npusim.kernel", "npusim.machine"}
+
+
+@pytest.mark.parametrize(
+    ("points", "hw", "message"),
+    [
+        ("[npusim.machines]\nascend = other:M\n", "ascend_910b2",
+         "family: 'ascend' is brought by npusim itself and by other:M (other 1.0); uninstall one, or rename"),
+        ("[npusim.machines]\nunified = other:M\n", HW,
+         "'unified' is brought by other:M (other 1.0) and by unified_core:UnifiedMachine (unified-core 1.0)"),
+        ("[npusim.schedules]\nflash = other:FLASH\n", HW,
+         "schedule 'flash' is brought by other:FLASH (other 1.0) and by unified_core:FLASH (unified-core 1.0)"),
+    ],
+)  # fmt: skip
+def test_two_of_one_name_are_refused_with_both_origins(
+    points: str, hw: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "other", "other", points)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path])
+    with pytest.raises(SpecError, match=re.escape(message)):
+        run("flash", hw)
+    assert npusim.run("flash", hw="h200", seq=128, rows="all").numerics if "machines" in points else True
+
+
 def test_faults_of_a_family_are_told(tmp_path: Path) -> None:
     text = Path(HW).read_text(encoding="utf-8")
     for family, message in (
-        ("unifed", "family: 'unifed' is not one of: 'ascend' or 'nvidia' or 'broken' or 'unified'"),
+        ("unifed", "family: 'unifed' is not one of: 'ascend' or 'nvidia' or 'cpu' or 'broken' or 'unified'"),
         ("broken", r"unified_core:CORE: entry point 'broken' of npusim.machines is no class with a method build()"),
     ):
         file = tmp_path / f"{family}.yaml"

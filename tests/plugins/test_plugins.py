@@ -209,8 +209,9 @@ def test_a_missing_file_is_refused_with_the_form() -> None:
 
 
 def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "installed", lambda: {"late": LATE, "flash": LATE})
-    assert f"  late              {LATE}" in str(CliRunner().invoke(app, ["run"]).stderr)
+    monkeypatch.setattr(plugins, "offered", lambda: {"late": LATE, "flash": LATE})
+    assert re.search(rf"^  late +{re.escape(LATE)}$", str(CliRunner().invoke(app, ["run"]).stderr), re.MULTILINE)
     assert find_schedule("late", "ascend").name == "late_scale"
+    assert {s.family for s in plugins.load(LATE)} >= {"ascend", "nvidia"}
     with pytest.raises(SpecError, match=r"'flash' is a schedule of npusim's own; give the entry point another name"):
         find_schedule("flash", "ascend")

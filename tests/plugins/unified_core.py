@@ -10,32 +10,52 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.table import bind, choose
-from npusim.config.tiling import Field, Tiling
-from npusim.errors import TilingError
-from npusim.formats import get_format
-from npusim.ir import program as ir
-from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.tile import RingTile
-from npusim.machines.ascend.pricing import EnginePricing
-from npusim.machines.frame import Frame, body
-from npusim.machines.touches import once, touches
-from npusim.schedules import flash, pasa
-from npusim.schedules.attention import flash_phase
-from npusim.schedules.pasa_phases import pasa_phases
+from npusim.kernel import (
+    Attributes,
+    Cell,
+    Field,
+    Opcode,
+    Phase,
+    Run,
+    Stage,
+    Tiling,
+    TilingError,
+    Visit,
+    choose,
+    for_inputs,
+)  # fmt: skip
+from npusim.machine import (
+    WHOLE,
+    AddressSpace,
+    Allocator,
+    DeviceSpec,
+    EnginePricing,
+    Frame,
+    Item,
+    Operand,
+    PasaTiling,
+    ProgramLoop,
+    ProgramPhase,
+    Queue,
+    Ring,
+    RingTile,
+    Source,
+    Step,
+    Tile,
+    TileOp,
+    TileProgram,
+    bind,
+    body,
+    flash_phase,
+    get_format,
+    on_family,
+    once,
+    pasa_phases,
+    touches,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from npusim.algorithms.phase import Cell, Phase, Run, Visit
-    from npusim.algorithms.table import Stage
-    from npusim.config.device import DeviceSpec
-    from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source
-    from npusim.ir.tile import Operand, Tile
 
 CORE, UB = "core", "core.UB"
 QUEUES = LOAD, MATRIX, VECTOR, STORE = tuple(f"{CORE}.{e}" for e in ("LOAD", "MATRIX", "VECTOR", "STORE"))
@@ -49,7 +69,7 @@ class UnifiedMachine:
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
-    ) -> ir.TileProgram:
+    ) -> TileProgram:
         """Return the program; the phases say all, tiling fields nothing beyond them."""
         listed = [phase for phase, _ in phases]
         ub = self.device.core(CORE).buffer("UB")
@@ -59,8 +79,8 @@ class UnifiedMachine:
             allocator.start_phase()
             built.append(UnifiedPhase(phase, self.device, allocator).build())
         allocator.check()
-        return ir.TileProgram(
-            name=name, queues=tuple(ir.Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
+        return TileProgram(
+            name=name, queues=tuple(Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
             rings=tuple(allocator.rings), spaces=dict(allocator.spaces), used_bytes=dict(allocator.peak_bytes),
             tensors={t.name: t for p in listed for t in p.all_tensors()}, phases=tuple(built), flops=flops,
             constants={n: v for p in listed for n, v in p.all_values().items()}, notes=notes, pricing=EnginePricing,
@@ -95,9 +115,9 @@ class UnifiedPhase:
         self._place()
         self.bodies = {loop: partial(self._stages, loop.stages) for loop in phase.loops}
 
-    def build(self) -> ir.Phase:
+    def build(self) -> ProgramPhase:
         """Return the phase, its cells dealt to cores round robin."""
-        return ir.Phase(
+        return ProgramPhase(
             self.phase.name, self.phase.cells, self._items, lambda cell: cell.shape, partial(touches, self.frame, once),
             serves=self.phase.serves, roles=self.frame.roles,
         )  # fmt: skip
@@ -142,7 +162,7 @@ class UnifiedPhase:
 
     # ---------------------------------------------------------------- order
 
-    def _items(self, cell: Cell) -> Iterator[ir.Item]:
+    def _items(self, cell: Cell) -> Iterator[Item]:
         frame, phase = self.frame, self.phase
         for n in self.held:
             yield self._load(n, cell, WHOLE)
@@ -160,7 +180,7 @@ class UnifiedPhase:
                 continue
             for at, run in frame.placed(cell):
                 step = partial(_step, self.bodies[loop], cell, at, run)
-                yield ir.Loop(loop.axis, range(at, at + run.count), step)
+                yield ProgramLoop(loop.axis, range(at, at + run.count), step)
         yield from self._stages(phase.finish, cell, WHOLE)
         for n in self.held:
             yield from self._pass_on(n, cell, "release", last=True)
@@ -250,9 +270,9 @@ def _op(
     return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
 
 
-def _step(function: Any, cell: Cell, first: int, run: Run, index: int) -> Iterator[ir.Loop]:
+def _step(function: Any, cell: Cell, first: int, run: Run, index: int) -> Iterator[ProgramLoop]:
     """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
-    yield ir.Loop("", (0,), body(function, cell, run.visit(index, index - first)))
+    yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))
 
 
 # -------------------------------------------------------------------- what it runs
@@ -265,15 +285,15 @@ class UnifiedTiling(Tiling):
     block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile")
 
 
-def _flash(problem: Any, tiling: UnifiedTiling, device: DeviceSpec, precision: Any) -> ir.TileProgram:
+def _flash(problem: Any, tiling: UnifiedTiling, device: DeviceSpec, precision: Any) -> TileProgram:
     phase = flash_phase(problem, (tiling.block_q, tiling.block_kv), for_inputs(precision, problem.dtype))
     return UnifiedMachine(device).build("flash", [(phase, tiling)], problem.flops())
 
 
-def _pasa(problem: Any, tiling: pasa.GpuPasaTiling, device: DeviceSpec, precision: Any) -> ir.TileProgram:
+def _pasa(problem: Any, tiling: PasaTiling, device: DeviceSpec, precision: Any) -> TileProgram:
     phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
     return UnifiedMachine(device).build("pasa", [(p, tiling) for p in phases], problem.flops(), notes)
 
 
-FLASH = replace(flash.ASCEND, family="unified", tiling=UnifiedTiling, build=_flash)
-PASA = replace(pasa.ASCEND, family="unified", tiling=pasa.GpuPasaTiling, build=_pasa)
+FLASH = on_family("flash", "unified", UnifiedTiling, _flash)
+PASA = on_family("pasa", "unified", PasaTiling, _pasa)

@@ -133,6 +133,22 @@ def test_saved_run_has_its_figures_and_one_without_them_gives_fewer(
     assert fewer == ["time", "roofline", "constants"]
 
 
+@pytest.mark.usefixtures("light")
+def test_page_of_a_comparison_shows_parts_that_add_up_then_each_run(tmp_path: Path, computed: RunResult) -> None:
+    folders = [save_run(computed, tmp_path / "a", trace="none"), tmp_path / "b"]
+    other = run("flash", seq=512, workload="pasa_uniform", precision="fa2_fp32", numerics=False)
+    save_run(other, folders[1], trace="none")
+    text = saved_page(folders)
+    found = _Reader(text)
+    keys = [f["id"] or "" for f in found.all("figure")]
+    assert keys[:3] == ["changes", "whole", "busy"], "no errors: no place in latency against error"
+    assert {"run1-time", "run2-time", "run1-errors", "run2-use"} <= set(keys)
+    assert len(set(keys)) == len(keys)
+    charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
+    parts = sum(row["value"] for row in charts["changes"]["datasets"]["rows"])
+    assert parts == pytest.approx(other.latency_us - computed.latency_us, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

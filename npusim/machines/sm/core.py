@@ -79,5 +79,5 @@ class SmCore:
 
 def works_beside(device: DeviceSpec) -> bool:
     """Return whether a device's warp groups work beside one another, as its file says how."""
-    issue = device.core(SM).engines.get(WARPS)
+    issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None

@@ -1,0 +1,83 @@
+"""What was accepted, held against what npusim gives today: cycles to the last one, and which schedule and tile wins.
+
+A case is a small YAML file (`config.baseline_file`); ``npusim check`` runs a folder of them, and the
+fixtures of `npusim.pytest_plugin` do the same inside a test suite.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npusim.baseline.cycles import check_cycles, cycles_of
+from npusim.baseline.decision import check_decision
+from npusim.baseline.outcome import Outcome, Update
+from npusim.config.baseline_file import BaselineFile, load_case
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Outcome", "check_baselines", "cycles_of"]
+
+
+def check_baselines(
+    folder: str | Path,
+    *,
+    tolerance: float = 0.0,
+    update: bool = False,
+    reason: str = "",
+    on_case: Callable[[Outcome, int], None] | None = None,
+) -> tuple[Outcome, ...]:
+    """Run every case below ``folder`` (or the one file it names) and return what became of it.
+
+    ``tolerance`` is what a kernel's cycles, and those that a pipe is busy, may differ relative to what was
+    accepted; and by how much an accepted winner may be slower than today's.  With ``update`` what a
+    case gives is written into its file, with ``reason``, without which nothing accepted is replaced; it
+    is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as
+    it is there, and the number of cases.
+
+    Raises
+    ------
+    SpecError
+        There is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are read
+        before any case runs.
+    OutputError
+        A file cannot be written; it is unchanged then.
+    """
+    if update and _is_ci():
+        raise SpecError(
+            "--update is refused where the environment variable CI is set: "
+            "accept what changed on your own machine and commit it"
+        )
+    if not 0 <= tolerance < 1:
+        raise SpecError(f"tolerance {tolerance:g}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+    files = _files(Path(folder))
+    loaded = [(file, load_case(file, is_edited=update)) for file in files]
+    outcomes = []
+    for file, case in loaded:
+        accept = Update(file, case, reason) if update else None
+        if isinstance(case, BaselineFile):
+            outcome = check_cycles(file, case, tolerance, accept)
+        else:
+            outcome = check_decision(file, case, tolerance, accept)
+        outcomes.append(outcome)
+        if on_case is not None:
+            on_case(outcome, len(files))
+    return tuple(outcomes)
+
+
+def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such baseline, nor a folder of them")
+    found = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
+    if not found:
+        raise SpecError(f"{folder}: holds no baseline (*.yaml); see npusim check --help for one")
+    return found
+
+
+def _is_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -1,0 +1,227 @@
+"""Which schedule and tile wins a space, against what was accepted: by what margin, and finite or not.
+
+Cycles may move as they like here, as long as nobody would choose otherwise for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npusim.baseline.outcome import Outcome, Row, Status, Update, request_of, said
+from npusim.config.baseline_file import ExpectedChoice, ExpectedDecision
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.errors import NpusimError, SpecError
+from npusim.explore.search import Exploration, at, search
+from npusim.report.compare import compare
+from npusim.report.compare_tables import reason
+from npusim.report.text import percent
+from npusim.simulate import run_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from npusim.config.baseline_file import Candidate, DecisionFile
+    from npusim.explore.store import Outcome as Tried
+
+__all__ = ["Decision", "Found", "check_decision", "decide"]
+
+
+class Found(NamedTuple):
+    """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""
+
+    name: str
+    exploration: Exploration
+    finite: bool | None = None
+
+    @property
+    def best(self) -> Tried | None:
+        """The point that takes least time."""
+        return self.exploration.best
+
+    @property
+    def margin(self) -> float | None:
+        """How much longer the next point takes, relative to the best."""
+        ranked = self.exploration.feasible
+        return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
+
+    def choice(self) -> ExpectedChoice:
+        """Return what a decision keeps of it."""
+        best = self.best
+        return ExpectedChoice(
+            candidate=self.name, point=None if best is None else dict(best.point), margin=_rounded(self.margin),
+            latency_us=None if best is None else best.latency_us, finite=self.finite,
+            cycles=tuple(o.cycles for o in self.exploration.outcomes),
+        )  # fmt: skip
+
+    def tried(self, point: Mapping[str, object]) -> Tried | None:
+        """Return the outcome of a point."""
+        return next((o for o in self.exploration.outcomes if o.point == point), None)
+
+
+class Decision(NamedTuple):
+    """What every candidate gave, and how much longer the second best takes than the winner, relative."""
+
+    found: tuple[Found, ...]
+    margin: float | None
+
+    @property
+    def winner(self) -> Found:
+        """The candidate whose best point takes least time; the first of those that take as long."""
+        return min(self.found, key=lambda f: _time(f.best))
+
+    def expected(self) -> ExpectedDecision:
+        """Return it as a file keeps it."""
+        device: Any = self.found[0].exploration.request.hw
+        return ExpectedDecision(
+            device_digest=device.digest(), winner=self.winner.name, margin=_rounded(self.margin),
+            choices=tuple(f.choice() for f in self.found),
+        )  # fmt: skip
+
+
+def decide(found: Sequence[Found]) -> Decision:
+    """Return who wins; raise `SpecError` where no point of any fits."""
+    times = sorted(_time(f.best) for f in found)
+    if not times or times[0] == float("inf"):
+        raise SpecError("no point of any candidate fits")
+    return Decision(tuple(found), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
+
+
+def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> Outcome:
+    """Search a case's space and return what became of its decision; see `check_baselines`."""
+    old = case.expect
+    try:
+        today = decide([_search(case, c, file.parent) for c in case.candidates])
+    except NpusimError as error:
+        return Outcome("decision", file.stem, file, "failed", reason=said(error))
+    new = today.expected()
+    rows = tuple(_changes(old, today, tolerance)) if old is not None else ()
+    status: Status = "new" if old is None else "changed" if rows else "ok"
+    if update is not None:
+        status = update.accept(status, new)
+    winner = Row(
+        "winner", None if old is None else _won(old.winner, _choice(old, old.winner)),
+        _won(today.winner.name, today.winner.choice()), why=_by(today.margin),
+    )  # fmt: skip
+    return Outcome(
+        "decision", file.stem, file, status, (winner, *rows),
+        device_changed=old is not None and old.device_digest != new.device_digest,
+        method=", ".join(dict.fromkeys(f.best.method for f in today.found if f.best)),
+    )  # fmt: skip
+
+
+def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
+    request = replace(
+        request_of(case, beside), schedule=candidate.schedule, tiling=dict(candidate.tiling),
+        precision=candidate.precision, problem=_problem(case),
+    )  # fmt: skip
+    return found_of(candidate.name, search(request, candidate.fields), numerics=case.numerics)
+
+
+def found_of(name: str, exploration: Exploration, *, numerics: bool = True) -> Found:
+    """Return what a search gave, with whether the best point's output is finite, on one head's last rows."""
+    if not numerics or exploration.best is None:
+        return Found(name, exploration)
+    request = replace(at(exploration.request, exploration.best.point), numerics=True, heads=[0])
+    bits = run_request(request).numerics
+    return Found(name, exploration, None if bits is None else bits.error.is_finite)
+
+
+def _problem(case: DecisionFile) -> Any:
+    given = case.problem
+    if given is None:
+        return None
+    kinds: dict[frozenset[str], Any] = {frozenset("mnk"): GemmProblem, frozenset(["bytes"]): CopyProblem}
+    kind = kinds.get(frozenset(given))
+    if kind is None:
+        raise SpecError(f"problem: {', '.join(given)}: write m, n and k (gemm), or bytes (copy)")
+    return kind(**given)
+
+
+def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:
+    """Yield what somebody would choose otherwise, or no longer could, with the reason."""
+    for found in today.found:
+        was = _choice(old, found.name)
+        if was is not None:
+            yield from _of_candidate(was, found, tolerance)
+    before, after = next((f for f in today.found if f.name == old.winner), None), today.winner
+    if before is None or before.name == after.name or before.best is None or after.best is None:
+        return
+    if (_longer(after.best.latency_us, before.best.latency_us) or 0.0) > tolerance:
+        moved = [f"{f.name} {_us(_choice(old, f.name))} -> {_time(f.best):,.2f} us" for f in (before, after)]
+        why = _why(before, before.best, after, after.best)
+        yield Row("schedule", before.name, after.name, why="; ".join((*moved, why)))
+
+
+def _of_candidate(was: ExpectedChoice, found: Found, tolerance: float) -> Iterator[Row]:
+    """Yield what changed of one candidate: its best tile, whether that fits, whether its output is finite."""
+    best = found.best
+    point = None if best is None else best.point
+    then = None if was.point is None else found.tried(was.point)
+    if best is None or then is None or then.status != "ok":
+        if was.point is not None or best is not None:
+            why = "a point fits" if then is None else then.reason
+            yield Row(found.name, _at(was.point), _at(point), why=why)
+        return
+    slower = _longer(best.latency_us, then.latency_us) or 0.0
+    if was.point != point and slower > tolerance:
+        yield Row(found.name, _at(was.point), _at(point), why=_why_tile(was, found, then, best))
+    if None not in (was.finite, found.finite) and was.finite != found.finite:
+        yield Row(found.name, _finite(was.finite), _finite(found.finite), why=f"at {_at(point)}")
+
+
+def _why_tile(was: ExpectedChoice, found: Found, then: Tried, best: Tried) -> str:
+    """Return how both points' cycles moved since, and what one spends less on today."""
+    moved = [
+        f"{_at(o.point)}: {was.cycles[o.index]:,} -> {o.cycles:,} cycles"
+        for o in (then, best)
+        if o.index < len(was.cycles) and was.cycles[o.index] is not None
+    ]
+    return "; ".join((*moved, _why(found, then, found, best)))
+
+
+def _why(old: Found, then: Tried, new: Found, best: Tried) -> str:
+    """Return what the new winner spends less on than the old one would today."""
+    runs = [run_request(at(f.exploration.request, o.point)) for f, o in ((old, then), (new, best))]
+    latency = compare(*runs).latency
+    return "" if latency is None else f"today {reason(latency, 1)}"
+
+
+def _choice(decision: ExpectedDecision, name: str) -> ExpectedChoice | None:
+    return next((c for c in decision.choices if c.candidate == name), None)
+
+
+def _won(name: str, choice: ExpectedChoice | None) -> str:
+    if choice is None or choice.point is None:
+        return name
+    finite = "" if choice.finite is None else f", {_finite(choice.finite)}"
+    return f"{name} {_at(choice.point)}{finite}"
+
+
+def _at(point: Mapping[str, object] | None) -> str:
+    return "none fits" if point is None else " ".join(f"{n}={v}" for n, v in point.items())
+
+
+def _us(choice: ExpectedChoice | None) -> str:
+    return "-" if choice is None or choice.latency_us is None else f"{choice.latency_us:,.2f}"
+
+
+def _by(margin: float | None) -> str:
+    return "" if margin is None else f"by {percent(margin)}"
+
+
+def _finite(finite: bool | None) -> str:
+    return "finite" if finite else "not finite"
+
+
+def _time(tried: Tried | None) -> float:
+    return float("inf") if tried is None or tried.latency_us is None else tried.latency_us
+
+
+def _longer(first: float | None, second: float | None) -> float | None:
+    return None if not first or second is None else second / first - 1
+
+
+def _rounded(margin: float | None) -> float | None:
+    return None if margin is None else round(margin, 6)
