@@ -55,7 +55,7 @@ WITHIN = frozenset(
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
-        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
+        ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
         ("report", "sensitivity"), ("report", "invariance"),
     }
@@ -260,7 +260,6 @@ NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
     "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
     "config/measurements.py": "quantities of measurement files, as profilers call them",
-    "report/sheet.py": "columns of the profiler's files, as it writes them",
     "validate/template.py": "the same, in a file to begin with",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }

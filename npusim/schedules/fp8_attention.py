@@ -100,6 +100,11 @@ def build_on_gpu(
     Float32 inputs isolate the cast of P, as P-Cast section 6.1 does: both products are plain IEEE.
     """
     warnings = _check(precision)
+    if device.is_timed and not _has_fp8(device):
+        raise TilingError(
+            f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
+            "h200 has FP8, flash runs here in float16"
+        )
     if problem.dtype not in (E4M3, "float32"):
         raise TilingError(
             f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "

@@ -10,9 +10,8 @@ from npusim.config.node import load_node, load_node_device
 from npusim.node.result import NodeTiming
 from npusim.validate.times import validate_times
 from reports.nodes import models, study
-from reports.parts.chart import chart
+from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, save_page, table
-from reports.parts.gantt import Bar, Panel, gantt
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
@@ -109,7 +108,8 @@ def _timelines() -> str:
         }
         mask = "causal" if node in study.CAUSAL else "no mask"
         panels.append(Panel(f"{name} ({mask})", runs))
-    return gantt(f"Device 0, PanGu-38B, {TOKENS} tokens", panels)
+    title = f"Device 0, PanGu-38B, {TOKENS} tokens: A attention, L linear layer, R all-reduce"
+    return gantt(title, panels, ("attention", "linear", "allreduce"))
 
 
 def _tracks(result: RunResult) -> dict[str, list[Bar]]:

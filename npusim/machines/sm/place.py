@@ -226,8 +226,9 @@ class SmPlace:
             if n not in self.shared or self.loaded[n] is self.near[n]:
                 continue
             rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+            pitch = self._pitch(n, self.loaded[n].space)
             for group, (row, count) in enumerate(self._shares(rows)):
-                src = self.loaded[n].front(rows, cols, self.frame.fmt(n)).part(row, count)
+                src = self.loaded[n].front(rows, cols, self.frame.fmt(n), stride=pitch).part(row, count)
                 slot = self.near[n].fill(rows, cols, self.frame.fmt(n), stride=self._pitch(n, SMEM))
                 dst = slot.part(row, count)
                 steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
