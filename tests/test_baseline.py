@@ -18,7 +18,7 @@ from npusim.config.baseline_file import (
     load_case,
 )
 from npusim.errors import OutputError, SpecError
-from npusim.explore.search import explore
+from npusim.explore import explore
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.run import run
 
