@@ -68,7 +68,7 @@ def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | 
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
         return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
-    if table.others is not None and not all(has_schedule(c.schedule, device.family) for c in kernel.children):
+    if table.others is not None and not all(has_schedule(c.schedule, device) for c in kernel.children):
         return _from_roof(kernel, table.others, device)
     return None
 
@@ -102,7 +102,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         return METHODS[method](child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device.family):
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
             text += "; a node's file may state its kernels' times instead (key kernels)"
         raise type(error)(text) from error
 

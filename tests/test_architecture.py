@@ -57,7 +57,7 @@ WITHIN = frozenset(
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
         ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"), ("report", "invariance"),
+        ("report", "sensitivity"), ("explore", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 
@@ -79,7 +79,7 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
 
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "simpy": ("timing/des.py", "timing/link.py", "node/"),
+    "simpy": ("timing/des.py", "timing/link.py", "timing/room.py", "node/"),
     "networkx": ("node/topology.py",),
     "pydantic": ("config/",),
     "pydantic_core": ("config/",),

@@ -91,6 +91,10 @@ class L2Spec(SpecModel):
         default=None,
         description="back: what is written stays until something else needs its place; absent: outputs go through",
     )
+    same_data_factor: Positive | None = Field(
+        default=None, description="of its rate, where many cores read the same bytes together, over each its own"
+    )
+    same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
 
 
 class MemorySpec(SpecModel):
@@ -167,6 +171,14 @@ class CoreSpec(SpecModel):
         return self.buffers[name]
 
 
+class PowerSpec(SpecModel):
+    """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent."""
+
+    limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
+    exponent_factor: Positive
+    pause_s: Quantity = Field(description="without load between two calls")
+
+
 class DeviceSpec(SpecModel):
     """A device; every number is a `Quantity`, its unit the end of its key.
 
@@ -191,6 +203,7 @@ class DeviceSpec(SpecModel):
     )
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
+    power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
 
     @model_validator(mode="after")
     def _numbers_are_of_this_world(self) -> Self:
@@ -321,6 +334,18 @@ class DeviceSpec(SpecModel):
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.
         return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
+
+    def sustained(self, flops: int, seconds: float) -> float:
+        """Return the clock that a kernel of so many operations runs at, over ``clock_hz``."""
+        if self.power is None or not flops:
+            return 1.0
+        kind = next(k for k, c in self.cores.items() if any(isinstance(e, MatrixEngine) for e in c.engines.values()))
+        engine = self.matrix_engine(kind)
+        step = next(iter(engine.fractals.values()))
+        products = step.m_elements.value * step.n_elements.value * step.k_elements.value
+        peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
+        load = flops / seconds / peak * seconds / (seconds + self.power.pause_s.value)
+        return min(1.0, float((self.power.limit_factor.value / load) ** self.power.exponent_factor.value))
 
     def digest(self) -> str:
         """Return a hash of the content, the same for equal devices: for a result's provenance."""

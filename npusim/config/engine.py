@@ -7,7 +7,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
+from npusim.config.gpu_engine import (
+    GroupProductSpec,
+    LanePipe,
+    LocalMemoryPipe,
+    MmaStepsSpec,
+    SharedMemoryPipe,
+    SyncProductSpec,
+    WarpIssue,
+)
 from npusim.config.model import SpecModel, Text, fault_at
 from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 from npusim.errors import SpecError
@@ -142,6 +150,17 @@ class WarpMatrixEngine(MatrixEngine):
         return self.steps[accumulator_format]
 
 
+class GroupMatrixEngine(MatrixEngine):
+    """The matrix units of a multiprocessor from Turing on: products of a warp, on Hopper also of a warp group.
+
+    ``fractals`` are a warp's product by input format; `SyncProductSpec` and `GroupProductSpec` say how long.
+    """
+
+    model: Literal["group_matrix"]  # type: ignore[assignment]
+    mma: SyncProductSpec
+    wgmma: GroupProductSpec | None = None
+
+
 class VectorOpSpec(SpecModel):
     """``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
 
@@ -208,6 +227,6 @@ class ScalarEngine(SpecModel):
 
 EngineSpec = Annotated[
     DmaEngine | FixpipeEngine | MatrixEngine | WarpMatrixEngine | VectorEngine | ScalarEngine
-    | LanePipe | SharedMemoryPipe | WarpIssue,
+    | LanePipe | SharedMemoryPipe | WarpIssue | GroupMatrixEngine | LocalMemoryPipe,
     Field(discriminator="model"),
 ]

@@ -15,7 +15,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 if TYPE_CHECKING:
-    from npusim.ir.warps import WarpPlan
+    from npusim.ir.warps import GroupWork, WarpPlan
 
 
 @unique
@@ -116,6 +116,7 @@ class TileOp:
     steps: tuple[Step, ...]
     handshake: tuple[RingTile, ...] = field(default=())
     pace: Pace = ALONE
+    group: GroupWork | None = None  #: what a GPU's warp group does in it beside its steps
 
     def ring_tiles(self) -> list[RingTile]:
         """Return every ring slot this operation touches or passes on."""

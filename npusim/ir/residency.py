@@ -9,7 +9,7 @@ is still there if that was no more than the cache holds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,14 @@ class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
     ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read that were not there,
-    outputs that do not stay.
+    outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
+    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.
     """
 
     read_misses: Mapping[str, float]
     write_misses: Mapping[str, float]
     compulsory_bytes: int = 0
+    shared_reads: Mapping[str, float] = field(default_factory=dict)
 
 
 def residency(
@@ -58,8 +60,13 @@ def residency(
         name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
         for name in program.tensors
     }
+    others = max(1, group_count - 1)
+    shared = {
+        name: min(1.0, cache.met[name] / cache.read[name] / others) if cache.read[name] else 0.0
+        for name in program.tensors
+    }
     outputs = sum(int(size * writes[name]) for name, size in cache.put_out.items())
-    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs)
+    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared)
 
 
 class _Cache:
@@ -72,6 +79,7 @@ class _Cache:
         self.capacity, self.warm_bytes = capacity, warm_bytes
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
         self.put_out: Counter[str] = Counter()  # bytes of outputs that were written, once each
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
@@ -89,6 +97,7 @@ class _Cache:
         since = self._since()
         for key, use in touched.items():
             self.read[key[0]] += use.read_bytes
+            self.met[key[0]] += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
             begun = self._begun.setdefault(key[0], len(since))
             # What another phase cut otherwise is there if all of its tensor is.
@@ -157,6 +166,11 @@ class _Use:
     read_bytes: int
     is_write: bool
     role: str
+
+    @property
+    def readers(self) -> float:
+        """Groups that read it, on average over its bytes; at least one."""
+        return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
 def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:

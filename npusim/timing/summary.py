@@ -38,7 +38,8 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    seconds, spec = device.seconds(cycles), device.timed_launch()
+    share = device.sustained(streams.program.flops, device.seconds(cycles)) if cycles else 1.0
+    seconds, spec = device.seconds(cycles) / share, device.timed_launch()
     groups = device.group_count.value
     busy = [min(len(phase.blocks), groups) for phase in streams.program.phases]
     times, stream = launched(seconds, [(n - 1) / max(1, groups - 1) for n in busy], spec)
@@ -49,7 +50,7 @@ def summarise(
         launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
         times_s=times,
         stream_s=stream,
-        clock_hz=float(device.clock_hz.value),
+        clock_hz=float(device.clock_hz.value) * share,
         queues=uses,
         link_bytes=link_bytes,
         term_cycles=terms,

@@ -68,7 +68,7 @@ WRONG = (
     ("run flash --hw loop.yaml", "loop.yaml:1  extends: files extend each other in"),
     ("run flash --hw ascend_910b2_x8", "schedule 'flash' has no mapping for node cores;"),
     ("run volta_flash --hw ascend_910b2", "schedule 'volta_flash' has no mapping for ascend"),
-    ("run volta_flash --hw h200 --no-numerics", "h200: no engine 'WARPS' in sm; it has: TENSOR"),
+    ("run volta_flash --hw h200 --no-numerics", "volta_flash: h200 has no m8n8k4 with lanes to"),
     ("run standard --hw v100", "schedule 'standard' has no mapping for nvidia"),
     ("run tiling_allreduce --hw h200", "schedule 'tiling_allreduce' has no mapping for"),
     ("run two_level --hw h200", "schedule 'two_level' has no mapping for nvidia"),
@@ -192,7 +192,7 @@ WRONG = (
     ("explore flash -f block_q=2048 -j1", "no point fits; the reasons stand in"),
     ("explore flash -f depth=1 --hw h200", "depth: unknown tiling field; allowed: block_q,"),
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
-    ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
+    ("explore flash -f depth=1 --out file/a.csv", "file/a.sqlite: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),

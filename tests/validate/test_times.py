@@ -111,7 +111,6 @@ def test_a_case_that_cannot_be_predicted_is_an_error(
     ("change", "message"),
     [
         ({"schedule": "flahs"}, "case b: unknown schedule 'flahs'"),
-        ({"device": "h200", "kv": 64}, "case b: h200 has no timing model"),
         ({"kv": "256, warps: 4"}, "case b: warps: unknown tiling field"),
     ],
 )
