@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from npusim.explore.search import Exploration
+    from npusim.explore.exploration import Exploration
     from npusim.run_result import RunResult
 
 __all__ = ["CyclesRegression", "DecisionRegression", "cycles_regression", "decision_regression"]

@@ -60,26 +60,35 @@ def run_request(request: Request) -> RunResult:
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
-    device = r.machine()
-    chosen = find_schedule(r.schedule, device.family)
-    what = as_asked(r.problem or _problem(r, load, given))
-    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
-    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    tiling = build_tiling(chosen.tiling, r.tiling or {})
-    refuse_beyond(r.limit_s, estimate(what, tiling, r.method, (r.rows, r.heads) if r.numerics else None))
-    tiling, program = chosen.fitted(what, tiling, device, preset)
-    plan = _Plan(r, chosen, what, tiling, device, preset, given)
+    plan = _planned(r, load, as_asked(r.problem or _problem(r, load, given)), given)
+    chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
+    refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
+    tiling, program = chosen.fitted(what, plan.tiling, device, preset)
     return RunResult(
         name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
-        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=ignored,
-        asked=r.asked(), tiling=tiling, **_computed(plan, program),
+        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=plan.ignored,
+        asked=r.asked(), tiling=tiling, **_computed(replace(plan, tiling=tiling), program),
     )  # fmt: skip
 
 
-def _computed(plan: _Plan, program: TileProgram) -> dict[str, Any]:
+def plan_of(request: Request) -> Plan:
+    """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
+    load = request.load()
+    return _planned(request, load, request.problem or _problem(request, load, None), None)
+
+
+def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, NDArray[Any]] | None) -> Plan:
+    device = r.machine()
+    chosen = find_schedule(r.schedule, device.family)
+    ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
+    preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
+    return Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given, ignored)
+
+
+def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     """Return the parts of a result that are computed: the program as it is run, time and bits."""
     device, r = plan.device, plan.request
-    program = _warmed(program, device) if r.warm else program
+    program = warmed(program, device) if r.warm else program
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
     timing = (
@@ -94,7 +103,7 @@ def _computed(plan: _Plan, program: TileProgram) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What is asked for, resolved: enough to build the program, with another precision too."""
 
     request: Request
@@ -104,6 +113,7 @@ class _Plan:
     device: DeviceSpec
     precision: Precision
     given: Mapping[str, NDArray[Any]] | None
+    ignored: tuple[str, ...] = ()
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
@@ -115,7 +125,7 @@ class _Plan:
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 
-def _warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
     """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
     size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     room = device.memory.l2.capacity_bytes.value
@@ -130,7 +140,7 @@ def _as_change(arithmetic: str | None) -> str | None:
     return arithmetic and f"arithmetic={arithmetic}"
 
 
-def _evaluate(plan: _Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
+def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, dict[str, Any]]:
     """Return the bits of an attention program, and fields of the result that say more of them."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
@@ -144,7 +154,7 @@ def _evaluate(plan: _Plan, program: TileProgram) -> tuple[NumericResult | None, 
     return bits, {"spread": spread, "finite": finite}
 
 
-def _beside(plan: _Plan) -> tuple[PresetOutcome, ...]:
+def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
     """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
     found, r = [], plan.request
     for name in plan.schedule.beside:

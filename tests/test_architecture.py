@@ -57,7 +57,7 @@ WITHIN = frozenset(
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
         ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"), ("report", "invariance"),
+        ("report", "sensitivity"), ("explore", "sensitivity"), ("report", "invariance"),
     }
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from npusim.cli.app import app
 from npusim.config.kernels import GemmProblem
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
-from npusim.explore.search import explore
+from npusim.explore import explore
 from npusim.run import run
 from npusim.schedules import SCHEDULES
 

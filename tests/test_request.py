@@ -19,13 +19,17 @@ from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Dtype
 from npusim.config.tiling import build_tiling
-from npusim.explore.search import search
+from npusim.explore.exploration import search
+from npusim.explore.search import Options
 from npusim.request import OPTIONS, Request, command
 from npusim.schedules import find_schedule
 from npusim.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
-OF_A_SEARCH = {"fields", "jobs", "csv_path", "on_outcome", "studies"}
+OF_A_SEARCH = {
+    "fields", "jobs", "cluster", "out", "resume", "auto", "exhaustive", "pareto", "max_rmse", "finite", "on_outcome",
+    "studies",
+}  # fmt: skip
 
 
 def arguments(function: Any) -> dict[str, object]:
@@ -154,6 +158,6 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_request_runs_and_is_searched() -> None:
     request = Request("flash", seq=256, numerics=False, trace_groups=())
     result = run_request(request)
-    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]})
+    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]}, Options())
     assert found.best is not None
     assert found.best.cycles == result.cycles

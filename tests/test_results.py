@@ -92,7 +92,7 @@ def test_an_exploration_fits_a_line_and_becomes_a_frame(monkeypatch: pytest.Monk
     best = found.best
     assert best is not None
     assert repr(found) == (
-        "<Exploration of flash on ascend_910b2: 1 of 2 points fit, best block_q=128 depth=1: "
+        "<Exploration of flash on ascend_910b2: 1 ok, 1 infeasible; best block_q=128 depth=1: "
         f"{best.cycles:,} cycles, {best.latency_us:,.2f} us>"
     )
     frame = found.to_pandas()

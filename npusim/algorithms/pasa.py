@@ -217,18 +217,17 @@ def pasa_names(p: PasaPrecision, fmt: str, *, is_masked: bool) -> dict[str, Name
     }
 
 
-def pasa(
-    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision,
-    tensors: AttentionTensors, mask: Mask | None, shift: Shift,
-) -> Phase:  # fmt: skip
-    """Return PASA's loop over shifted keys (Algorithm 1) with the formats and choices of ``p``.
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Constants of a tile: how many there are by now, and what undoes the shift of its keys."""
 
-    ``problem`` and ``tensors`` are those of prepared inputs.
-    """
+    shift: Shift
+    fmt: str
 
-    def per_tile(tile: Visit) -> Mapping[str, float]:
-        matrix = ShiftingMatrix(tile.cols, shift.beta, shift.alpha, p.shifted)
-        correction = matrix.correction(is_ideal=shift.is_ideal)
+    def __call__(self, tile: Visit) -> Mapping[str, float]:
+        """Return them by name."""
+        matrix = ShiftingMatrix(tile.cols, self.shift.beta, self.shift.alpha, self.fmt)
+        correction = matrix.correction(is_ideal=self.shift.is_ideal)
         return {
             "tiles_before": varying(float, tile.index), "tiles": varying(float, tile.index + 1),
             "is_first": varying(lambda i: float(i == 0), tile.index),
@@ -237,6 +236,15 @@ def pasa(
             "inva_old": varying(lambda i: correction if i else 0.0, tile.index),
         }  # fmt: skip
 
+
+def pasa(
+    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision,
+    tensors: AttentionTensors, mask: Mask | None, shift: Shift,
+) -> Phase:  # fmt: skip
+    """Return PASA's loop over shifted keys (Algorithm 1) with the formats and choices of ``p``.
+
+    ``problem`` and ``tensors`` are those of prepared inputs.
+    """
     constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}
     if shift.scale is not None:
         constants["scale"] = shift.scale
@@ -245,7 +253,7 @@ def pasa(
     body = chosen((SCORES, Stage("softmax", table), *UPDATE), p.exp_variant, p.sum_order)
     return replace(
         attention_phase(problem, sizes, cells, names, tensors, constants, mask),
-        loops=(Loop(body, "key"),), finish=(FINISH,), per_tile=per_tile, arithmetic=p.arithmetic,
+        loops=(Loop(body, "key"),), finish=(FINISH,), per_tile=Corrections(shift, p.shifted), arithmetic=p.arithmetic,
     )  # fmt: skip
 
 

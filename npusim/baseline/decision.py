@@ -12,7 +12,9 @@ from npusim.baseline.outcome import Outcome, Row, Status, Update, request_of, sa
 from npusim.config.baseline_file import ExpectedChoice, ExpectedDecision
 from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
-from npusim.explore.search import Exploration, at, search
+from npusim.explore.exploration import Exploration, search
+from npusim.explore.points import at
+from npusim.explore.search import Options
 from npusim.report.compare import compare
 from npusim.report.compare_tables import reason
 from npusim.report.text import percent
@@ -102,7 +104,8 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         status = update.accept(status, new)
     winner = Row(
         "winner", None if old is None else _won(old.winner, _choice(old, old.winner)),
-        _won(today.winner.name, today.winner.choice()), why=_by(today.margin),
+        _won(today.winner.name, today.winner.choice()),
+        why=_by(today.winner.margin if today.margin is None else today.margin),
     )  # fmt: skip
     return Outcome(
         "decision", file.stem, file, status, (winner, *rows),
@@ -116,7 +119,7 @@ def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
         request_of(case, beside), schedule=candidate.schedule, tiling=dict(candidate.tiling),
         precision=candidate.precision, problem=_problem(case),
     )  # fmt: skip
-    return found_of(candidate.name, search(request, candidate.fields), numerics=case.numerics)
+    return found_of(candidate.name, search(request, candidate.fields, Options(exhaustive=True)), numerics=case.numerics)
 
 
 def found_of(name: str, exploration: Exploration, *, numerics: bool = True) -> Found:

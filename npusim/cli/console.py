@@ -126,13 +126,15 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(message, total=None)
+        task, begun = bar.add_task(message, total=None, rate=""), time.monotonic()
 
         def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+            rate = done / max(1e-9, time.monotonic() - begun)
+            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}/s")
 
         yield advance
 

@@ -1,50 +1,76 @@
-"""``npusim explore``: the fastest tiling of a grid."""
+"""``npusim explore``: what is fastest of a space, and the proof."""
 
+import json as json_text
 import os
-from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show, show_json
 from npusim.cli.help import Command, examples
+from npusim.cli.report import check_reports
 from npusim.errors import TilingError
 from npusim.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping
 
+    from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome
-    from npusim.report.text import Cell
 
 __all__ = ["add_to"]
 
 SCHEMA_VERSION = 1
-#: Reasons of infeasible points that are shown, the commonest first.
-_SHOWN_REASONS = 3
 
+_HOW, _OUT = "How", "Output"
 Fields = Annotated[
     list[str] | None,
     typer.Option(
-        "--field", "-f", metavar="FIELD=VALUES", rich_help_panel="How",
-        help="Values to try: block_kv=128,256 or a range block_kv=128:1024:128; repeat for a grid.",
+        "--field", "-f", metavar="AXIS=VALUES", rich_help_panel=_HOW,
+        help="Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
+        "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
     ),
 ]  # fmt: skip
+Studies = Annotated[
+    bool, typer.Option("--studies", rich_help_panel=_HOW, help="Rank times too that are those of no real kernel.")
+]
+Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs"),
 ]
-CsvFile = Annotated[
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", metavar="local|tcp://...", help="Workers of dask.distributed instead.")
+]
+Exhaustive = Annotated[
+    bool, typer.Option("--exhaustive", rich_help_panel=_HOW, help="Simulate every point, prune none.")
+]
+Pareto = Annotated[
+    bool, typer.Option("--pareto", rich_help_panel=_HOW, help="Compute bits: the front of latency and relative RMSE.")
+]
+MaxRmse = Annotated[
+    float | None, typer.Option("--max-rmse", metavar="R", rich_help_panel=_HOW, help="Reject a larger relative RMSE.")
+]
+Finite = Annotated[bool, typer.Option("--finite", rich_help_panel=_HOW, help="Reject outputs with NaN or Inf.")]
+Out = Annotated[
     Path | None,
     typer.Option(
         "--out", "-o", metavar="FILE", show_default="runs/explore-<schedule>-<workload>-<keys>.csv",
-        help="CSV file, one line as soon as each point is done.",
+        help="Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
     ),
 ]  # fmt: skip
-Studies = Annotated[
-    bool, typer.Option("--studies", rich_help_panel="How", help="Rank times too that are those of no real kernel.")
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store where a search was interrupted.")]
+Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FOLDER", help="Write the front and heatmaps of pairs of axes. Needs npusim[report]."),
+]
+Robust = Annotated[
+    bool, typer.Option("--robust", help="Say which assumed constant, a fifth off, would make another point the best.")
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in the table.")]
 
@@ -57,41 +83,52 @@ def add_to(app: typer.Typer) -> None:
         epilog=examples(
             ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
             (
-                "npusim explore flash -f block_q=64,128 -f block_kv=128:1024:128 -j2",
-                "a grid, two processes",
+                "npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2",
+                "a grid, keys no fewer than rows",
             ),
-            ("npusim explore flash -f depth=1,2,3 -t block_kv=256 --seq 16384", "one field fixed"),
+            ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
+            ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
             ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
         ),
     )(explore)
 
 
-@o.takes(
-    "arithmetic", "tensors", "prefix", "layout", "rows", "heads", "seed", "numerics", "diagnose", "presets",
-    "trace_groups", "window", own_first=True,
-)  # fmt: skip
+@o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", "window", own_first=True)
 def explore(
     request: Request,
     *,
     fields: Fields = None,
+    auto: Auto = False,
+    pareto: Pareto = False,
+    max_rmse: MaxRmse = None,
+    finite: Finite = False,
+    exhaustive: Exhaustive = False,
     studies: Studies = False,
     jobs: Jobs = None,
-    out: CsvFile = None,
+    cluster: Cluster = None,
+    out: Out = None,
+    resume: Resume = False,
+    best: Best = None,
+    plot: Plot = None,
+    robust: Robust = False,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
-    """Run a schedule over a grid of tilings and rank them by time.
+    """Search schedules' tilings, precisions and hardware for what is fastest.
 
-    Points that do not fit are kept, with the reason. Ctrl-C keeps what is done.
+    Points that cannot win are pruned with proof, those that do not fit are kept with the reason. Ctrl-C keeps
+    what is done, and --resume goes on.
     """
-    from npusim.explore.search import search
-    from npusim.explore.space import parse_field
+    from npusim.explore.exploration import search
+    from npusim.explore.search import Options
 
-    name = request.schedule
-    space = dict(parse_field(text) for text in fields or ())
-    path = out or _default_csv(request)
+    if plot is not None:
+        check_reports()
+    request, axes = _axes(request, fields or (), auto=auto)
+    path = out or _default_out(request)
     done: list[Outcome] = []
-    interrupted, points = False, 0
+    points, found = 0, None
+    name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     with progress(f"exploring {name}") as advance:
 
         def on_outcome(outcome: "Outcome", total: int) -> None:
@@ -100,109 +137,100 @@ def explore(
             done.append(outcome)
             advance(len(done), total)
 
-        try:
-            search(request, space, jobs or os.cpu_count() or 1, path, on_outcome, studies=studies)
-        except KeyboardInterrupt:
-            interrupted = True
+        options = Options(
+            jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
+            pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
+        )  # fmt: skip
+        with suppress(KeyboardInterrupt):  # what is done is shown first
+            found = search(request, axes, options)
     done.sort(key=lambda outcome: outcome.index)
-    _print(name, list(space), done, points if not json else None, top, complete=not interrupted)
-    say(f"wrote {path}")
-    _fail(done, path, interrupted=interrupted)
-
-
-def _print(
-    name: str,
-    fields: list[str],
-    done: "list[Outcome]",
-    total: int | None,
-    top: int,
-    *,
-    complete: bool,
-) -> None:
-    """Print the ranking as a table, or as JSON where no total is given."""
-    if total is None:
-        show_json(_document(name, done, complete=complete))
+    if json:
+        show_json(_document(name, done, found, complete=found is not None))
     else:
-        _show(name, fields, done, total=total, top=top)
-
-
-def _fail(outcomes: "Sequence[Outcome]", path: Path, *, interrupted: bool) -> None:
-    if interrupted:
+        _show(name, done, found, axes, total=points, top=top, is_pareto=pareto, robust=robust)
+    say(f"wrote {path}")
+    if found is None:
         raise KeyboardInterrupt
-    if not _ranked(outcomes):
-        raise TilingError(f"no point fits; the reasons stand in {path}")
+    _write(found, best, plot)
+    if found.best is None:
+        closest = found.closest_misfit()
+        said = f". The closest: {closest}" if closest else ""
+        raise TilingError(f"no point fits; the reasons stand in {path}{said}")
 
 
-def _default_csv(request: Request) -> Path:
+def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":
+    """Return the request of the first schedule, and the axes: of schedules, of ``-f``, of lists in ``-C``."""
+    from npusim.explore.setting import auto_axes
+    from npusim.explore.space import parse_field
+
+    schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
+    axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
+    lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
+    fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
+    request = replace(request, schedule=schedules[0] if schedules else request.schedule, overrides=fixed or None)
+    if auto:
+        axes |= auto_axes(request, schedules)
+    for text in [*(f"{key}={value}" for key, value in lists.items()), *fields]:
+        key, values = parse_field(text)
+        axes[key] = values
+    return request, axes
+
+
+def _default_out(request: Request) -> Path:
     load = request.load()
     keys = request.seq_kv or request.seq or load.seq_kv or load.seq
-    return Path("runs") / "_".join(f"explore-{request.schedule}-{load.name}-{keys}.csv".split())
-
-
-def _ranked(outcomes: "Sequence[Outcome]") -> "list[Outcome]":
-    feasible = [outcome for outcome in outcomes if outcome.status == "ok"]
-    return sorted(feasible, key=lambda outcome: (outcome.cycles or 0, outcome.index))
+    schedule = Path(request.schedule.rpartition(":")[2] or request.schedule).name
+    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
 
 
 def _show(
-    schedule: str, fields: list[str], outcomes: "Sequence[Outcome]", *, total: int, top: int
-) -> None:
-    from npusim.report.text import Block, Cell, Facts, Grid, Heading, cells, percent, whole
+    name: str, done: "list[Outcome]", found: "Exploration | None", axes: "Mapping[str, Any]", *, total: int, top: int,
+    is_pareto: bool, robust: bool,
+) -> None:  # fmt: skip
+    from npusim.report.exploration import exploration_blocks, what_if_blocks
 
-    ranked = _ranked(outcomes)
-    misfits = len(outcomes) - len(ranked)
-    count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
-    blocks: list[Block] = [
-        Heading(f"{schedule}: {count}", f"{misfits} do not fit" if misfits else "")
-    ]
-    if ranked:
-        best = ranked[0].cycles or 1
-        rows = [
-            (
-                *cells(*(str(outcome.point[field]) for field in fields)),
-                *cells(f"{outcome.latency_us:,.2f}", whole(outcome.cycles or 0)),
-                Cell("best" if outcome.cycles == best else f"{_more(outcome, best):+.1f} %"),
-                *cells(outcome.busiest, percent(outcome.busy_share or 0.0)),
-                Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
-            )
-            for outcome in ranked[:top]
-        ]
-        header = (*fields, "latency us", "cycles", "", "busiest", "busy", "method")
-        blocks.append(Grid(header, ">" * len(fields) + ">>><><", tuple(rows)))
-    ignored = next((outcome.ignored for outcome in ranked), "")
-    if ignored:
-        blocks.append(Facts((("ignored", (Cell(ignored, "warn"),)),)))
-    if misfits:
-        blocks.append(Facts((("do not fit", tuple(_reasons(outcomes))),)))
+    scene_names = found.setting.scene_names if found is not None else ("schedule",)
+    swayed = found.swayed_by() if found is not None and robust else {}
+    blocks = exploration_blocks(
+        name, done, scene_names, total=total, top=top, is_pareto=is_pareto and found is not None, swayed_by=swayed
+    )
+    if found is not None:
+        blocks += what_if_blocks(done, found.setting.device_keys, found.setting.schedules)
     show(blocks)
 
 
-def _more(outcome: "Outcome", best: int) -> float:
-    return ((outcome.cycles or 0) / best - 1) * 100
+def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
+    from npusim.errors import OutputError, reason_of
+    from npusim.report.explore_sections import front_of, map_of, varied
+    from npusim.report.page import svg
+
+    files: dict[Path, str] = {}
+    if best is not None and found.best is not None:
+        files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
+    if plot is not None:
+        rows = [o.row() for o in found.outcomes]
+        names = varied(rows)
+        if found.front:
+            files[plot / "front.svg"] = svg(front_of(rows, names)[0])
+        files |= {
+            plot / f"heatmap-{a}-{b}.svg": svg(map_of(rows, b, a)[0])
+            for i, a in enumerate(names) for b in names[i + 1 :]
+        }  # fmt: skip
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
+        say(f"wrote {file}")
 
 
-def _reasons(outcomes: "Sequence[Outcome]") -> "Iterator[Cell]":
-    """Yield what stops points (text before the first colon), how often, and an example of each."""
-    from npusim.report.text import Cell
+def _document(
+    schedule: str, outcomes: "list[Outcome]", found: "Exploration | None", *, complete: bool
+) -> dict[str, object]:
+    from npusim.explore.exploration import best_of
 
-    counts: Counter[str] = Counter()
-    example: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        if outcome.reason:
-            what = outcome.reason.partition(":")[0]
-            counts[what] += 1
-            example.setdefault(what, outcome)
-    for what, count in counts.most_common(_SHOWN_REASONS):
-        first = example[what]
-        at = " ".join(f"{field}={value}" for field, value in first.point.items())
-        yield Cell(f"{count} x, first at {at}:", "warn")
-        yield Cell(first.reason, "dim")
-    if len(counts) > _SHOWN_REASONS:
-        yield Cell(f"and {len(counts) - _SHOWN_REASONS} other causes, in the CSV file", "dim")
-
-
-def _document(schedule: str, outcomes: "Sequence[Outcome]", *, complete: bool) -> dict[str, object]:
-    ranked = _ranked(outcomes)
+    best = best_of(outcomes)
 
     def point(outcome: "Outcome") -> dict[str, object]:
         row = outcome.row()
@@ -213,6 +241,7 @@ def _document(schedule: str, outcomes: "Sequence[Outcome]", *, complete: bool) -
         "kind": "npusim.explore",
         "schedule": schedule,
         "complete": complete,
-        "best": point(ranked[0]) if ranked else None,
+        "best": point(best) if best else None,
+        "front": [point(outcome) for outcome in found.front] if found is not None else [],
         "points": [point(outcome) for outcome in outcomes],
     }

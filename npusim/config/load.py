@@ -5,6 +5,7 @@ Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -100,10 +101,24 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
     if wanted and isinstance(given, str) and given.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
         raise document.error("schema", f"{given!r} is another kind of file; {wanted!r} is needed here")
     try:
-        return model.model_validate(document.data)
+        return _made(model, _Content(repr(document.data), document))  # type: ignore[return-value]
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A document's data, told apart by what it says."""
+
+    text: str
+    document: Document = field(compare=False)
+
+
+@lru_cache(maxsize=128)
+def _made(model: type[BaseModel], content: _Content) -> BaseModel:
+    """Return one frozen model for all files of one content: programs of one device share what they have alike."""
+    return model.model_validate(content.document.data)
 
 
 def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:

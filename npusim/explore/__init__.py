@@ -1,7 +1,7 @@
-"""Search over a schedule's tiling fields: search space, executors, result store.
+"""Searches over tilings, precisions, devices and problems: what is fastest, with proof, and where it is kept.
 
 ``explore`` is the Python side of ``npusim explore``; it and `Exploration` are loaded when first
-used, so that importing this package costs nothing.
+used, so that importing this package costs nothing.  ``store`` reads what a search has kept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from npusim.explore.search import Exploration, explore
+    from npusim.explore.exploration import Exploration, explore
 
 __all__ = ["Exploration", "explore"]
 
@@ -17,6 +17,6 @@ __all__ = ["Exploration", "explore"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from npusim.explore import search
+    from npusim.explore import exploration
 
-    return getattr(search, name)
+    return getattr(exploration, name)

@@ -1,96 +1,213 @@
-"""Who evaluates the points of a search: this process, or a pool of processes.
+"""Who evaluates the tasks of a search: this process, a pool of processes, or workers of ``dask.distributed``.
 
-Both yield results as they are done.  Processes are spawned, not forked: threads of numeric
-libraries do not survive a fork.
+All yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
+spawned, not forked: threads of numeric libraries do not survive a fork.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Executor", "ProcessExecutor", "SerialExecutor", "executor"]
+__all__ = ["Executor", "Lost", "executor"]
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
+#: Seconds to wait for a scheduler.
+PATIENCE_S = 8
+#: How often a task may take its worker with it.
+TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A task that took its worker with it whenever it was tried."""
+
+    reason: str
 
 
 class Executor(Protocol):
-    """Evaluates tasks in any order."""
+    """Evaluates tasks in any order; ``workers`` of them at a time."""
 
-    def evaluate(self, function: Callable[[Task], Done], tasks: Iterable[Task]) -> Iterator[Done]:
-        """Yield ``function(task)`` of each task as it is done."""
+    workers: int
+
+    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the number and the result of each task as it is done; what a task raises is raised."""
 
 
-def executor(jobs: int) -> Executor:
-    """Return an executor for ``jobs`` processes; 1 is this process alone."""
+@contextmanager
+def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
+    """Yield who works: ``jobs`` processes (1: this one alone), or a cluster, ``local`` or ``tcp://host:port``.
+
+    None of its processes is left after. Raises `NpusimError` where there can be no such workers.
+    """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
-    return SerialExecutor() if jobs == 1 else ProcessExecutor(jobs)
+    if cluster is not None:
+        with _dask(jobs, cluster) as client:
+            yield DaskExecutor(client, jobs)
+    elif jobs == 1:
+        yield SerialExecutor()
+    else:
+        pool = ProcessExecutor(jobs)
+        try:
+            yield pool
+        finally:
+            pool.close()
 
 
 class SerialExecutor:
     """Evaluates one task after the other in this process."""
 
-    def evaluate(self, function: Callable[[Task], Done], tasks: Iterable[Task]) -> Iterator[Done]:
-        """Yield ``function(task)`` of each task, in order."""
-        for task in tasks:
-            yield function(task)
+    workers = 1
+
+    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the result of each task, in order."""
+        for number, task in enumerate(tasks):
+            yield number, function(task)
 
 
 class ProcessExecutor:
-    """Evaluates tasks in ``jobs`` processes; function, tasks and results must pickle."""
+    """Evaluates tasks in ``workers`` processes, which last; function, tasks and results must pickle."""
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._before = set(multiprocessing.active_children())
+        self._pool: ProcessPoolExecutor | None = None
+        self._is_busy = False
+        self._has_done = False
 
-    def evaluate(self, function: Callable[[Task], Done], tasks: Iterable[Task]) -> Iterator[Done]:
-        """Yield ``function(task)`` of each task as it is done.
+    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the result of each task as it is done.
 
-        When the caller stops early (an error, Ctrl-C) tasks that wait are dropped and those that
-        run are ended with their processes.
+        Tasks of a pool that broke are tried again one by one, so that the one to blame is found.
         """
-        before = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(
-            self.jobs,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_die_with_the_parent,
-        )
-        finished = False
-        try:
-            futures = [pool.submit(function, task) for task in tasks]
-            for future in as_completed(futures):
-                yield future.result()
-            finished = True
-        except BrokenProcessPool:
+        self._is_busy = True
+        left = dict.fromkeys(range(len(tasks)))
+        yield from self._all(function, tasks, left)
+        if left and not self._has_done:
             raise NpusimError(
                 "a worker process ended unexpectedly (out of memory?); in a script of your own the "
                 'call must stand under `if __name__ == "__main__":`, or use jobs=1'
+            )
+        for number in left:
+            one = {number: None}
+            for _ in range(TRIES):
+                if one:
+                    yield from self._all(function, tasks, one)
+            if one:
+                yield number, Lost("its worker process ended unexpectedly, twice (out of memory?)")
+        self._is_busy = False
+
+    def _all(
+        self, function: Callable[[Task], Done], tasks: Sequence[Task], left: dict[int, None]
+    ) -> Iterator[tuple[int, Done]]:
+        """Yield results of the tasks that are ``left``, and take them out; some stay where the pool broke."""
+        try:
+            futures = {self._started().submit(function, tasks[n]): n for n in list(left)}
+            for future in as_completed(futures):
+                found = future.result()
+                self._has_done = True
+                del left[futures[future]]
+                yield futures[future], found
+        except BrokenProcessPool:
+            self._shut_down()
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_worker)
+        return self._pool
+
+    def _shut_down(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+    def close(self) -> None:
+        """End the processes, at once where a caller stopped early (an error, Ctrl-C)."""
+        if self._is_busy:
+            for process in set(multiprocessing.active_children()) - self._before:
+                process.terminate()
+        self._shut_down()
+
+
+class DaskExecutor:
+    """Evaluates tasks on the workers of a ``dask.distributed`` cluster."""
+
+    def __init__(self, client: Any, jobs: int) -> None:
+        self.client, self.workers = client, max(jobs, len(client.scheduler_info()["workers"]))
+
+    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the result of each task as it is done; the scheduler gives tasks of a lost worker to another."""
+        from distributed import as_completed as completed
+        from distributed.scheduler import KilledWorker
+
+        futures = {
+            self.client.submit(function, task, pure=False, retries=0): number for number, task in enumerate(tasks)
+        }
+        for future in completed(list(futures), loop=self.client.loop):  # type: ignore[no-untyped-call]
+            try:
+                yield futures[future], future.result()
+            except KilledWorker as error:
+                yield futures[future], Lost(" ".join(str(error).split()))
+
+
+@contextmanager
+def _dask(jobs: int, cluster: str) -> Iterator[Any]:
+    try:
+        import distributed
+    except ImportError:
+        raise NpusimError("--cluster needs dask.distributed: python -m pip install 'npusim[cluster]'") from None
+    if cluster != "local" and "://" not in cluster:
+        raise SpecError(f"--cluster {cluster}: write local, or a scheduler's address: tcp://host:8786")
+    import dask
+
+    with dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1}):
+        local = None
+        try:
+            if cluster == "local":
+                local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
+                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None,
+                    silence_logs=logging.ERROR,
+                )  # fmt: skip
+            client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)  # type: ignore[no-untyped-call]
+        except (OSError, TimeoutError, ValueError, ImportError) as error:
+            why = " ".join(str(error).split())
+            raise NpusimError(
+                f"--cluster {cluster}: no scheduler answers there within {PATIENCE_S} s ({why}); start one with "
+                "`dask scheduler`, or use --cluster local"
             ) from None
+        try:
+            yield client
         finally:
-            if not finished:
-                for process in set(multiprocessing.active_children()) - before:
-                    process.terminate()
-            pool.shutdown(cancel_futures=True)
+            client.close()  # type: ignore[no-untyped-call]
+            if local is not None:
+                local.close()
 
 
-def _die_with_the_parent() -> None:
+def _worker() -> None:
     """End a worker at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone.
 
     A parent that is killed cannot end its workers; each waits for that itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.freeze()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()

@@ -1,239 +1,279 @@
-"""Runs a schedule at every point of a grid; keeps the times, and why some points do not fit."""
+"""Searches: every point of a space simulated, proved to be no winner, merged with its like, or told why it misfits.
+
+Points are built and bounded first; then those that may still win are simulated, the most promising first, in
+batches whose composition hangs on nothing but the results before: whoever works gives the same.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+import math
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from npusim.config.tiling import tiling_fields
-from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.explore.executors import executor
-from npusim.explore.space import Point, Space
-from npusim.explore.store import Outcome, csv_store
-from npusim.request import DEFAULT_WORKLOAD, Request
-from npusim.schedules import find_schedule
-from npusim.simulate import run_request
+import npusim
+from npusim.config.node import NodeDevice
+from npusim.errors import TilingError
+from npusim.explore.executors import Lost, executor
+from npusim.explore.points import Asking, Bits, Job, Surveyed, compute_bits, evaluate, survey
+from npusim.explore.setting import Setting, setting_of
+from npusim.explore.space import chunks
+from npusim.explore.store import Outcome, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
-    from npusim.config.problem import Dtype
-    from npusim.config.workload import Workload
-    from npusim.run_result import RunResult
-    from npusim.schedules import Schedule
+    from npusim.explore.executors import Executor
+    from npusim.explore.space import Point, Span, Value
+    from npusim.explore.store import Store
+    from npusim.request import Request
 
-__all__ = ["Exploration", "explore", "precision_fields", "search"]
+__all__ = ["Options", "Search", "run_search"]
 
-#: The field whose values are presets of the precision.
-PRECISION = "precision"
+Result = TypeVar("Result")
+#: Points simulated before the bounds of the others are compared with anything, of each group.
+SEEDS = 4
+#: Points of a batch, and of one task of it.
+BATCH, TASK = 32, 4
 
 
-def _grid(request: Request, fields: Mapping[str, Iterable[int | float | str]], *, studies: bool) -> Space:
-    """Return the points to try; raise what every point would raise.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a search is done; `npusim.explore` describes them."""
 
-    That is what is no field, no preset or value of the precision, sizes that make no problem, or, where no
-    ``studies`` are asked for, times of no real kernel.
+    jobs: int = 1
+    cluster: str | None = None
+    store: Path | None = None
+    resume: bool = False
+    exhaustive: bool = False
+    pareto: bool = False
+    max_rmse: float | None = None
+    finite: bool = False
+    studies: bool = False
+    on_outcome: Callable[[Outcome, int], None] | None = None
+
+    @property
+    def needs_bits(self) -> bool:
+        """Whether bits are computed."""
+        return self.pareto or self.finite or self.max_rmse is not None
+
+
+@dataclass
+class Search:
+    """One search under way."""
+
+    setting: Setting
+    options: Options
+    points: list[Point]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    bounds: dict[int, Surveyed] = field(default_factory=dict)
+    bits: dict[int, Bits] = field(default_factory=dict)
+    store: Store | None = None
+
+    def __post_init__(self) -> None:
+        self.asking = Asking.of(self.setting.request, self.setting.device_keys)
+        self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
+        self.keys = [self.setting.key(point) for point in self.points]
+
+    def group(self, point: Point) -> tuple[object, ...]:
+        """Return what a point is compared within: the problem and device, and the schedule unless fronts are wanted."""
+        names = self.setting.scene_names
+        return tuple(point.get(n) for n in names if n != "schedule" or not self.options.pareto)
+
+    # ---------------------------------------------------------------- what is known
+
+    def cutoff(self, index: int) -> float:
+        """Return the latency that a point would have to beat: of those in its group with bits no worse than its own."""
+        if self.options.exhaustive:
+            return math.inf
+        error = self.error(index)
+        return min(
+            (
+                o.latency_us for i, o in self.outcomes.items()
+                if o.status == "ok" and o.latency_us is not None and self.groups[i] == self.groups[index]
+                and self.error(i) <= error
+            ),
+            default=math.inf,
+        )  # fmt: skip
+
+    def error(self, index: int) -> float:
+        """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
+        if not self.options.needs_bits or index not in self.bits:
+            return 0.0
+        found = self.bits[index].relative_rmse
+        return math.inf if found is None else found
+
+    def keep(self, outcomes: Iterable[Outcome]) -> None:
+        """Take in outcomes and store them."""
+        made = [self._with_bits(o) for o in outcomes if o.index not in self.outcomes]
+        for o in made:
+            self.outcomes[o.index] = o
+        if self.store is not None and made:
+            self.store.add((self.keys[o.index], self.setting.config(o.point), o) for o in made)
+        for o in made:
+            if self.options.on_outcome is not None:
+                self.options.on_outcome(o, len(self.points))
+
+    def _with_bits(self, outcome: Outcome) -> Outcome:
+        found = self.bits.get(outcome.index)
+        if found is None:
+            return outcome
+        return replace(outcome, relative_rmse=found.relative_rmse, is_finite=found.relative_rmse is not None)
+
+    # ---------------------------------------------------------------- tasks
+
+    def job(self, indices: Sequence[int]) -> Job:
+        """Return a task of these points."""
+        bounds = tuple(self.bounds[i].bound_us if i in self.bounds else 0.0 for i in indices)
+        points = tuple((i, self.points[i]) for i in indices)
+        return Job(self.asking, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, bounds)
+
+    def done(
+        self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Sequence[int], list[Result]]]:
+        """Yield the results of tasks; one that loses its worker is done point by point, and who is to blame skipped."""
+        jobs, lost = [self.job(part) for part in parts], []
+        for number, found in workers.run(function, jobs):
+            if isinstance(found, Lost):
+                lost.append(number)
+            else:
+                yield parts[number], found
+        alone = [self.job([i]) for number in lost for i in parts[number]] if lost else []
+        for number, found in workers.run(function, alone) if alone else ():
+            (index, point), *_ = alone[number].points
+            if isinstance(found, Lost):
+                self.keep([Outcome(index, point, "failed", reason=found.reason)])
+            else:
+                yield [index], found
+
+    def run(self, workers: Executor) -> None:
+        """Do all of it."""
+        left = [i for i in range(len(self.points)) if i not in self.outcomes]
+        if self.options.exhaustive and not self.options.needs_bits:
+            whole = self._chunks(left)
+            parts = [part[n : n + TASK] for part in whole for n in range(0, len(part), TASK)]
+            for _, outcomes in self.done(workers, evaluate, parts):
+                self.keep(outcomes)
+            return
+        if not self.options.needs_bits:
+            self._seed(workers, left)
+        self._survey(workers, [i for i in left if i not in self.outcomes])
+        if self.options.needs_bits:
+            self._compute_bits(workers)
+        self._simulate(workers)
+        self._merge()
+
+    def _seed(self, workers: Executor, left: Sequence[int]) -> None:
+        """Simulate the points nearest to the defaults: without a time to beat no bound says anything."""
+        by_group: dict[object, list[int]] = defaultdict(list)
+        for index in left:
+            by_group[self.groups[index]].append(index)
+        far = {index: (self.setting.distance(self.points[index]), index) for index in left}
+        nearest = [i for own in by_group.values() for i in sorted(own, key=lambda i: far[i])[:SEEDS]]
+        for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest]):
+            self.keep(outcomes)
+
+    def _chunks(self, indices: Sequence[int]) -> list[list[int]]:
+        """Return points in the parts in which they are looked at together."""
+        return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
+
+    def _survey(self, workers: Executor, left: Sequence[int]) -> None:
+        for _, found in self.done(workers, survey, self._chunks(left)):
+            misfits = []
+            for index, what in found:
+                if isinstance(what, str):
+                    misfits.append(Outcome(index, self.points[index], "infeasible", reason=what))
+                else:
+                    self.bounds[index] = what
+            self.keep(misfits)
+
+    def _compute_bits(self, workers: Executor) -> None:
+        """Compute bits once for all points that cannot differ in them, and reject those whose error is too large."""
+        classes: dict[object, list[int]] = defaultdict(list)
+        for index, what in sorted(self.bounds.items()):
+            classes[self._scene(index), what.bits].append(index)
+        chosen = list(classes.values())
+        for part, found in self.done(workers, compute_bits, [own[:1] for own in chosen]):
+            (own,) = (c for c in chosen if c[0] == part[0])
+            self.bits |= dict.fromkeys(own, found[0])
+        rejected = []
+        for index, bits in sorted(self.bits.items()):
+            why = self._rejected(bits)
+            if why:
+                rejected.append(Outcome(index, self.points[index], "rejected", reason=why))
+        self.keep(rejected)
+
+    def _scene(self, index: int) -> tuple[object, ...]:
+        return tuple(self.points[index].get(n) for n in self.setting.scene_names)
+
+    def _rejected(self, bits: Bits) -> str:
+        if bits.problem:
+            return f"bits: {bits.problem}"
+        if bits.relative_rmse is None:
+            return "not finite" if self.options.finite or self.options.max_rmse is not None else ""
+        error, most = bits.relative_rmse, self.options.max_rmse
+        return f"relative RMSE {error:.2e} > {most:.2e}" if most is not None and error > most else ""
+
+    def _simulate(self, workers: Executor) -> None:
+        """Simulate batch after batch what may still win, the lowest bound first."""
+        waiting: dict[object, list[int]] = defaultdict(list)
+        for index, what in self.bounds.items():
+            if what.same_as is None and index not in self.outcomes:
+                waiting[self.groups[index]].append(index)
+        for own in waiting.values():
+            own.sort(key=lambda i: (self.bounds[i].bound_us, i), reverse=True)
+        each = max(1, BATCH // max(1, len(waiting)))
+        while any(waiting.values()):
+            batch, pruned = [], []
+            for own in waiting.values():
+                taken = 0
+                while own and taken < each:
+                    index = own.pop()
+                    if self.bounds[index].bound_us > self.cutoff(index):
+                        pruned.append(index)
+                    else:
+                        batch.append(index)
+                        taken += 1
+            self.keep(Outcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
+            for _, outcomes in self.done(workers, evaluate, [batch[n : n + TASK] for n in range(0, len(batch), TASK)]):
+                self.keep(outcomes)
+
+    def _merge(self) -> None:
+        """Give points that are the same program what that one gave."""
+        for index, what in sorted(self.bounds.items()):
+            if what.same_as is None or index in self.outcomes:
+                continue
+            found, point = self.outcomes.get(what.same_as), self.points[index]
+            if found is not None:
+                self.keep([replace(found, index=index, point=point, status="merged", same_as=what.same_as)])
+
+
+def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], options: Options) -> Search:
+    """Search; raise what every point would raise before anything is written.
+
+    When it is interrupted, what is done stays in the store.
     """
-    device, schedule = cast("DeviceSpec", request.hw), _schedule(request)
-    free = precision_fields(schedule)
-    space = Space.of(schedule.tiling, fields, free)
-    for name in space.fields.keys() & set(free):
-        for value in space.fields[name]:
-            schedule.precision(at(request, {name: value}).precision)
-    if not device.is_timed:
-        raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
-    if request.problem is None:
-        request.load().ignored(request.attention().seq_kv, request.ignore)
-    if schedule.study and not studies and (why := schedule.study(request.problem or request.attention(), device)):
-        raise SpecError(f"nothing to rank: {why}; --studies ranks it all the same (Python: studies=True)")
-    return space
-
-
-def _schedule(request: Request) -> Schedule:
-    return find_schedule(request.schedule, cast("DeviceSpec", request.hw).family)
-
-
-def at(request: Request, point: Point) -> Request:
-    """Return the request of one point: its tiling fields, a preset and changes to it; no bits, no timeline."""
-    own = {field.name for field in tiling_fields(_schedule(request).tiling)}
-    tiling = {**cast("Any", request.tiling), **{k: v for k, v in point.items() if k in own}}
-    changes = [str(v) if k == PRECISION else f"{k}={v}" for k, v in point.items() if k not in own]
-    precision = ",".join(filter(None, (request.precision, *changes))) or None
-    return replace(request, tiling=tiling, precision=precision, numerics=False, trace_groups=())
-
-
-def precision_fields(schedule: Schedule) -> tuple[str, ...]:
-    """Return what may vary besides the tiling: the preset, as ``precision``, and its fields."""
-    preset = cast("Any", schedule.precision())
-    own = {field.name for field in tiling_fields(schedule.tiling)}
-    parts = (field.name for field in dataclasses.fields(preset) if field.name != "name")
-    found = (PRECISION, *parts)
-    return tuple(name for name in found if name not in own)
-
-
-@dataclass(frozen=True, repr=False)
-class Exploration:
-    """All outcomes of a search, in the order of the grid."""
-
-    request: Request
-    space: Space
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def feasible(self) -> tuple[Outcome, ...]:
-        """Points that fit, the fastest first (ties in the order of the grid)."""
-        found = [o for o in self.outcomes if o.status == "ok"]
-        return tuple(sorted(found, key=lambda o: (o.cycles or 0, o.index)))
-
-    @property
-    def infeasible(self) -> tuple[Outcome, ...]:
-        """Points that do not fit, with their reasons."""
-        return tuple(o for o in self.outcomes if o.status == "infeasible")
-
-    @property
-    def best(self) -> Outcome | None:
-        """The fastest point, or None if none fits."""
-        return next(iter(self.feasible), None)
-
-    def __repr__(self) -> str:
-        """Return what was searched and the best point, on one line."""
-        best, device = self.best, cast("DeviceSpec", self.request.hw)
-        found = "none fits"
-        if best is not None:
-            at = " ".join(f"{name}={value}" for name, value in best.point.items())
-            found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
-        fits = f"{len(self.feasible)} of {len(self.outcomes)} points fit"
-        return f"<Exploration of {self.request.schedule} on {device.name}: {fits}, {found}>"
-
-    def to_pandas(self) -> Any:
-        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
-        return pd.DataFrame(self.columns())
-
-    def columns(self) -> dict[str, list[object]]:
-        """Return the outcomes as columns by name, for a frame of any library."""
-        rows = [o.row() for o in self.outcomes]
-        return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
-
-
-def explore(
-    schedule: str,
-    fields: Mapping[str, Iterable[int | float | str]],
-    *,
-    hw: str | Path | DeviceSpec | None = None,
-    workload: str | Path | Workload = DEFAULT_WORKLOAD,
-    problem: AnyProblem | None = None,
-    seq: int | None = None,
-    seq_q: int | None = None,
-    seq_kv: int | None = None,
-    batch: int | None = None,
-    tensor_parallel: int | None = None,
-    causal: bool | None = None,
-    dtype: Dtype | None = None,
-    ignore: Iterable[str] = (),
-    tiling: Mapping[str, object] | None = None,
-    precision: str | None = None,
-    method: str = "auto",
-    overrides: Mapping[str, object] | None = None,
-    studies: bool = False,
-    jobs: int = 1,
-    csv_path: str | Path | None = None,
-    on_outcome: Callable[[Outcome, int], None] | None = None,
-) -> Exploration:
-    """Run ``schedule`` at every combination of the fields' values and return all times.
-
-    Parameters
-    ----------
-    fields
-        Values to try by tiling field, by field of the precision (``acc_qk``), or presets by
-        ``precision``; ``tiling`` and ``precision`` fix others.  The rest is as for `npusim.run`.
-    studies
-        Rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit).
-    jobs
-        Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
-    csv_path
-        A file that gets each point as it is done, and keeps it when the work is interrupted.
-    on_outcome
-        Called with each outcome as it is done, and the number of points.
-
-    Raises
-    ------
-    NpusimError
-        What is wrong for every point.  One that alone does not fit is an outcome with its reason.
-
-    Examples
-    --------
-    >>> found = explore("flash", {"block_kv": [256, 512]}, seq=512)
-    >>> len(found.outcomes)
-    2
-    """
-    return search(Request.of(locals()), fields, jobs, csv_path, on_outcome, studies=studies)
-
-
-def search(
-    request: Request, fields: Mapping[str, Iterable[int | float | str]], jobs: int = 1,
-    csv_path: str | Path | None = None, on_outcome: Callable[[Outcome, int], None] | None = None,
-    *, studies: bool = False,
-) -> Exploration:  # fmt: skip
-    """Run a request at every combination of the fields' values; see :func:`explore`."""
-    r = request
-    tiling = dict(cast("Any", r.tiling) or {})
-    request = replace(r, hw=r.machine(), overrides=None, workload=r.load(), tiling=tiling)
-    space = _grid(request, fields, studies=studies)
-    if csv_path is None:
-        return _search(request, space, jobs, on_outcome)
-    with csv_store(Path(csv_path), list(space.fields)) as add:
-        return _search(request, space, jobs, on_outcome, add)
-
-
-def evaluate(request: Request, task: tuple[int, Point]) -> Outcome:
-    """Return the outcome of one point; a tiling that does not fit is one, with its reason."""
-    index, point = task
-    try:
-        result = run_request(at(request, point))
-    except TilingError as error:
-        return Outcome(index, point, "infeasible", reason=" ".join(str(error).split()))
-    busiest, share = _busiest(result)
-    timing = result.timing
-    assert timing is not None  # `_grid` refused devices without
-    return Outcome(
-        index, point, "ok",
-        cycles=result.cycles, latency_us=result.latency_us, method=timing.method, band=timing.band,
-        busiest=busiest, busy_share=share, ignored=", ".join(result.ignored),
-    )  # fmt: skip
-
-
-def _search(
-    request: Request,
-    space: Space,
-    jobs: int,
-    on_outcome: Callable[[Outcome, int], None] | None,
-    store: Callable[[Outcome], None] | None = None,
-) -> Exploration:
-    outcomes: list[Outcome] = []
-    tasks = list(enumerate(space.points()))
-    for outcome in executor(min(jobs, len(space))).evaluate(partial(evaluate, request), tasks):
-        outcomes.append(outcome)
-        if store is not None:
-            store(outcome)
-        if on_outcome is not None:
-            on_outcome(outcome, len(space))
-    return Exploration(request, space, tuple(sorted(outcomes, key=lambda o: o.index)))
-
-
-def _busiest(result: RunResult) -> tuple[str, float]:
-    timing = result.timing
-    queues = [queue for group in timing.queues for queue in group] if timing is not None else []
-    if not queues or not result.cycles:
-        return "", 0.0
-    pipes = [queue for queue in queues if queue.is_pipe]
-    top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
-    return top.queue.rpartition(".")[2], top.busy_cycles / result.cycles
+    setting = setting_of(request, axes, studies=options.studies)
+    points = setting.points()
+    if not points:
+        raise TilingError("the space is empty: no combination of its axes has a value each")
+    if isinstance(setting.request.machine(), NodeDevice):
+        options = replace(options, exhaustive=True)  # whose blocks nobody bounds
+    search = Search(setting, options, points)
+    with ExitStack() as stack:
+        if options.store is not None:
+            about = {
+                "version": npusim.__version__, "request": setting.digest(options.needs_bits, options.exhaustive),
+                "schedules": list(setting.schedules), "points": len(points),
+                "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
+            }  # fmt: skip
+            search.store = stack.enter_context(open_store(options.store, about, resume=options.resume))
+            known = search.store.done()
+            search.outcomes = {i: known[key] for i, key in enumerate(search.keys) if key in known}
+            if options.on_outcome is not None:
+                for outcome in search.outcomes.values():
+                    options.on_outcome(outcome, len(points))
+        search.run(stack.enter_context(executor(min(options.jobs, len(points)), options.cluster)))
+    return search

@@ -1,9 +1,9 @@
-"""The points of a grid over tiling fields, and how people write one: ``block_kv=128,256,512``."""
+"""The points of a search: axes with their values, and how people write one: ``block_kv=128,256:512:64``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from npusim.config.messages import suggest
@@ -13,64 +13,120 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from npusim.config.tiling import Tiling
+    from npusim.config.tiling import Tiling, TilingField
 
-__all__ = ["Point", "Space", "parse_field"]
+__all__ = ["Point", "Space", "Span", "declared", "parse_field"]
 
-Value = int | float | str
+Value = int | float | str | None
 Point = dict[str, object]
+#: Points that one task of a search has at least, and at most.
+CHUNK, LARGEST_CHUNK = 32, 128
+#: Rows, keys and depths that a declared space goes up to where a field has no limit of its own.
+MOST_ELEMENTS, MOST = 1024, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``start:stop:step``, the end included if it is met; an end may be the name of an axis before."""
+
+    start: int | str
+    stop: int | str
+    step: int
+
+    def values(self, point: Point) -> Sequence[int]:
+        """Return the values at a point, whose earlier axes are known."""
+        start, stop = (point[end] if isinstance(end, str) else end for end in (self.start, self.stop))
+        if not isinstance(start, int) or not isinstance(stop, int):
+            raise TilingError(f"range {self}: its ends must be whole numbers, not {start!r} and {stop!r}")
+        return range(start, stop + 1, self.step)
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}:{self.step}"
 
 
 @dataclass(frozen=True)
 class Space:
-    """A grid: every combination of the values of its fields, the last field changing fastest."""
+    """Every combination of the values of its axes, the last one changing fastest."""
 
-    fields: dict[str, tuple[Value, ...]]
+    axes: dict[str, tuple[Value | Span, ...]]
 
     @classmethod
-    def of(
-        cls,
-        tiling: type[Tiling],
-        fields: Mapping[str, Iterable[Value]],
-        precision: Sequence[str] = (),
-    ) -> Space:
-        """Return the grid over fields of ``tiling`` and of its precision, which are named besides.
+    def of(cls, axes: Mapping[str, Iterable[Value | Span]], known: Sequence[str], example: str = "") -> Space:
+        """Return the space over axes that are all ``known``.
 
-        Raises `TilingError` if there are none, one is unknown (with the nearest), or one has no
-        values; a value out of its field's limits makes an infeasible point, not an error.
+        Raises `TilingError` if there are none, one is unknown (with the nearest), has no values, or a range
+        names no axis before it; a value out of its field's limits makes an infeasible point, not an error.
         """
-        known = [field.name for field in tiling_fields(tiling)]
-        if not fields:
-            more = f"; of its precision: {', '.join(precision)}" if precision else ""
-            raise TilingError(
-                f"no field to explore; there are: {', '.join(known)} (--field {known[0]}=...){more}"
-            )
-        known += precision
-        made: dict[str, tuple[Value, ...]] = {}
-        for name, values in fields.items():
+        if not axes:
+            raise TilingError(f"no field to explore; there are: {', '.join(known)} (--field {example or known[0]}=...)")
+        made: dict[str, tuple[Value | Span, ...]] = {}
+        for name, values in axes.items():
             if name not in known:
                 raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
-            made[name] = tuple(dict.fromkeys(values))
-            if not made[name]:
+            listed = tuple(dict.fromkeys(values))
+            if not listed:
                 raise TilingError(f"{name}: no values to try")
+            for span in (v for v in listed if isinstance(v, Span)):
+                for end in (span.start, span.stop):
+                    if isinstance(end, str) and end not in made:
+                        raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(made))}")
+            made[name] = listed
         return cls(made)
-
-    def __len__(self) -> int:
-        count = 1
-        for values in self.fields.values():
-            count *= len(values)
-        return count
 
     def points(self) -> Iterator[Point]:
         """Yield every combination."""
-        for values in product(*self.fields.values()):
-            yield dict(zip(self.fields, values, strict=True))
+        yield from self._from(list(self.axes), {})
+
+    def _from(self, names: Sequence[str], point: Point) -> Iterator[Point]:
+        if not names:
+            yield dict(point)
+            return
+        values: dict[Value, None] = {}
+        for value in self.axes[names[0]]:
+            values |= dict.fromkeys(value.values(point) if isinstance(value, Span) else (value,))
+        for value in values:
+            yield from self._from(names[1:], {**point, names[0]: value})
 
 
-def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
-    """Return a field and its values from ``name=value,value,...``; a value may be a range.
+def chunks(points: Sequence[tuple[int, Point]]) -> Iterator[list[tuple[int, Point]]]:
+    """Yield neighbouring points together: those that differ in their last axes alone share what they are built of."""
+    names = list(points[0][1]) if points else []
+    for leading in range(len(names), -1, -1):
+        found = [list(same) for _, same in groupby(points, key=lambda p: [p[1].get(n) for n in names[:leading]])]
+        if len(points) >= CHUNK * len(found) or leading == 0:
+            for same in found:
+                yield from (same[i : i + LARGEST_CHUNK] for i in range(0, len(same), LARGEST_CHUNK))
+            return
 
-    ``128:1024:128`` is every 128 from 128 to 1024, the end included if it is met.
+
+def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
+    """Return the space that a schedule's fields declare: choices, and doublings between a field's limits."""
+    found = {field.name: _declared(field, type(field.default)) for field in tiling_fields(tiling)}
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
+    if field.choices:
+        return tuple(c for c in field.choices if isinstance(c, str | int))
+    if kind is bool:
+        return ("false", "true")
+    if kind not in (int, type(None)) or field.minimum is None:
+        return ()
+    step = field.multiple_of or 1
+    limit = min(field.maximum or MOST_ELEMENTS, MOST_ELEMENTS if field.multiple_of else MOST)
+    values = [field.minimum] if field.minimum == 0 else []
+    value = max(step, field.minimum)
+    while value <= limit:
+        values.append(value)
+        value *= 2
+    return tuple(values)
+
+
+def parse_field(text: str) -> tuple[str, tuple[Value | Span, ...]]:
+    """Return an axis and its values from ``name=value,value,...``; a value may be a range.
+
+    ``128:1024:128`` is every 128 from 128 to 1024, the end included if it is met; an end may be the name of an
+    axis given before: ``block_kv=block_q:1024:64``.
 
     Raises
     ------
@@ -87,27 +143,34 @@ def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
     name = name.strip()
     if not equals or not name:
         raise TilingError(f"field {text!r}: write name=value,value,... or name=start:stop:step")
-    values: list[Value] = []
+    values: list[Value | Span] = []
     for item in listed.split(","):
         part = item.strip()
         if not part:
             raise TilingError(f"field {text!r}: a value is empty")
-        values += _range(text, part) if ":" in part else [_value(part)]
+        if ":" in part and "/" not in part and not part.endswith((".py", ".yaml")):
+            values += _range(text, part)
+        else:
+            values.append(_value(part))
     return name, tuple(values)
 
 
-def _range(field: str, text: str) -> Sequence[int]:
+def _range(field: str, text: str) -> Sequence[int | Span]:
+    ends = text.split(":")
     try:
-        start, stop, step = (int(part) for part in text.split(":"))
+        start, stop = (int(end) if not end.isidentifier() else end for end in ends[:2])
+        (step,) = map(int, ends[2:])
     except ValueError:
         raise TilingError(
             f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers"
         ) from None
-    if step <= 0 or start > stop:
+    if step <= 0 or (isinstance(start, int) and isinstance(stop, int) and start > stop):
         raise TilingError(
             f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed"
         )
-    return range(start, stop + 1, step)
+    if isinstance(start, int) and isinstance(stop, int):
+        return range(start, stop + 1, step)
+    return (Span(start, stop, step),)
 
 
 def _value(text: str) -> Value:

@@ -58,6 +58,8 @@ EMPTY = Piece(())
 class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
+    ``alike`` names, by a piece's id, the one that stands for it.
+
     Raises
     ------
     ProgramError
@@ -69,7 +71,7 @@ class Automaton:
 
     def __init__(
         self, program: TileProgram, endpoints: Sequence[Endpoint], shapes: Sequence[Shape],
-        starts: Iterable[State], contested: frozenset[str],
+        starts: Iterable[State], contested: frozenset[str], alike: Mapping[int, Piece] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
@@ -78,7 +80,7 @@ class Automaton:
         self._known: dict[object, int] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
-        self._interned: dict[int, Piece] = {}
+        self._interned: dict[int, Piece] = dict(alike or {})
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
             self._sides[endpoint.ring_number].append(endpoint)

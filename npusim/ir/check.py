@@ -14,8 +14,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.errors import FlagError, RaceError
+from npusim.errors import FlagError, NpusimError, RaceError
 from npusim.ir.automaton import Automaton, State
+from npusim.ir.condense import alike, condensed
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.places import ring_bytes
 from npusim.ir.races import check_races
@@ -44,7 +45,14 @@ def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
     What passes computes the same values in every order that queues and flags allow, for any number of
     iterations and any sequence of its shapes of block on a core group (``npusim/README.md``).
     """
-    builder = Builder(program)
+    try:
+        # Wide and short; where that finds a fault it may be one of its own, and who is told wants to know the bytes.
+        _check(program, budget, Builder(program, condensed))
+    except NpusimError:
+        _check(program, budget, Builder(program))
+
+
+def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) -> None:
     states: dict[State, None] = {(0,) * len(builder.walker.endpoints): None}
     held: list[Ring] = []
     for phase in program.phases:
@@ -57,7 +65,8 @@ def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
             # Regions that are no sums of block coordinates are numbers once each block stands for itself.
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
-        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested)
+        same = alike(program, shapes, contested) if builder.condense is condensed else None
+        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested, same)
         automaton.ranges.update(ranges)
         rings = automaton.rings()
         if budget:

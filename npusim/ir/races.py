@@ -59,34 +59,37 @@ def check_races(automaton: Automaton) -> None:
     One of them writes, and some sequence of blocks and iterations brings them together.  The message
     names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
-    _proved(_Structure(automaton))
+    _proved(_Structure(_Facts(automaton)))
 
 
 class _Structure:
-    """What a proof hangs on; an automaton of the same content, of whatever program, has the same proof."""
+    """What a proof hangs on: one of the same content, of whatever program, needs no other."""
 
-    def __init__(self, automaton: Automaton) -> None:
-        self.automaton: Automaton | None = automaton
-        program = automaton.program
-        self.content = (
-            program.queues, automaton.endpoints,
-            tuple((r.space, r.offset_bytes, r.slot_bytes) for r in program.rings),
-            tuple((n.piece, n.state, n.region_keys, tuple(n.successors.items())) for n in automaton.nodes),
-        )  # fmt: skip
+    def __init__(self, facts: _Facts) -> None:
+        self.facts: _Facts | None = facts
+        nodes = []
+        for number, node in enumerate(facts.automaton.nodes):
+            operations, renamed, agents = facts.resolved_node(number)
+            nodes.append(
+                (tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items()))
+            )  # fmt: skip
+        places = facts.places
+        self.content = facts.queues, tuple(facts.flags), places.regions.base, tuple(places.dangers), tuple(nodes)
+        self._digest = hash(self.content)
 
     def __hash__(self) -> int:
-        return hash(self.content)
+        return self._digest
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Structure) and self.content == other.content
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _proved(structure: _Structure) -> None:
     """Raise what there is to raise; structures that passed are remembered, without their programs."""
-    assert structure.automaton is not None
-    _Facts(structure.automaton).run()
-    structure.automaton = None
+    assert structure.facts is not None
+    structure.facts.run()
+    structure.facts = None
 
 
 class _Facts:
@@ -107,7 +110,7 @@ class _Facts:
 
     # ---------------------------------------------------------------- nodes
 
-    def _resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
+    def resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
         """Return a node's operations, what each place is called after it, and the agents that matter then."""
         found = self._resolved.get(number)
         if found is None:
@@ -159,11 +162,14 @@ class _Facts:
         nodes = self.automaton.nodes
         seen: list[dict[int, list[int]]] = [defaultdict(list) for _ in nodes]
         new: list[dict[Fact, Witness]] = [{} for _ in nodes]
-        waiting = list(range(len(nodes)))  # a heap: what comes first in the program first
+        # A heap of (sweep, node): what comes first in the program first, and what leads back in the next sweep, when
+        # all there is to bring back has come together.
+        waiting = [(0, number) for number in range(len(nodes))]
         while waiting:
-            number = heappop(waiting)
-            while waiting and waiting[0] == number:
+            turn = heappop(waiting)
+            while waiting and waiting[0] == turn:
                 heappop(waiting)
+            sweep, number = turn
             facts, new[number] = new[number], {}
             left = self._step(number, facts)
             for successor, hop in nodes[number].successors.items():
@@ -180,11 +186,11 @@ class _Facts:
                         witness.blocks + (hop == BLOCK),
                     )  # fmt: skip
                 if fresh:
-                    heappush(waiting, successor)
+                    heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
         """Take ``facts`` through a node; return what is left of them and of the node's own."""
-        operations = self._resolved_node(number)[0]
+        operations = self.resolved_node(number)[0]
         groups: dict[int, int] = {}
         touched: dict[int, int] = {}
         for place, agents in facts:

@@ -7,6 +7,7 @@ with them but place its tiles of global memory, what comes out holds for all blo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import GeneratorType
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format
+from npusim.ir.content import known_at
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, numbers_of, opaque, twin
 from npusim.ir.program import Body, Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.ir.walk import Walker
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping
 
     from npusim.ir.op import TileOp
     from npusim.ir.program import Item, Phase, TileProgram
@@ -140,11 +142,19 @@ class Shape:
     coordinates: Mapping[Symbol, Sequence[int]]
 
 
-class Builder:
-    """Builds the structure of a program's phases."""
+Condense = Callable[[Sequence["Operation"]], Iterable["Part"]]
 
-    def __init__(self, program: TileProgram) -> None:
-        self.program, self.walker = program, Walker(program)
+
+def as_listed(run: Sequence[Operation]) -> Iterable[Part]:
+    """Return operations as one piece, as they are."""
+    return (Piece(tuple(run)),)
+
+
+class Builder:
+    """Builds the structure of a program's phases; ``condense`` makes parts of operations without a loop between."""
+
+    def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
+        self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
         self._queues = {q.name: number for number, q in enumerate(program.queues)}
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
@@ -208,12 +218,12 @@ class Builder:
                 run.append(self._operation(item, iterator))
                 continue
             if run:
-                yield Piece(tuple(run))
+                yield from self.condense(run)
                 run = []
             if item.indices:
                 yield self._loop(item)
         if run:
-            yield Piece(tuple(run))
+            yield from self.condense(run)
 
     def _loop(self, loop: Loop) -> LoopPart:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
@@ -222,14 +232,16 @@ class Builder:
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, body, index)
             return LoopPart(loop.name, loop.indices, parts, index, ())
-        key = body.key
-        if key not in self._bodies:
+        key, known = body.key, self._bodies
+        if body.home is not None:
+            known = known_at(body.home, self.walker.ends, self.condense.__name__)
+        if key not in known:
             at: list[tuple[Symbol, Any]] = []
             own = opaque(body.at, "at", at)
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, Body(body.function, body.static, own), index)
-            self._bodies[key] = parts, [symbol for symbol, _ in at], index
-        parts, symbols, index = self._bodies[key]
+            known[key] = parts, [symbol for symbol, _ in at], index
+        parts, symbols, index = known[key]
         given = tuple(zip(symbols, numbers_of(body.at), strict=True))
         return LoopPart(loop.name, loop.indices, parts, index, given)
 

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.ir.program import Item, Loop, Phase, TileProgram
+from npusim.ir.content import interned, known_at
+from npusim.ir.program import Body, Item, Loop, Phase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npusim.ir.cost import Cost
     from npusim.ir.op import TileOp
     from npusim.ir.tile import RingTile, Tile
 
@@ -70,6 +72,15 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     return tuple(found)
 
 
+def givers(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
+    listed, found = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
+    for e in listed:
+        if e.peers:
+            found.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """``endpoint`` may go on once the counter of ``peer`` has reached ``count``."""
@@ -112,6 +123,7 @@ class Walker:
                 f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
         self._queues = {q.name: i for i, q in enumerate(program.queues)}
+        self.ends = ends_of(program)
         self.cursors = [0] * len(self.endpoints)
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
@@ -170,14 +182,15 @@ def walk(walker: Walker, items: Iterable[Item], path: Path = ()) -> Iterator[Res
 class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
-    ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach
-    ``cursor[endpoint] + delta`` (rounded up to the endpoint's period).
+    ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
+    and the endpoint's lag (rounded up to its period).  ``costs`` is what it costs, on the last device that asked.
     """
 
     op: TileOp
     queue: int
     waits: tuple[tuple[int, int, int], ...]
     sets: tuple[int, ...]
+    costs: tuple[object, Cost] | None = None
 
 
 @dataclass(slots=True)
@@ -221,8 +234,16 @@ def compile_items(walker: Walker, items: Iterable[Item], bodies: Bodies | None =
         walker.cursors = origin
 
 
+def ends_of(program: TileProgram) -> Hashable:
+    """Return queues and rings as far as bodies that programs share depend on them: all but depths and places."""
+    rings = tuple((r.name, r.space, r.producers, r.consumers, r.flag) for r in program.rings)
+    return interned((program.queues, rings))
+
+
 def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
     key = None if loop.key is None else (loop.name, loop.key)
+    if isinstance(loop.body, Body) and loop.body.home is not None:
+        bodies = known_at(loop.body.home, walker.ends, "templates")
     body = bodies.get(key) if key else None
     if body is None:
         walker.cursors = [0] * len(walker.cursors)
@@ -259,7 +280,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
     for index, (first, last) in walker.handshakes(op).items():
         endpoint = walker.endpoints[index]
         if first:
-            waits += [(index, peer, cursors[index] + endpoint.lag) for peer in endpoint.peers]
+            waits += [(index, peer, cursors[index]) for peer in endpoint.peers]
         if last:
             cursors[index] += 1
             sets.append(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from npusim.ir.opaque import varying
 from npusim.ir.program import Body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from npusim.algorithms.phase import Phase, Run
     from npusim.algorithms.table import Stage
@@ -147,6 +148,45 @@ class Frame:
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
 
+    def content(self) -> Hashable:
+        """Return what operations can depend on of the phase, apart from cells and the lengths of tensors.
+
+        Of what has no content of its own (a function, a mask) it is the object itself.
+        """
+        p = self.phase
+        tensors: list[Hashable] = []
+        for n, bound in p.tensors.items():
+            if isinstance(bound, BySize):
+                by_size = sorted(bound.tensors.items())
+                tensors.append((n, bound.axis, tuple((size, _alike(t)) for size, t in by_size)))
+            else:
+                stack = (bound.axis, bound.count) if isinstance(bound, Stacked) else ()
+                tensors.append((n, stack, _alike(tensor_of(bound))))
+        stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
+        tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
+        given = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
+        return (p.name, *tables, tuple(p.sizes.items()), tuple(tensors), given)
+
+
+def _alike(t: GlobalTensor) -> Hashable:
+    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """A function of a cell and a tile that is told apart by what it does: one of a ``home``, by its name.
+
+    ``home`` stands for all that it depends on besides; programs in which that is alike share what it makes.
+    """
+
+    home: Hashable
+    name: Hashable
+    emit: Callable[[Cell, Visit], Iterable[Item]] = field(compare=False, repr=False)
+
+    def __call__(self, cell: Cell, tile: Visit) -> Iterable[Item]:
+        """Return the items of one tile of a cell."""
+        return self.emit(cell, tile)
+
 
 def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:
     """Return a loop's body that does ``function`` of one tile of a cell.
@@ -155,7 +195,8 @@ def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Vi
     """
     static = function, tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place, tile.shape
     starts = tuple(start for _, start, _ in cell.spans)
-    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col))
+    home = function.home if isinstance(function, Emitter) else None
+    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col), home)
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:

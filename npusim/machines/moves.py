@@ -6,6 +6,7 @@ to whole cycles once, here.  A step without a cost raises, it never costs 0.
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
-from npusim.ir.residency import residency
+from npusim.ir.residency import Residency, residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ class Moves:
     """Costs of a program's moves on one device."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
-        self.device = device
-        l2 = device.memory.l2
-        self.residency = residency(
-            program, device.group_count.value, l2.capacity_bytes.value,
+        self.device, self._program = device, program
+        self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
+
+    @cached_property
+    def residency(self) -> Residency:
+        """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
+        l2 = self.device.memory.l2
+        return residency(
+            self._program, self.device.group_count.value, l2.capacity_bytes.value,
             writes_back=l2.writes is not None and l2.writes.value == "back",
         )  # fmt: skip
-        self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""

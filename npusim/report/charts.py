@@ -56,10 +56,10 @@ def names_of(rows: Iterable[Row], key: str) -> list[str]:
     return list(dict.fromkeys(str(row[key]) for row in rows))
 
 
-def rows_axis(names: Sequence[str], field: str = "track") -> Any:
+def rows_axis(names: Sequence[str], field: str = "track", title: str | None = None) -> Any:
     """Return a vertical axis with one row a name."""
     alt = altair()
-    axis = alt.Axis(title=None, ticks=False, domain=False, labelLimit=260)
+    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelLimit=260)
     return alt.Y(field, type="nominal", sort=list(names), scale=alt.Scale(domain=list(names)), axis=axis)
 
 

@@ -70,23 +70,25 @@ class Schedule:
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
     def program(
-        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
+        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> TileProgram:
-        """Return the program; if a buffer overflows, say which smaller blocks would still fit."""
+        """Return the program; if a buffer overflows and ``is_hinted``, say which smaller blocks would still fit."""
         self._refuse(problem)
         try:
             return self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError as error:
+            if not is_hinted:
+                raise
             few = _few_blocks(problem)
             fitting = largest_that_fit(lambda t: self.build(few, t, device, precision), tiling)
             raise BufferOverflowError(f"{error}; {fitting}") from None
 
     def fitted(
-        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision
+        self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> tuple[Tiling, TileProgram]:
         """Return the tiling and its program; where no size was given, defaults shrink until they fit.
 
-        The program's notes say which did.
+        The program's notes say which did; ``is_hinted`` as for :meth:`program`.
         """
         self._refuse(problem)
         try:
@@ -95,7 +97,7 @@ class Schedule:
             few = _few_blocks(problem)
             smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
         if smaller is None:
-            return tiling, self.program(problem, tiling, device, precision)
+            return tiling, self.program(problem, tiling, device, precision, is_hinted=is_hinted)
         program = self.program(problem, smaller, device, precision)
         moved = [f"{k}={v}" for k, v in smaller if v != getattr(tiling, k)]
         note = f"{' '.join(moved)}: smaller than the default, which does not fit here"

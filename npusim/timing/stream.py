@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
+from npusim.ir.content import Itself, interned, methods_of
+from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes
 
@@ -81,6 +83,10 @@ class Streams:
         if program.pricing is None:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
+        own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
+        shares = (held.read_misses, held.write_misses, held.shared_reads)
+        #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
+        self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
         self.pipes = shared_pipes(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
@@ -129,8 +135,8 @@ class Streams:
     def _timed_op(self, op: OpTemplate) -> TimedOp:
         key = id(op)
         if key not in self._ops:
-            cost: Cost = self.costs.of_op(op.op)
-            waits = tuple((e, p, d, self.endpoints[e].period) for e, p, d in op.waits)
+            cost = self._cost(op)
+            waits = tuple((e, p, d + self.endpoints[e].lag, self.endpoints[e].period) for e, p, d in op.waits)
             pipes = tuple((self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles)
             self._ops[key] = TimedOp(
                 len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
@@ -138,6 +144,14 @@ class Streams:
             )  # fmt: skip
             self._listed.append(self._ops[key])
         return self._ops[key]
+
+    def _cost(self, op: OpTemplate) -> Cost:
+        """Return what an operation costs; that hangs on the device and on what L2 holds of its tensors."""
+        meets_l2 = any(isinstance(o, GlobalTile) for step in op.op.steps for o in (step.dst, *step.srcs))
+        by = self._priced_by[meets_l2]
+        if op.costs is None or op.costs[0] is not by:
+            op.costs = by, self.costs.of_op(op.op)
+        return op.costs[1]
 
     def timed_op(self, key: int) -> TimedOp:
         """Return the operation with that key."""

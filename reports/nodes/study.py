@@ -14,7 +14,7 @@ from npusim.config.kernels import CopyProblem
 from npusim.config.layer import LayerProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node, load_node_device
-from npusim.explore.search import explore
+from npusim.explore import explore
 from npusim.node.collective import collective
 from npusim.node.driver import alpha_beta, plan_collective
 from npusim.node.kernel import CollectiveCall

@@ -15,7 +15,7 @@ from npusim.report import page
 
 COMMAND = re.compile(r"^\$ npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
 FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
-TOPICS = ("ci", "compare", "device", "measurements", "schedule", "scope", "tile", "trace")
+TOPICS = ("ci", "compare", "device", "diff", "measurements", "schedule", "scope", "tile", "trace")
 
 
 def test_there_is_a_guide_for_each_thing_that_users_do() -> None:
@@ -28,7 +28,7 @@ def test_there_is_a_guide_for_each_thing_that_users_do() -> None:
 
 
 #: Guides that run a dozen of simulations: their verbs have tests of their own in every run.
-LONG = ("ci", "compare", "tile")
+LONG = ("ci", "compare", "diff", "tile")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ WRONG = (
     ("explore flash -f block_q=2048 -j1", "no point fits; the reasons stand in"),
     ("explore flash -f depth=1 --hw h200", "depth: unknown tiling field; allowed: block_q,"),
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
-    ("explore flash -f depth=1 --out file/a.csv", "file/a.csv: cannot be written: file is not a"),
+    ("explore flash -f depth=1 --out file/a.csv", "file/a.sqlite: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),

@@ -5,15 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from npusim.errors import NpusimError, TilingError
-from npusim.explore.executors import ProcessExecutor, SerialExecutor, executor
-
-if TYPE_CHECKING:
-    from npusim.explore.executors import Executor
+from npusim.explore.executors import Lost, ProcessExecutor, SerialExecutor, executor
 
 
 def _square(number: int) -> tuple[int, int]:
@@ -28,27 +24,29 @@ def _die(number: int) -> int:
     os._exit(number)
 
 
-@pytest.mark.parametrize("chosen", [SerialExecutor(), ProcessExecutor(2)])
-def test_every_task_is_done_once(chosen: Executor) -> None:
-    done = list(chosen.evaluate(_square, range(5)))
-    assert sorted(square for square, _ in done) == [0, 1, 4, 9, 16]
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_task_is_done_once(jobs: int) -> None:
+    with executor(jobs) as workers:
+        done = dict(workers.run(_square, range(5)))
+    assert {number: square for number, (square, _) in done.items()} == {n: n * n for n in range(5)}
 
 
 def test_processes_are_others() -> None:
-    pids = {pid for _, pid in ProcessExecutor(2).evaluate(_square, range(4))}
-    assert os.getpid() not in pids
+    with executor(2) as workers:
+        assert os.getpid() not in {pid for _, (_, pid) in workers.run(_square, range(4))}
+    assert not multiprocessing.active_children()
 
 
 def test_error_of_a_task_reaches_the_caller_and_ends_the_workers() -> None:
-    with pytest.raises(TilingError, match="is too large"):
-        list(ProcessExecutor(2).evaluate(_refuse, range(4)))
+    with pytest.raises(TilingError, match="is too large"), executor(2) as workers:
+        list(workers.run(_refuse, range(4)))
     assert not multiprocessing.active_children()
 
 
 def test_caller_that_stops_early_leaves_no_worker() -> None:
-    tasks = ProcessExecutor(1).evaluate(_square, range(100))
-    next(tasks)
-    tasks.close()  # type: ignore[attr-defined]
+    workers = ProcessExecutor(1)
+    next(workers.run(_square, range(100)))
+    workers.close()
     for process in multiprocessing.active_children():
         process.join(10)
     assert not multiprocessing.active_children()
@@ -63,7 +61,7 @@ def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(seconds)\n"
         "if __name__ == '__main__':\n"
-        "    list(ProcessExecutor(2).evaluate(work, [60, 60]))\n"
+        "    list(ProcessExecutor(2).run(work, [60, 60]))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with subprocess.Popen(
@@ -91,11 +89,29 @@ def _is_alive(pid: int) -> bool:
 
 def test_worker_that_dies_is_explained() -> None:
     with pytest.raises(NpusimError, match="a worker process ended unexpectedly"):
-        list(ProcessExecutor(1).evaluate(_die, [3]))
+        list(ProcessExecutor(1).run(_die, [3]))
+
+
+def _die_of_two(number: int) -> int:
+    if number == 2:
+        os._exit(3)
+    return number
+
+
+def test_a_task_that_takes_its_worker_with_it_is_found_and_the_others_are_done() -> None:
+    with executor(2) as workers:
+        assert dict(workers.run(_die_of_two, [0])) == {0: 0}
+        done = dict(workers.run(_die_of_two, range(4)))
+    assert {n: found for n, found in done.items() if n != 2} == {0: 0, 1: 1, 3: 3}
+    assert isinstance(done[2], Lost)
+    assert "ended unexpectedly" in done[2].reason
 
 
 def test_jobs_choose_the_executor() -> None:
-    assert isinstance(executor(1), SerialExecutor)
-    assert isinstance(executor(2), ProcessExecutor)
-    with pytest.raises(NpusimError, match="jobs: 0 must be at least 1"):
-        executor(0)
+    with executor(1) as one, executor(2) as two:
+        assert isinstance(one, SerialExecutor)
+        assert isinstance(two, ProcessExecutor)
+    with pytest.raises(NpusimError, match="jobs: 0 must be at least 1"), executor(0):
+        pass
+    with pytest.raises(NpusimError, match="write local, or a scheduler's address"), executor(2, "nowhere"):
+        pass

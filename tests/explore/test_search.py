@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.config.load import load_device, load_workload
-from npusim.errors import OutputError, SpecError, TilingError
+from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import explore
+from npusim.explore.store import read_store
+from npusim.machines.ascend.group import AscendGroup
 from npusim.request import Request
 from npusim.run import run
 
@@ -22,7 +24,7 @@ FIELDS = {"block_kv": [256, 512], "block_q": [128, 100, 2048]}
 
 
 def test_every_point_has_its_time_or_its_reason() -> None:
-    found = explore("flash", FIELDS, seq=256, tiling={"depth": 1})
+    found = explore("flash", FIELDS, seq=256, tiling={"depth": 1}, exhaustive=True)
     assert [o.status for o in found.outcomes] == ["ok", "infeasible", "infeasible"] * 2
     assert "100 must be a multiple of 16" in found.outcomes[1].reason
     assert "UB" in found.outcomes[2].reason
@@ -46,35 +48,93 @@ def test_processes_give_what_one_process_gives() -> None:
     assert one.outcomes == two.outcomes
 
 
+def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
+    fields = {"block_kv": [64, 128], "block_q": [32, 64], "depth": [1, 2], "vector_rows": [4, 32, 64]}
+    pruned, whole = (explore("flash", fields, seq=256, exhaustive=e) for e in (False, True))
+    assert pruned.best is not None
+    assert whole.best is not None
+    assert (pruned.best.point, pruned.best.cycles) == (whole.best.point, whole.best.cycles)
+    counts = pruned.counts()
+    assert counts["pruned"] > counts["ok"]
+    assert counts["merged"]  # slices of 64 rows are no larger than a core's share
+    for o, exact in zip(pruned.outcomes, whole.outcomes, strict=True):
+        if o.status == "pruned":
+            assert exact.latency_us >= o.bound_us > pruned.best.latency_us * (1 - 1e-12)
+        elif o.status == "merged":
+            assert exact.cycles == whole.outcomes[o.same_as].cycles
+        else:
+            assert (o.cycles, o.status == "infeasible") == (exact.cycles, exact.status == "infeasible")
+
+
+def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
+    fields = {"seq": [256, 512], "group_count": [12, 24], "block_kv": [128, 256], "vector_rows": [8]}
+    found = explore(["flash", "two_level"], fields, out=tmp_path / "s.sqlite")
+    assert len(found.outcomes) == 16
+    assert found.setting.scene_names == ("schedule", "seq", "group_count")
+    for seq, count in ((256, 12), (512, 24)):
+        keys, rows = {"group_count": str(count)}, {"vector_rows": 8}
+        alone = explore("flash", {"block_kv": [128, 256]}, seq=seq, overrides=keys, tiling=rows)
+        wanted = {"schedule": "flash", "seq": seq, "group_count": count}
+        same = [o for o in found.feasible if o.point.items() >= wanted.items()]
+        assert alone.best is not None
+        assert same[0].cycles == alone.best.cycles
+    about, rows = read_store(tmp_path / "s.sqlite")
+    assert about["schedules"] == ["flash", "two_level"]
+    assert rows == found.outcomes
+
+
+def test_the_front_is_of_latency_and_error() -> None:
+    fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
+    found = explore("flash", fields, seq=256, pareto=True, tiling={"block_q": 64})
+    errors = {o.point["precision"]: o.relative_rmse for o in found.front}
+    assert errors["fa16"] > errors["fa2_fp32"] > 0
+    # Depths share their bits: one figure each.
+    assert len({o.relative_rmse for o in found.outcomes}) == 2
+    assert all(o.is_finite for o in found.outcomes)
+    most = errors["fa2_fp32"] * 1.01
+    strict = explore("flash", fields, seq=256, max_rmse=most, tiling={"block_q": 64})
+    assert strict.counts()["rejected"] >= 1
+    assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
+
+
+def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = AscendGroup.ub_kept
+    monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
+    with pytest.raises(RaceError, match="ring rescale"):
+        explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
+
+
 def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "sweep.csv"
     seen: list[int] = []
 
     def on_outcome(outcome: Outcome, total: int) -> None:
         assert total == 6
-        seen.append(len(list(csv.DictReader(file.open()))))
+        seen.append(outcome.index)
+        assert outcome in read_store(file.with_suffix(".sqlite"))[1]
         if len(seen) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        explore("flash", FIELDS, seq=256, csv_path=file, on_outcome=on_outcome)
-    assert seen == [1, 2, 3]
+        explore("flash", FIELDS, seq=256, out=file, on_outcome=on_outcome)
+    assert len(list(csv.DictReader(file.open()))) == 3
+    again: list[int] = []
+    whole = explore("flash", FIELDS, seq=256, out=file, resume=True, on_outcome=lambda o, _: again.append(o.index))
+    assert sorted(again) == list(range(6))
+    assert whole.outcomes == read_store(file.with_suffix(".sqlite"))[1]
     rows = list(csv.DictReader(file.open()))
-    assert [row["status"] for row in rows] == ["ok", "infeasible", "infeasible"]
-    assert rows[0].keys() == {
-        "block_kv", "block_q", "status", "cycles", "latency_us", "method", "band", "busiest", "busy_share",
-        "ignored", "reason",
-    }  # fmt: skip
+    assert [row["status"] for row in rows] == ["ok", "infeasible", "infeasible"] * 2
+    assert {"block_kv", "block_q", "status", "cycles", "latency_us", "bound_us", "head_room"} <= rows[0].keys()
 
 
 def test_what_is_wrong_for_every_point_is_an_error_before_the_first(tmp_path: Path) -> None:
     file = tmp_path / "sweep.csv"
     with pytest.raises(TilingError, match="unknown tiling field"):
-        explore("flash", {"blok": [1]}, csv_path=file)
+        explore("flash", {"blok": [1]}, out=file)
     with pytest.raises(SpecError, match="does not divide 40 query heads"):
-        explore("flash", FIELDS, tensor_parallel=7, csv_path=file)
+        explore("flash", FIELDS, tensor_parallel=7, out=file)
     with pytest.raises(SpecError, match="unknown schedule"):
-        explore("flsh", FIELDS, csv_path=file)
+        explore("flsh", FIELDS, out=file)
     assert not file.exists()
 
 
@@ -86,7 +146,7 @@ def test_device_without_times_has_nothing_to_rank() -> None:
 def test_unwritable_csv_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
-        explore("flash", FIELDS, seq=256, csv_path=tmp_path / "file" / "sweep.csv")
+        explore("flash", FIELDS, seq=256, out=tmp_path / "file" / "sweep.csv")
 
 
 def test_request_pickles_with_an_equal_device() -> None:

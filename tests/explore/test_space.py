@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.explore.space import Space, parse_field
+from npusim.explore.space import Space, Span, chunks, declared, parse_field
 
 
 class _Tiling(Tiling):
-    block: int = Field(default=16, description="size")
-    order: str = Field(default="up", description="direction")
+    block: int = Field(default=16, ge=16, multiple_of=16, description="size")
+    depth: int = Field(default=1, ge=0, le=4, description="slots")
+    order: Literal["up", "down"] = Field(default="up", description="direction")
 
 
 @pytest.mark.parametrize(
@@ -49,8 +52,7 @@ def test_malformed_fields_say_how_to_write_one(text: str, message: str) -> None:
 
 
 def test_grid_is_every_combination_once_last_field_fastest() -> None:
-    space = Space.of(_Tiling, {"block": [16, 32, 16], "order": ("up", "down")})
-    assert len(space) == 4
+    space = Space.of({"block": [16, 32, 16], "order": ("up", "down")}, ["block", "order"])
     assert list(space.points()) == [
         {"block": 16, "order": "up"},
         {"block": 16, "order": "down"},
@@ -61,8 +63,27 @@ def test_grid_is_every_combination_once_last_field_fastest() -> None:
 
 def test_unknown_missing_and_empty_fields_are_refused() -> None:
     with pytest.raises(TilingError, match=r"blok: unknown tiling field\. Did you mean `block`\?"):
-        Space.of(_Tiling, {"blok": [1]})
+        Space.of({"blok": [1]}, ["block", "order"])
     with pytest.raises(TilingError, match="no field to explore; there are: block, order"):
-        Space.of(_Tiling, {})
+        Space.of({}, ["block", "order"])
     with pytest.raises(TilingError, match="block: no values to try"):
-        Space.of(_Tiling, {"block": []})
+        Space.of({"block": []}, ["block", "order"])
+    with pytest.raises(TilingError, match=r"order=blok:4:1: blok is no axis before it\. Did you mean `block`\?"):
+        Space.of({"block": [1], "order": [Span("blok", 4, 1)]}, ["block", "order"])
+
+
+def test_a_range_may_begin_or_end_at_another_axis() -> None:
+    name, values = parse_field("order=block:48:16")
+    space = Space.of({"block": [16, 32], name: values}, ["block", "order"])
+    assert [tuple(p.values()) for p in space.points()] == [(16, 16), (16, 32), (16, 48), (32, 32), (32, 48)]
+
+
+def test_a_declared_space_has_choices_and_doublings() -> None:
+    found = declared(_Tiling)
+    assert found == {"block": (16, 32, 64, 128, 256, 512, 1024), "depth": (0, 1, 2, 4), "order": ("up", "down")}
+
+
+def test_neighbours_are_a_task() -> None:
+    points = [(i, {"a": i // 40, "b": i % 40}) for i in range(120)]
+    assert [len(part) for part in chunks(points)] == [40, 40, 40]
+    assert [len(part) for part in chunks(points[:10])] == [10]

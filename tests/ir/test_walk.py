@@ -195,9 +195,9 @@ def expand(
             for op in part:
                 needs = set()
                 for own, peer, delta in op.waits:
-                    period = endpoints[own].period
-                    count = -(-(base[own] + delta) // period) * period
-                    if base[own] + delta > 0:
+                    period, asked = endpoints[own].period, base[own] + delta + endpoints[own].lag
+                    count = -(-asked // period) * period
+                    if asked > 0:
                         needs.add((peer, count))
                 yield op.op.label, needs
 

@@ -13,7 +13,7 @@ from npusim.config.device import DeviceSpec
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
-from npusim.explore.search import explore
+from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.run import run

@@ -13,18 +13,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE
+from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
 from npusim.ir.program import Phase as BuiltPhase
 from npusim.machines.ascend.group import FIXP, GM, L1, MTE1, MTE2, PING_PONG
 from npusim.machines.ascend.product import Product, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
-from npusim.machines.frame import Frame, body
+from npusim.machines.frame import Emitter, Frame, body
 from npusim.machines.touches import touches
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from npusim.algorithms.phase import Cell, Phase, Run, Visit
     from npusim.algorithms.table import Stage
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
 
-    Part = Callable[[Cell, Visit], Iterator[Item]]
-
 
 class AscendPhase:
     """One phase on one core group."""
 
     def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
         self.group, self.phase, self.tiling = group, phase, tiling
+        first_ring = len(group.allocator.rings)
         self.frame = frame = Frame(phase)
         products = [s for s in frame.stages if s.is_product]
         #: Whether a hand-over goes past global memory, and its slots: those of each vector core, or of all.
@@ -61,8 +61,23 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
+        self.home = home = interned(self._content(first_ring))
         # One function a part for all cells: bodies are shared by what they are made of.
-        self.parts: list[Part] = [partial(self._part, part) for part in self._cut()]
+        cuts = self._cut() if products and frame.loop_axis else []
+        self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
+        self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
+
+    def _content(self, first_ring: int) -> Hashable:
+        """Return what operations depend on: all but cells, coordinates, lengths of tensors, depths of rings."""
+        group, tiling = self.group, self.tiling
+        rings = [
+            (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
+            for r in group.allocator.rings[first_ring:]
+        ]
+        kept = [tuple(v.kept.items()) for v in self.vectors]
+        plans = tuple((p.name, p.plan) for p in self.products.values())
+        places = tuple(rings), tuple(kept), *map(methods_of, (AscendPhase, Product, VectorShare))
+        return Itself(group.device), self.frame.content(), *places, plans, tiling.elements, tiling.spilled
 
     def _place_products(self) -> None:
         listed = list(self.products.values())
@@ -116,8 +131,21 @@ class AscendPhase:
         p = self.phase
         return BuiltPhase(
             p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves,
-            roles=self.frame.roles,
+            roles=self.frame.roles, home=self.home, makeup=self._makeup if self.parts else None, bits=self._bits,
         )  # fmt: skip
+
+    def _makeup(self, cell: Cell) -> Iterator[Repeat]:
+        """Yield a cell's bodies, each as often as it runs."""
+        yield Repeat("start", (0,), body(self.start, cell, WHOLE))
+        for part in self.parts:
+            for run in cell.runs:
+                yield Repeat("", range(run.count), body(part, cell, run.visit(0, 0)))
+        yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
+
+    def _bits(self) -> Hashable:
+        """Return what values hang on: tables, cells and where sums are cut; not slices, depths, or who runs what."""
+        sums = tuple((p.name, p.plan.k) for p in self.products.values())
+        return self.frame.content(), frozenset(self.phase.cells), sums
 
     def _times(self, name: str, cell: Cell) -> int:
         """Return how often a cell reads all of an operand in one tile."""
@@ -131,9 +159,9 @@ class AscendPhase:
         if not self.products:
             yield from self._alone(cell)
         elif self.frame.loop_axis:
-            yield Repeat("start", (0,), body(self._open, cell, WHOLE))
+            yield Repeat("start", (0,), body(self.start, cell, WHOLE))
             yield from self._pipelined(cell)
-            yield Repeat("finish", (0,), body(self._close, cell, WHOLE))
+            yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
         else:
             yield from self._open(cell, WHOLE)
             for stage in self.phase.loops[0].stages:
@@ -212,7 +240,7 @@ class AscendPhase:
 
 
 def _step(
-    cell: Cell, met: list[tuple[Part, int, int, Run]], index: int
+    cell: Cell, met: list[tuple[Emitter, int, int, Run]], index: int
 ) -> Iterator[Repeat]:
     """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
     for part, lag, first, run in met:

@@ -57,7 +57,7 @@ class SmPlace:
         self.how = {s: self._attributes(s) for s in products}
         own = {Opcode.ROW_SUM: Attributes(order=core.row_sum)}
         self.tables = {s: choose(s.rows, own) for s in frame.stages if not s.is_product}
-        self._place_operands(f"{frame.prefix}B{number}")
+        self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
         # One function a loop for all cells: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
@@ -71,7 +71,7 @@ class SmPlace:
 
     # ---------------------------------------------------------------- memory
 
-    def _place_operands(self, who: str) -> None:
+    def _place_operands(self, who: str, *, has_products: bool) -> None:
         frame, tiling = self.frame, self.tiling
 
         def ring(n: str, name: str, space: str, depth: int, producers: tuple[str, ...]) -> Ring:
@@ -87,7 +87,8 @@ class SmPlace:
         self.loaded: dict[str, Ring] = {n: ring(n, label(n), self.home, 1, loader) for n in self.held}
         for n in self.visited:
             if n not in self.shared:
-                self.loaded[n] = ring(n, label(n), RF, 1, loader)
+                # Without products nothing covers a load but the rows before it.
+                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
             elif is_staged:
                 self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader)
         self.near = dict(self.loaded)

@@ -1,0 +1,265 @@
+"""`npusim.explore`: a search asked for from Python, and its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from npusim.errors import NpusimError
+from npusim.explore.points import why_not
+from npusim.explore.search import Options, run_search
+from npusim.explore.setting import auto_axes
+from npusim.explore.store import Outcome, export
+from npusim.request import DEFAULT_WORKLOAD, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import Dtype
+    from npusim.config.workload import Workload
+    from npusim.explore.search import Search
+    from npusim.explore.setting import Setting
+
+__all__ = ["Exploration", "best_of", "explore", "front", "search"]
+
+
+def _order(outcome: Outcome) -> tuple[float, int]:
+    return outcome.latency_us or 0.0, outcome.index
+
+
+def front(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return those that no other beats in latency and in error: the fastest first, errors falling; finite ones only."""
+    found: list[Outcome] = []
+    for o in sorted((o for o in outcomes if o.status == "ok" and o.relative_rmse is not None), key=_order):
+        if not found or cast("float", o.relative_rmse) < cast("float", found[-1].relative_rmse):
+            found.append(o)
+    return found
+
+
+def best_of(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """Return the fastest of those that were simulated; the first of equals."""
+    return min((o for o in outcomes if o.status == "ok"), key=_order, default=None)
+
+
+@dataclass(frozen=True, repr=False)
+class Exploration:
+    """All outcomes of a search, in the order of its points."""
+
+    setting: Setting
+    outcomes: tuple[Outcome, ...]
+    options: Options
+
+    @classmethod
+    def of(cls, done: Search) -> Exploration:
+        """Return what a search found."""
+        return cls(done.setting, tuple(done.outcomes[i] for i in sorted(done.outcomes)), done.options)
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return self.setting.request
+
+    @property
+    def feasible(self) -> tuple[Outcome, ...]:
+        """Points that were simulated, the fastest first (ties in the order of the space)."""
+        return tuple(sorted((o for o in self.outcomes if o.status == "ok"), key=_order))
+
+    @property
+    def infeasible(self) -> tuple[Outcome, ...]:
+        """Points that do not fit, with their reasons."""
+        return tuple(o for o in self.outcomes if o.status == "infeasible")
+
+    @property
+    def best(self) -> Outcome | None:
+        """The fastest point, proved: no other of its problem is faster; None if none fits."""
+        return best_of(self.outcomes)
+
+    @property
+    def front(self) -> tuple[Outcome, ...]:
+        """Points that no other beats in latency and in error, where bits were computed."""
+        return tuple(front(self.outcomes))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many points were simulated, pruned, infeasible, merged, ... by status."""
+        found: dict[str, int] = {}
+        for o in self.outcomes:
+            found[o.status] = found.get(o.status, 0) + 1
+        return found
+
+    def tiling(self, outcome: Outcome) -> dict[str, object]:
+        """Return an outcome's configuration for a build script."""
+        fixed = dict(cast("Any", self.request.tiling or {}))
+        return {"schedule": self.request.schedule, **fixed, **outcome.point, "latency_us": outcome.latency_us}
+
+    def closest_misfit(self) -> str:
+        """Return the point nearest to the defaults that does not fit, and what it lacks."""
+        from npusim.explore.points import Asking
+
+        misfit = min(self.infeasible, key=lambda o: (self.setting.distance(o.point), o.index), default=None)
+        if misfit is None:
+            return ""
+        where = " ".join(f"{k}={v}" for k, v in misfit.point.items())
+        return f"{where}: {why_not(Asking.of(self.request, self.setting.device_keys), misfit.point) or misfit.reason}"
+
+    def swayed_by(self, rivals: int = 3) -> dict[int, str]:
+        """Return, by the number of a best point, which doubtful constant a fifth off makes another one the best.
+
+        Looked at are the next ``rivals`` of its group; nothing of a point whose place none of them takes.
+        """
+        from npusim.explore.points import Asking, Job, swayed
+
+        groups: dict[tuple[object, ...], list[Outcome]] = {}
+        for o in self.feasible:
+            groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
+        found, asking = {}, Asking.of(self.request, self.setting.device_keys)
+        for best, *others in groups.values():
+            listed = [best, *others[:rivals]]
+            times = swayed(Job(asking, tuple((o.index, o.point) for o in listed), (0.0,) * len(listed)))
+            for key, sides in times[0].items():
+                for side, word in enumerate(("lower", "higher")):
+                    for rival, other in zip(listed[1:], times[1:], strict=True):
+                        theirs = other.get(key, (rival.latency_us or 0.0,) * 2)
+                        if best.index not in found and theirs[side] < sides[side]:
+                            at = " ".join(f"{k}={v}" for k, v in rival.point.items())
+                            found[best.index] = f"{key} a fifth {word}: {at} would be the best"
+        return found
+
+    def __repr__(self) -> str:
+        """Return what was searched and the best point, on one line."""
+        best, device = self.best, self.request.machine()
+        found = "none fits"
+        if best is not None:
+            at = " ".join(f"{name}={value}" for name, value in best.point.items())
+            found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
+        said = ", ".join(f"{n} {what}" for what, n in self.counts().items())
+        return f"<Exploration of {'+'.join(self.setting.schedules)} on {device.name}: {said}; {found}>"
+
+    def to_pandas(self) -> Any:
+        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
+        return pd.DataFrame(self.columns())
+
+    def columns(self) -> dict[str, list[object]]:
+        """Return the outcomes as columns by name, for a frame of any library."""
+        rows = [o.row() for o in self.outcomes]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+
+def explore(
+    schedule: str | Sequence[str],
+    fields: Mapping[str, Iterable[int | float | str]] | None = None,
+    *,
+    hw: str | Path | DeviceSpec | None = None,
+    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    problem: AnyProblem | None = None,
+    seq: int | None = None,
+    seq_q: int | None = None,
+    seq_kv: int | None = None,
+    batch: int | None = None,
+    tensor_parallel: int | None = None,
+    causal: bool | None = None,
+    dtype: Dtype | None = None,
+    ignore: Iterable[str] = (),
+    tiling: Mapping[str, object] | None = None,
+    precision: str | None = None,
+    arithmetic: str | None = None,
+    tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
+    prefix: str = "",
+    method: str = "auto",
+    overrides: Mapping[str, object] | None = None,
+    studies: bool = False,
+    auto: bool = False,
+    exhaustive: bool = False,
+    pareto: bool = False,
+    max_rmse: float | None = None,
+    finite: bool = False,
+    jobs: int = 1,
+    cluster: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_outcome: Callable[[Outcome, int], None] | None = None,
+) -> Exploration:
+    """Search a schedule's space, or several schedules', for what is fastest, and say what proves it.
+
+    Parameters
+    ----------
+    schedule
+        One, or several: each is searched over the axes that it has.
+    fields
+        Values by axis: a field of the tiling or of the precision (``acc_qk``), ``precision`` (presets), an
+        option of a run (``workload``, ``seq``, ``batch``, ``hw``, ...), or a key of the device (``group_count``).
+        Points of another problem or device are no rivals, nor are those of another schedule unless ``pareto``.
+        The rest is as for `npusim.run`.
+    studies
+        Rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit).
+    auto
+        Takes the fields that the schedules declare, with doublings between their limits.
+    exhaustive
+        Simulates every point; without it, those whose lower bound proves that they cannot win are pruned.
+    pareto, max_rmse, finite
+        Compute bits, once for all points that cannot differ in them: for the front of latency and relative
+        RMSE, or to reject points beyond an error, or whose output is not finite.
+    jobs, cluster
+        Processes (above 1 the call of a script stands under ``if __name__ == "__main__":``), or a
+        ``dask.distributed`` cluster: ``local`` or its scheduler's address.
+    out, resume
+        A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` and ``*.parquet`` a table is
+        written at the end, the store beside it), and whether to go on with what is in it.
+    on_outcome
+        Called with each outcome as it is done, and the number of points.
+
+    Raises
+    ------
+    NpusimError
+        What is wrong for every point.  One that alone does not fit is an outcome with its reason.
+
+    Examples
+    --------
+    >>> found = explore("flash", {"block_kv": [256, 512]}, seq=512)
+    >>> len(found.outcomes)
+    2
+    """
+    given = locals()
+    schedules = [schedule] if isinstance(schedule, str) else list(schedule)
+    request = Request.of({**given, "schedule": schedules[0], "numerics": False})
+    axes: dict[str, Any] = dict(fields or {})
+    if auto:
+        axes = {**auto_axes(request, schedules), **axes}
+    if len(schedules) > 1:
+        axes = {"schedule": tuple(schedules), **axes}
+    options = Options(
+        jobs=jobs, cluster=cluster, store=None if out is None else Path(out), resume=resume, exhaustive=exhaustive,
+        pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
+    )  # fmt: skip
+    return search(request, axes, options)
+
+
+def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options) -> Exploration:
+    """Search, and write the table that ``options.store`` asks for by its ending; see :func:`explore`."""
+    table = options.store
+    if table is None or table.suffix not in (".csv", ".parquet"):
+        return Exploration.of(run_search(request, axes, options))
+    done: list[Outcome] = []
+    watch = options.on_outcome
+
+    def on_outcome(outcome: Outcome, total: int) -> None:
+        done.append(outcome)
+        if watch is not None:
+            watch(outcome, total)
+
+    try:
+        return Exploration.of(
+            run_search(request, axes, replace(options, store=table.with_suffix(".sqlite"), on_outcome=on_outcome))
+        )
+    finally:
+        if done:
+            export(table, sorted(done, key=lambda o: o.index))

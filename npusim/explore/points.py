@@ -1,0 +1,308 @@
+"""What a worker of a search does: builds points, bounds them, simulates those that may win, computes their bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pickle
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from npusim.config.node import NodeDevice, is_node
+from npusim.config.tiling import build_tiling, tiling_fields
+from npusim.errors import NpusimError, TilingError
+from npusim.explore.bounds import alone_bound, content_of, work_bound
+from npusim.explore.store import Outcome
+from npusim.ir.check import check
+from npusim.schedules import find_schedule
+from npusim.schedules.plugins import told
+from npusim.sensitivity import sensitivity
+from npusim.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
+from npusim.timing import METHODS
+from npusim.timing.block_code import Code
+from npusim.timing.sanity import check_sanity
+from npusim.timing.stream import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from npusim.explore.space import Point
+    from npusim.ir.program import TileProgram
+    from npusim.request import Request
+    from npusim.run_result import RunResult
+    from npusim.schedules import Schedule
+    from npusim.simulate import Plan
+    from npusim.timing.result import TimingResult
+
+__all__ = [
+    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "precision_fields",
+    "survey", "swayed", "why_not",
+]  # fmt: skip
+
+#: The axis whose values are presets of the precision.
+PRECISION = "precision"
+#: Axes that are options of a run besides its tiling and precision.
+SIZES = (
+    "schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype",
+)  # fmt: skip
+#: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
+_COMPILED = ("auto", "block", "fold", "steady")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What every task of a search is about, pickled once: the request, and the axes that are keys of the device."""
+
+    pickled: bytes
+    device_keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: Request, device_keys: tuple[str, ...]) -> Asking:
+        """Return it; what cannot be pickled is left out."""
+        return cls(pickle.dumps(replace(request, progress=None)), device_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Points of one task, by number; ``cutoffs`` are latencies in microseconds that they would have to beat."""
+
+    asking: Asking
+    points: tuple[tuple[int, Point], ...]
+    cutoffs: tuple[float, ...]
+    needs_bits: bool = False
+    bounds: tuple[float, ...] = field(default=())
+
+
+class Surveyed(NamedTuple):
+    """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on."""
+
+    bound_us: float
+    same_as: int | None
+    bits: str
+
+
+# ---------------------------------------------------------------- requests
+
+
+def precision_fields(schedule: Schedule) -> tuple[str, ...]:
+    """Return what may vary besides the tiling: the preset, as ``precision``, and its fields."""
+    preset = cast("Any", schedule.precision())
+    own = {field.name for field in tiling_fields(schedule.tiling)}
+    parts = (field.name for field in dataclasses.fields(preset) if field.name != "name")
+    return tuple(name for name in (PRECISION, *parts) if name not in own)
+
+
+def at(request: Request, point: Point, device_keys: tuple[str, ...] = ()) -> Request:
+    """Return the request of one point: its options, tiling fields, preset and changes to it; no bits, no timeline."""
+    given = {k: v for k, v in point.items() if v is not None}
+    sizes: dict[str, Any] = {k: given.pop(k) for k in SIZES if k in given}
+    keys = {k: str(given.pop(k)) for k in device_keys if k in given}
+    if "causal" in sizes:
+        sizes["causal"] = str(sizes["causal"]).lower() == "true"
+    changed = replace(request, **sizes)
+    if keys:
+        changed = replace(changed, overrides={**(changed.overrides or {}), **keys})
+    own = {f.name for f in tiling_fields(_schedule(changed).tiling)}
+    tiling = {**cast("Any", request.tiling or {}), **{k: v for k, v in given.items() if k in own}}
+    changes = [str(v) if k == PRECISION else f"{k}={v}" for k, v in given.items() if k not in own]
+    precision = ",".join(filter(None, (request.precision, *changes))) or None
+    return replace(changed, tiling=tiling, precision=precision, numerics=False, trace_groups=(), presets=False)
+
+
+def _schedule(request: Request) -> Schedule:
+    return find_schedule(request.schedule, request.machine().family)
+
+
+@lru_cache(maxsize=4)
+def _request(asking: Asking) -> Request:
+    return cast("Request", pickle.loads(asking.pickled))
+
+
+class Scene(NamedTuple):
+    """A point's plan but for tiling and precision: one device object for all points of a task, who share its bodies."""
+
+    plan: Plan
+    own: frozenset[str]
+
+
+@lru_cache(maxsize=32)
+def _scene(asking: Asking, sizes: tuple[tuple[str, object], ...]) -> Scene:
+    request = at(_request(asking), dict(sizes), asking.device_keys)
+    device, load = request.machine(), request.load()
+    request = replace(request, hw=device, overrides=None, workload=load, tiling=None, precision=None)
+    return Scene(plan_of(request), frozenset(f.name for f in tiling_fields(_schedule(request).tiling)))
+
+
+class Built(NamedTuple):
+    """One point's program and plan."""
+
+    plan: Plan
+    program: TileProgram
+
+    def latency_us(self, cycles: int) -> float:
+        """Return the whole call of so many cycles, launches included."""
+        device = self.plan.device
+        launch = float(device.timed_launch().kernel_overhead_s.value) * len(self.program.phases)
+        return (launch + device.seconds(cycles)) * 1e6
+
+    def cycles(self, latency_us: float) -> float:
+        """Return how many cycles leave so long a call."""
+        return (latency_us - self.latency_us(0)) * 1e-6 * float(self.plan.device.clock_hz.value)
+
+
+def _built(asking: Asking, point: Point, *, is_hinted: bool = False) -> Built:
+    """Return a point's program; raise `TilingError` where it does not fit."""
+    request = _request(asking)
+    scene = _scene(asking, tuple((k, v) for k, v in point.items() if k in SIZES or k in asking.device_keys))
+    given = {k: v for k, v in point.items() if v is not None and k not in SIZES and k not in asking.device_keys}
+    tiling = {**cast("Any", request.tiling or {}), **{k: v for k, v in given.items() if k in scene.own}}
+    changes = [str(v) if k == PRECISION else f"{k}={v}" for k, v in given.items() if k not in scene.own]
+    schedule = scene.plan.schedule
+    arithmetic = request.arithmetic and f"arithmetic={request.arithmetic}"
+    precision = schedule.precision(",".join(filter(None, (request.precision, *changes, arithmetic))))
+    plan = replace(scene.plan, tiling=build_tiling(schedule.tiling, tiling), precision=precision)
+    fitted, program = schedule.fitted(plan.problem, plan.tiling, plan.device, precision, is_hinted=is_hinted)
+    return Built(replace(plan, tiling=fitted), warmed(program, plan.device) if request.warm else program)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
+    """Return of each point why it does not fit, or its bound, and which earlier one is the same program."""
+    found: list[tuple[int, Surveyed | str]] = []
+    seen: dict[Hashable, int] = {}
+    for (number, point), cutoff in zip(job.points, job.cutoffs, strict=True):
+        try:
+            built = _built(job.asking, point)
+        except TilingError as error:
+            found.append((number, " ".join(str(error).split())))
+            continue
+        content = content_of(built.program)
+        key = None if content is None else (built.plan.device.name, content)
+        same = None if key is None else seen.setdefault(key, number)
+        cycles = work_bound(built.program, built.plan.device, built.cycles(cutoff))
+        bits = _digest(built, number) if job.needs_bits else ""
+        found.append((number, Surveyed(built.latency_us(cycles), None if same == number else same, bits)))
+    return found
+
+
+def _digest(built: Built, number: int) -> str:
+    """Return what bits hang on as a digest; of a machine that does not say, a point's own."""
+    program = built.program
+    if any(phase.bits is None for phase in program.phases):
+        return f"point {number}"
+    said = [repr(built.plan.problem)]
+    for phase in program.phases:
+        content, cells, sums = phase.bits()  # type: ignore[misc]
+        said += [repr(content), *sorted(map(repr, cells)), repr(sums)]
+    text = "\n".join(said)
+    # What is shown by its address says nothing of its content.
+    return f"point {number}" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def evaluate(job: Job) -> list[Outcome]:
+    """Return what each point gives: its time, or that it cannot beat its cutoff, or why it has none."""
+    found = []
+    for number, (index, point) in enumerate(job.points):
+        bound = job.bounds[number] if job.bounds else 0.0
+        try:
+            found.append(_evaluated(job, index, point, job.cutoffs[number], bound))
+        except TilingError as error:
+            found.append(Outcome(index, point, "infeasible", reason=" ".join(str(error).split())))
+    return found
+
+
+def _evaluated(job: Job, index: int, point: Point, cutoff: float, bound: float) -> Outcome:
+    request = _request(job.asking)
+    if is_node(request.place()) or isinstance(request.hw, NodeDevice):
+        return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
+    built = _built(job.asking, point)
+    plan, program = built.plan, built.program
+    streams = None
+    if request.method in _COMPILED and program.pricing is not None:
+        streams = Streams(program, plan.device)
+        if cutoff < float("inf") and not streams.scalar_waits:
+            bound = max(bound, built.latency_us(alone_bound(Code(streams))))
+            if bound > cutoff:
+                return Outcome(index, point, "pruned", bound_us=bound, ignored=", ".join(plan.ignored))
+    with told(plan.schedule.origin):
+        check(program, flag_budget(plan.device))
+    if streams is None:
+        timing = simulate_program(program, plan.device, request.method)
+    else:
+        timing = METHODS[request.method](program, plan.device, trace_groups=(), streams=streams)
+        check_sanity(timing)
+    return _outcome(index, point, timing, program, plan.ignored, bound)
+
+
+def _of_result(index: int, point: Point, result: RunResult) -> Outcome:
+    assert result.timing is not None  # devices without times are refused before
+    return _outcome(index, point, result.timing, result.program, result.ignored, 0.0)
+
+
+def _outcome(
+    index: int, point: Point, timing: TimingResult, program: TileProgram, ignored: tuple[str, ...], bound: float
+) -> Outcome:
+    busiest, share = _busiest(timing)
+    # L0 is full by design, slots in global memory never are.
+    kept = {n: both for n, both in program.occupancy_bytes().items() if n != "gm" and ".L0" not in n}
+    room = {n: 1 - used / there for n, (used, there) in kept.items() if there}
+    tightest = min(room, key=lambda n: room[n], default="")
+    return Outcome(
+        index, point, "ok",
+        cycles=timing.cycles, latency_us=timing.latency_s * 1e6, method=timing.method, band=timing.band,
+        busiest=busiest, busy_share=share, ignored=", ".join(ignored), bound_us=bound or None,
+        hbm_bytes=timing.link_bytes.get("hbm"), head_room=room.get(tightest), tightest=tightest,
+    )  # fmt: skip
+
+
+def _busiest(timing: TimingResult) -> tuple[str, float]:
+    queues = [queue for group in timing.queues for queue in group]
+    if not queues or not timing.cycles:
+        return "", 0.0
+    pipes = [queue for queue in queues if queue.is_pipe]
+    top = max(pipes or queues, key=lambda queue: queue.busy_cycles)
+    return top.queue.rpartition(".")[2], top.busy_cycles / timing.cycles
+
+
+class Bits(NamedTuple):
+    """Error of the bits of one numerically distinct configuration; None where they are not finite."""
+
+    relative_rmse: float | None
+    problem: str = ""
+
+
+def compute_bits(job: Job) -> list[Bits]:
+    """Return the error of each point's bits."""
+    request = _request(job.asking)
+    found = []
+    for _, point in job.points:
+        try:
+            error = run_request(replace(at(request, point, job.asking.device_keys), numerics=True)).numerics
+        except NpusimError as wrong:
+            found.append(Bits(None, " ".join(str(wrong).split())))
+            continue
+        found.append(Bits(None if error is None else error.error.rmse))
+    return found
+
+
+def why_not(asking: Asking, point: Point) -> str:
+    """Return why a point does not fit, with what would."""
+    try:
+        _built(asking, point, is_hinted=True)
+    except TilingError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def swayed(job: Job) -> list[dict[str, tuple[float, float]]]:
+    """Return each point's latency in us with each doubtful constant that it uses a fifth lower, and a fifth higher."""
+    request = _request(job.asking)
+    found = []
+    for _, point in job.points:
+        result = run_request(at(request, point, job.asking.device_keys))
+        own = result.latency_us
+        found.append({s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)})
+    return found

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.errors import TilingError
+from npusim.explore import explore
+from npusim.explore.bounds import alone_bound, content_of, work_bound
+from npusim.schedules import find_schedule
+from npusim.timing import des, fold
+from npusim.timing.block_code import Code
+from npusim.timing.stream import Streams
+
+if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
+
+DEVICE = load_device("ascend_910b2")
+FIELDS = {
+    "block_q": range(16, 145, 16), "block_kv": range(16, 257, 16), "depth": range(5), "vector_rows": (4, 8, 16, 32),
+}  # fmt: skip
+
+
+def random_program(rng: random.Random, name: str, longest: int) -> TileProgram:
+    schedule = find_schedule(name, "ascend")
+    heads, seq = rng.randrange(1, 6), rng.randrange(32, longest)
+    problem = Problem(heads=heads, seq_q=seq, head_dim=rng.choice((64, 128)), causal=rng.random() < 0.6)
+    while True:
+        chosen = {n: rng.choice(list(values)) for n, values in FIELDS.items() if n in schedule.tiling.model_fields}
+        try:
+            return schedule.program(problem, schedule.tiling(**chosen), DEVICE, schedule.precision(), is_hinted=False)
+        except TilingError:
+            continue
+
+
+@pytest.mark.parametrize("name", ["flash", "pasa", "two_level", "fp8_attention"])
+def test_bounds_are_never_above_the_simulation(name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(4):
+        program = random_program(rng, name, 700)
+        cycles = fold.simulate(program, DEVICE).cycles
+        work = work_bound(program, DEVICE)
+        alone = alone_bound(Code(Streams(program, DEVICE)))
+        assert 0 < work <= cycles
+        assert 0.5 * cycles < alone <= cycles
+        # Bodies left out once the cutoff is passed only lower it.
+        assert work_bound(program, DEVICE, work // 3) <= work
+        assert content_of(program) == content_of(program)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["flash", "pasa", "two_level", "fp8_attention"])
+def test_bounds_are_never_above_des(name: str) -> None:
+    rng = random.Random(f"{name} by des")
+    for _ in range(40):
+        program = random_program(rng, name, 500)
+        bound = max(work_bound(program, DEVICE), alone_bound(Code(Streams(program, DEVICE))))
+        assert bound <= des.simulate(program, DEVICE).cycles
+
+
+@pytest.mark.exhaustive
+def test_pruned_is_exhaustive_by_des_on_300_spaces() -> None:
+    rng = random.Random(300)
+    for _ in range(300):
+        fields = {n: sorted(rng.sample(list(v), 2)) for n, v in FIELDS.items()}
+        more = {"seq": rng.randrange(64, 400), "causal": rng.random() < 0.6}
+        found = explore("flash", fields, **more)
+        exact = explore("flash", fields, **more, method="des", exhaustive=True)
+        assert (found.best is None) == (exact.best is None)
+        if found.best is not None and exact.best is not None:
+            assert found.best.cycles == exact.best.cycles
+            assert found.best.latency_us == exact.best.latency_us

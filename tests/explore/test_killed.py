@@ -1,0 +1,87 @@
+"""Searches that are killed at any moment lose nothing, do nothing twice, and leave no process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from npusim.explore import explore
+from npusim.explore.store import read_store
+
+pytestmark = pytest.mark.exhaustive
+FIELDS = {
+    "block_kv": [64, 128, 192, 256, 384, 512], "block_q": [32, 64, 128], "depth": [1, 2, 3], "vector_rows": [8, 16],
+}  # fmt: skip
+WORDS = [f"--field={name}={','.join(map(str, values))}" for name, values in FIELDS.items()]
+KILLS = 20
+
+
+def _of_group(group: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
+    store, rng = tmp_path / "s.sqlite", random.Random(9)
+    code = "from npusim.cli import main; main()"
+    command = [sys.executable, "-c", code, "explore", "flash", *WORDS, "--seq", "512", "-j2", "-o", str(store)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    kept: dict[int, object] = {}
+    for number in range(KILLS):
+        more = ["--resume"] if number else []
+        process = subprocess.Popen(
+            [*command, *more], env=environment, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(rng.uniform(0.5, 8))
+        if number % 2:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20
+        while _of_group(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not _of_group(process.pid)
+        rows = {o.index: o for o in read_store(store)[1]} if store.exists() else {}
+        assert all(rows[i] == o for i, o in kept.items())  # what was there is there, as it was
+        kept = dict(rows)
+    assert subprocess.run([*command, "--resume"], env=environment, check=False, capture_output=True).returncode == 0
+    whole = explore("flash", FIELDS, seq=512)
+    _, rows = read_store(store)
+    assert [o.index for o in rows] == list(range(len(whole.outcomes)))
+    best = min((o for o in rows if o.status == "ok"), key=lambda o: (o.latency_us, o.index))
+    assert whole.best is not None
+    assert (best.point, best.cycles) == (whole.best.point, whole.best.cycles)
+
+
+def test_one_process_several_and_dask_give_one_store(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    fields = {name: values[:2] for name, values in FIELDS.items()}
+    found = []
+    for name, how in (("a", {"jobs": 1}), ("b", {"jobs": 2}), ("c", {"jobs": 2, "cluster": "local"})):
+        explore("flash", fields, seq=256, out=tmp_path / f"{name}.sqlite", **how)
+        found.append(read_store(tmp_path / f"{name}.sqlite"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_scheduler_that_is_not_there_is_told_in_ten_seconds(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    start = time.monotonic()
+    with pytest.raises(Exception, match=r"no scheduler answers there within 8 s"):
+        explore("flash", {"block_kv": [64, 128]}, seq=256, cluster="tcp://127.0.0.1:9", out=tmp_path / "s.sqlite")
+    assert time.monotonic() - start < 20
