@@ -67,7 +67,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store whe
 Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FOLDER", help="Write the front and heatmaps of axis pairs. Needs npusim[report]."),
+    typer.Option("--plot", metavar="FOLDER", help="Write front and heatmaps of pairs of axes. Needs npusim[report]."),
 ]
 Robust = Annotated[
     bool, typer.Option("--robust", help="Say which assumed constant, a fifth off, would make another point the best.")
