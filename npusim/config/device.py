@@ -121,6 +121,12 @@ class FlagsSpec(SpecModel):
     )
     cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
     cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
+    tile_cycles: Quantity | None = Field(
+        default=None, description="of a tile that cores hand one another, where all core groups work; alone: none"
+    )
+    tile_extra_cycles: Quantity | None = Field(
+        default=None, description="the same of PTO's FlashAttention beyond it; its cause is not known"
+    )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
@@ -134,8 +140,9 @@ class LaunchSpec(SpecModel):
     kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
-        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
     )
+    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups")
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
@@ -143,7 +150,7 @@ class LaunchSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_are_complete(self) -> Self:
-        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        parts = {name: getattr(self, name) for name in ("task_s", "task_all_s", "gap_s", "host_issue_s")}
         missing = [name for name, part in parts.items() if part is None]
         if missing and len(missing) < len(parts):
             raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")

@@ -40,12 +40,16 @@ class RouteSpec(SpecModel):
         default=None,
         description="time for rows in GM that start inside a request, over rows that start with one",
     )
-    same_address_factor: Positive | None = Field(
-        default=None, description="time where all core groups read the same addresses together, over apart"
+    unaligned_bytes_per_cycle: Positive | None = Field(
+        default=None, description="rate of rows in GM that start inside a block of 32 bytes"
     )
     burst_overhead_cycles: Quantity | None = Field(
-        default=None, description="per row that does not continue the one before in GM"
+        default=None, description="per row that does not continue the one before in GM; of rows cut into fractals, each"
     )
+    miss_bytes_per_cycle: Positive | None = Field(
+        default=None, description="of bytes that come from or go beyond L2, one core alone"
+    )
+    row_cycles: Quantity | None = Field(default=None, description="of a row at least, cut into fractals on the way")
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
     )
@@ -189,6 +193,12 @@ class VectorEngine(_QueueSpec):
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
     row_sum: Choice[Literal["vector_lanes", "tree_halves"]] = Field(
         description="in which order it adds up a row, by name"
+    )
+    head_exposed: Choice[Literal["idle", "always"]] | None = Field(
+        default=None, description="which instructions pay their head: those that find the pipe idle, or all (absent)"
+    )
+    count_mode_cycles: Quantity | None = Field(
+        default=None, description="of an instruction on a row vector more, in kernels with barriers where needed"
     )
     ops: dict[str, VectorOpSpec]
 

@@ -14,9 +14,9 @@ from npusim.algorithms.cells import Deal, dealt
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
 from npusim.config.tiling import Field, Tiling
-from npusim.machines.ascend import AscendMachine, AscendTiling
+from npusim.machines.ascend import AscendMachine, AscendTiling, Barriers
 from npusim.machines.sm.fields import SmFields
-from npusim.schedules.attention import Make, ascend_tiling, flash_phase
+from npusim.schedules.attention import Make, ascend_tiling, flash_phase, kernel_of
 from npusim.schedules.flash_gpu import build_on_gpu
 from npusim.schedules.registry import Schedule
 
@@ -32,12 +32,14 @@ class FlashTiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
     )
-    deal: Deal = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
+    barriers: Barriers | None = Field(
+        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every"
+    )
+    together: int | None = Field(
+        default=None, ge=1, description="tiles that cores hand one another at a time; default: 2 for fa16_32, else 1"
     )
     depth: int = Field(
         default=2, ge=0, le=14,
@@ -67,11 +69,7 @@ PRECISIONS = MappingProxyType(
 # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor
 # core, the row sum left to right (golden/README.md).
 GPU_PRECISIONS = MappingProxyType(
-    {
-        "fa2_fp32": replace(
-            FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"
-        ),
-    }
+    {"fa2_fp32": replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")}
 )
 #: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
 CPU_PRECISIONS = MappingProxyType(
@@ -89,6 +87,7 @@ def build_on_ascend(
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
+    fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
     first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
     phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
     return machine.build(name, phases, problem.flops(), notes)
@@ -99,10 +98,7 @@ ASCEND = Schedule(
     name="flash", family="ascend", summary=SUMMARY, tiling=FlashTiling, precisions=PRECISIONS,
     default_precision="fa2_fp32", build=build_on_ascend,
 )  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
-    build=build_on_gpu,
-)  # fmt: skip
+GPU = replace(ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, build=build_on_gpu)
 CPU = replace(
     GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
     default_precision="host_fp32",

@@ -12,10 +12,10 @@ from npusim.algorithms.gemm import gemm, gemm_tiles
 from npusim.algorithms.precision import for_inputs
 from npusim.config.kernels import GemmProblem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend import AscendMachine, gemm_tiling
+from npusim.machines.ascend import AscendMachine, gemm_tiling, loaded_k
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.core import works_beside
 from npusim.machines.sm.groups import plain_tiling, product_tiling
@@ -23,8 +23,19 @@ from npusim.schedules.registry import Schedule
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Cell
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+
+
+def swizzled(cells: tuple[Cell, ...], together: int, rows: int) -> tuple[Cell, ...]:
+    """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = cell.spans
+        return cell.batch, cell.head, row // (rows * together), col, row
+
+    return tuple(sorted(cells, key=place)) if together > 1 else cells
 
 
 class GemmFields(Tiling):
@@ -32,7 +43,17 @@ class GemmFields(Tiling):
 
     block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
     block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
-    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k loaded at once")
+    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
+    load_k: int | None = Field(
+        default=None, ge=16, multiple_of=16,
+        description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
+    )
+    swizzle: int = Field(
+        default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
+    )
+    unit_flag: bool = Field(
+        default=False, description="whether one half of the accumulators drains while the other still adds up"
+    )
 
 
 STORED = FlashPrecision(
@@ -50,8 +71,13 @@ def build(
     b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
     c = GlobalTensor("c", 1, 1, p.m, p.n, for_inputs(precision, p.dtype).output, "output")
     phase = gemm("gemm", a, b, c, (t.block_m, t.block_n), arithmetic=precision.arithmetic)
-    fields = gemm_tiling("gemm", t.block_m, t.block_n, t.block_k)
-    return AscendMachine(device).build("gemm", [(phase, fields)], p.flops())
+    machine = AscendMachine(device)
+    if t.load_k and t.load_k % t.block_k:
+        raise TilingError(f"load_k: {t.load_k} is no multiple of block_k={t.block_k}")
+    load = t.load_k or loaded_k(t.block_m, t.block_n, t.block_k, p.dtype, machine.group)
+    fields = gemm_tiling("gemm", t.block_m, t.block_n, t.block_k, load, halves=2 if t.unit_flag else 1)
+    phase = replace(phase, cells=swizzled(phase.cells, t.swizzle, t.block_m))
+    return machine.build("gemm", [(phase, fields)], p.flops())
 
 
 class GpuGemmFields(Tiling):

@@ -69,7 +69,7 @@ class GroupPlace(SmPlace):
             far_bytes=self.tiling.far_bytes, is_step=True, barriers=1,
         )  # fmt: skip
         for warps in self.warps:
-            yield TileOp("next", warps, WARPS, (), slots, work)
+            yield TileOp("next", warps, WARPS, (), slots, group=work)
 
     def _staged_tile(
         self, stages: tuple[Stage, ...], operands: tuple[str, ...], cell: Cell, tile: Visit
@@ -144,7 +144,7 @@ class GroupPlace(SmPlace):
                 held = sum(self.frame.size_bytes(n, self.frame.phase.sizes[self.frame.row_axis] * self.frame.width(n))
                            for n, place in self.frame.places.items() if n in self.held or place == "out")  # fmt: skip
                 work = replace(work, cell_bytes=max(1, held // self.tiling.groups))
-        return TileOp(label, self.warps[group], engine, steps, handshake, work)
+        return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:
         row = s.rows[0]
