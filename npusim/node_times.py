@@ -28,7 +28,11 @@ __all__ = ["kernel_timer", "simulated_child"]
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing."""
+    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+
+    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
+    that apart; what the host takes is a framework's overhead.
+    """
     known: dict[Kernel, KernelWork] = {}
     times: dict[Child, TimingResult] = {}
 
@@ -64,7 +68,7 @@ def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | 
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
         return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
-    if table.others is not None and not all(has_schedule(c.schedule, device.family) for c in kernel.children):
+    if table.others is not None and not all(has_schedule(c.schedule, device) for c in kernel.children):
         return _from_roof(kernel, table.others, device)
     return None
 
@@ -98,7 +102,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         return METHODS[method](child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device.family):
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
             text += "; a node's file may state its kernels' times instead (key kernels)"
         raise type(error)(text) from error
 
@@ -106,7 +110,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
 def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
-    launch = 0.0 if kernel.is_fused else max(r.launch_s for r in results)
+    launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():

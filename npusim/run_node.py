@@ -102,7 +102,8 @@ def _model(
     found = []
     for period in listed:
         check(period.program)
-        found.append((time_on_node(period.program, machine, r.method, r.trace_groups), period.count))
+        time = time_on_node(period.program, machine, r.method, r.trace_groups)
+        found.append((time, period.count))
     timing = folded(found, fields.overhead_us / US * what.layers)
     check_sanity(timing)
     most = max(listed, key=lambda p: p.count).program

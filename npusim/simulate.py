@@ -56,17 +56,19 @@ def run_request(request: Request) -> RunResult:
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()) or is_of_models(r.schedule):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
-        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
+        refuse({"--eager": r.eager or None}, "of standard on one device; leave it out")
+        refuse({"--warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
     plan = _planned(r, load, as_asked(r.problem or _problem(r, load, given)), given)
     chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
+    tiling, program = chosen.fitted(what, plan.tiling, device, preset)
     return RunResult(
         name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
         device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=plan.ignored,
-        asked=r.asked(), **_computed(plan),
+        asked=r.asked(), tiling=tiling, **_computed(replace(plan, tiling=tiling), program),
     )  # fmt: skip
 
 
@@ -81,15 +83,14 @@ def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, N
     chosen = find_schedule(r.schedule, device.family)
     ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    return Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given, ignored)
+    tiling = build_tiling(chosen.tiling, r.chosen_tiling(chosen.tiling))
+    return Plan(r, chosen, what, tiling, device, preset, given, ignored)
 
 
-def _computed(plan: Plan) -> dict[str, Any]:
-    """Return the parts of a result that are computed: program, time, bits, and the tiling that fits."""
+def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
+    """Return the parts of a result that are computed: the program as it is run, time and bits."""
     device, r = plan.device, plan.request
-    fields, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
     program = warmed(program, device) if r.warm else program
-    plan = replace(plan, tiling=fields)
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
     timing = (
@@ -97,7 +98,7 @@ def _computed(plan: Plan) -> dict[str, Any]:
     )
     bits, more = _evaluate(plan, program) if r.numerics else (None, {})
     return {
-        "tiling": fields, "program": program, "timing": timing, "numerics": bits, **more,
+        "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
         "notes": _notes(program, device, bits, timing),
     }  # fmt: skip

@@ -95,7 +95,7 @@ def load_tensors(
         a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
-    raw = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+    raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     found, chosen = _pick(raw, prefix, where)
@@ -123,7 +123,7 @@ def load_projection(
         return None
     width, dtype = beside["q"].shape[1] * beside["v"].shape[3], str(beside["q"].dtype)
     where = "tensors" if isinstance(source, Mapping) else str(source)
-    raw = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+    raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
     key = f"{_pick(raw, prefix, where)[1]}w_o"
     if key not in raw:
         return None
@@ -137,7 +137,8 @@ def load_projection(
     return _rounded({key: found}, dtype)[key]
 
 
-def _read(path: Path) -> Tensors:
+def read_tensors(path: Path) -> Tensors:
+    """Return the arrays of a tensor file or of packaged data; raise `TensorError` where it is damaged."""
     if not path.exists():
         packaged = packaged_tensors(str(path))
         if packaged is None:

@@ -55,7 +55,7 @@ WITHIN = frozenset(
         ("run_node", "node_times"), ("node_times", "node_bits"),
         ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
         ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
-        ("baseline", "report"), ("baseline", "explore"), ("run_result", "spread"),
+        ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
         ("run_result", "finite"),
         ("report", "sensitivity"), ("explore", "sensitivity"), ("report", "invariance"),
     }
@@ -79,7 +79,7 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
 
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "simpy": ("timing/des.py", "timing/link.py", "node/"),
+    "simpy": ("timing/des.py", "timing/link.py", "timing/room.py", "node/"),
     "networkx": ("node/topology.py",),
     "pydantic": ("config/",),
     "pydantic_core": ("config/",),

@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-c", "from npusim.cli import main; main()")
 QUICK = ("--seq", "256", "--no-numerics")
 VERBS = (
-    "run", "compare", "explore", "check",
+    "run", "compare", "diff", "explore", "check",
     "hw list", "hw show", "hw schema", "hw validate",
     "workload list", "workload show", "workload schema", "workload import", "new schedule",
 )  # fmt: skip
@@ -309,6 +309,18 @@ def test_compare_runs_schedules_on_the_spot_with_options_of_their_own() -> None:
     parts = found["latency"]["parts"]
     assert [sum(p["cycles"][i] for p in parts) for i in (0, 1)] == found["latency"]["cycles"]
     assert _ok("compare", "flash", "pasa", *QUICK, "--markdown").startswith("### flash -&gt; pasa\n")
+
+
+def test_diff_says_what_is_equal_and_names_what_explains_the_rest(elsewhere: Path) -> None:
+    small = ("flash", "--hw", "h200", "--seq-q", "16", "--seq-kv", "64", "--no-causal", "--rows", "all", "--heads", "0")
+    _ok("run", *small, "-o", "kernel", "--save-output", "--precision", "running=float16")
+    out = "kernel/output.safetensors"
+    same = _document("diff", out, *small, "--precision", "running=float16", "--json")
+    assert (same["matched"], same["first"], same["passed"]) == (same["total"], None, True)
+    text = _ok("diff", out, *small)
+    assert re.search(r"explained by\s+running=float16", text)
+    assert re.search(r"first\s+batch 0 head 0 row \d+ column \d+: \S+ given, \S+ predicted", text)
+    assert re.search(r"first at attention: ", text)
 
 
 def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:

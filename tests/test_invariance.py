@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.run_result import RunResult
 
-DECODE = Problem(heads=6, kv_heads=2, seq_q=1, seq_kv=300, head_dim=32)
+DECODE = Problem(heads=3, kv_heads=1, seq_q=1, seq_kv=150, head_dim=32)
 FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}
 #: A kernel that merges one sequence's splits in line and those of several in pairs.
 PLANTED = """
@@ -51,13 +51,15 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
     assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes", "changes"]
     fixed = npusim.invariant("split_kv", problem=DECODE, tiling={**FIELDS, "splits": 3}, vary=["batch", "packing"])
     assert [f.verdict for f in fixed.findings] == ["cannot", "cannot"]
-    assert free["batch"].guarantee == "splits=10"
+    assert free["batch"].guarantee == "splits=5"
     one, batch, order = free["splits"], free["batch"], free["order"]
     assert (one.guarantee, order.guarantee) == ("splits=1", "algorithm=mesh")
     assert one.cost_us is not None
     assert batch.cost_us is not None
     times = {t.what: t.latency_us for t in one.tried}
     assert one.cost_us == pytest.approx(times["splits=1"] - free.base.latency_us)
+    untimed = npusim.invariant("split_kv", problem=DECODE, hw="h200", tiling=FIELDS, vary=["splits"])["splits"]
+    assert (untimed.verdict, untimed.guarantee, untimed.cost_us) == ("changes", "splits=1", None)
     with pytest.raises(SpecError, match=r"aspect 'pack': examined are batch, position"):
         free.holds("pack")
 
@@ -65,7 +67,7 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
 def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
     file = tmp_path / "planted.py"
     file.write_text(PLANTED)
-    words = (f"{file}:KERNEL", "--seq-q", "1", "--seq-kv", "300", "-t", "splits=4,block_kv=32")
+    words = (f"{file}:KERNEL", "--seq-q", "1", "--seq-kv", "150", "-t", "splits=4,block_kv=32")
     code, text = call(*words, "--precision", "output=float32", "--require", "batch,position", "--json")
     found = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert code == 1
@@ -82,10 +84,11 @@ def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
 
 def bits_of(result: RunResult, place: Place) -> bytes:
     assert isinstance(result.problem, Problem)
-    return compute(result.program, place, result.problem.group_size, recipe_source(result.problem)).rows[:1].tobytes()
+    done = compute(result.program, place, result.problem.group_size, recipe_source(result.problem))
+    return bytes(done.rows[0][:1].tobytes())
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "ascend_950"])
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", pytest.param("ascend_950", marks=pytest.mark.exhaustive)])
 def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
     """Tiles of rows, slices, lead, packing: bits agree wherever structure says so, and it does not say so always."""
     ascend = hw.startswith("ascend")

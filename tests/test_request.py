@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
+from npusim.algorithms.cells import kv_runs
 from npusim.cli.app import app
 from npusim.config.baseline_file import BaselineFile
 from npusim.config.kernels import CopyProblem, GemmProblem
@@ -95,6 +96,36 @@ def test_only_what_is_set_of_a_tiling_is_said() -> None:
 )  # fmt: skip
 def test_what_no_command_line_can_say_is_not_said(given: dict[str, Any]) -> None:
     assert Request("flash", **given).asked() is None
+
+
+def test_a_tiling_field_passes_six_functions_from_the_command_line_to_a_tile() -> None:
+    """Those on the way to where tiles are made that are given it: by itself, or in what was asked for."""
+    value, passed = 208, list[str]()
+
+    def holds(given: object) -> bool:
+        if isinstance(given, tuple | list):
+            return any(map(holds, given))
+        given = getattr(given, "tiling", given)
+        given = given.get("block_kv") if isinstance(given, dict) else getattr(given, "block_kv", given)
+        return given in (value, str(value))
+
+    def called(frame: Any, event: str, _: object) -> None:
+        if event != "call" or frame.f_code is not kv_runs.__code__:
+            return
+        while frame := frame.f_back:
+            code = frame.f_code
+            given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            own = "/npusim/" in code.co_filename and not code.co_name.startswith("<")
+            if own and any(holds(frame.f_locals.get(name)) for name in given):
+                passed.append(code.co_name)
+        raise KeyboardInterrupt
+
+    sys.setprofile(called)
+    try:
+        CliRunner().invoke(app, f"run flash -t block_kv={value} --seq 300 --no-numerics --no-save".split())
+    finally:
+        sys.setprofile(None)
+    assert passed == ["attention_cells", "flash_phase", "build_on_ascend", "fitted", "run_request", "run"]
 
 
 def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

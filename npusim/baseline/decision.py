@@ -104,7 +104,8 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         status = update.accept(status, new)
     winner = Row(
         "winner", None if old is None else _won(old.winner, _choice(old, old.winner)),
-        _won(today.winner.name, today.winner.choice()), why=_by(today.margin),
+        _won(today.winner.name, today.winner.choice()),
+        why=_by(today.winner.margin if today.margin is None else today.margin),
     )  # fmt: skip
     return Outcome(
         "decision", file.stem, file, status, (winner, *rows),

@@ -12,7 +12,9 @@ from npusim import __version__
 from npusim.cli import (
     check,
     compare,
+    diff,
     explore,
+    guide,
     hw,
     invariant,
     layout,
@@ -72,6 +74,7 @@ app = typer.Typer(
         ("npusim compare runs/a runs/b", "what changed between two runs"),
         ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
         ("npusim hw list", "the devices that come with npusim"),
+        ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace"),
     ),
 )
 
@@ -94,6 +97,7 @@ def root(
 
 run.add_to(app)
 compare.add_to(app)
+diff.add_to(app)
 report.add_to(app)
 explore.add_to(app)
 invariant.add_to(app)
@@ -103,3 +107,4 @@ layout.add_to(app)
 app.add_typer(hw.app, name="hw")
 app.add_typer(workload.app, name="workload")
 app.add_typer(new.app, name="new")
+guide.add_to(app)

@@ -55,7 +55,7 @@ def add_to(app: typer.Typer) -> None:
     )(compare)
 
 
-@o.takes("trace_groups", "presets", "diagnose", own_first=True, schedule=False)
+@o.takes("trace_groups", "window", "presets", "diagnose", own_first=True, schedule=False)
 def compare(
     request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
 ) -> None:

@@ -42,8 +42,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 @o.takes(
-    "tensors", "prefix", "layout", "rows", "heads", "numerics", "diagnose", "presets", "trace_groups", own_first=True
-)
+    "tensors", "prefix", "layout", "rows", "heads", "numerics", "diagnose", "presets", "trace_groups", "window",
+    own_first=True,
+)  # fmt: skip
 def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 

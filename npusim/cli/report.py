@@ -10,10 +10,12 @@ from npusim.cli.help import Command, examples
 
 __all__ = ["add_to", "check_reports"]
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or their result.json.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one store of explore.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="FILE", show_default="report.html in the folder of one run, or here"),
+    typer.Option(
+        "--out", "-o", metavar="FILE", show_default="report.html in the folder of one run, beside a table, or here"
+    ),
 ]
 
 
@@ -24,6 +26,7 @@ def add_to(app: typer.Typer) -> None:
         cls=Command,
         epilog=examples(
             ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
+            ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
             ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
         ),
     )(report)

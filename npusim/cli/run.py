@@ -123,6 +123,8 @@ def run(
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
     runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
     """
+    from npusim.simulate import run_request
+
     if fields:
         show_fields(request, as_json=json)
         return
@@ -138,7 +140,7 @@ def run(
     if request.presets is None:
         request = replace(request, presets=request.numerics and has_presets(request.schedule))
     with working(f"simulating {request.schedule}") as progress:
-        result = _simulate(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
+        result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
         tensor = save_output or request.tensors is not None
         folder = None if no_save else _save(result, out, trace, tensor, request.window, report)
     _print(result, folder, as_json=json, sensitive=sensitivity)
@@ -149,12 +151,6 @@ def has_presets(name: str) -> bool:
     from npusim.schedules import SCHEDULES
 
     return any(s.beside for s in SCHEDULES.values() if s.name == name)
-
-
-def _simulate(request: Request) -> "RunResult":
-    from npusim.simulate import run_request
-
-    return run_request(request)
 
 
 def _check_place(out: Path | None) -> None:

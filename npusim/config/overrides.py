@@ -45,6 +45,8 @@ _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
 #: And as one of a node, whose file has the times of its kernels.
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
+#: What a node's plan of memory reads, whatever its device's family.
+_OF_A_PLAN = "memory.gm.capacity_bytes"
 _LABELS = ("schema", "description", "architecture")
 
 
@@ -57,6 +59,8 @@ def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | N
         return "no model yet; `facts` keeps it with its source"
     if key in _LABELS:
         return "people"
+    if in_node and key == _OF_A_PLAN:
+        return None
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):

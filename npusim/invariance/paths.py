@@ -19,7 +19,7 @@ from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -73,9 +73,9 @@ class Event:
 
 @dataclass(slots=True)
 class Computed:
-    """A block of output rows that begins at a place, and the steps of its first row in program order."""
+    """Blocks of output rows from a place on, by head, and the steps of the place's own row in program order."""
 
-    rows: NDArray[Any]
+    rows: dict[int, NDArray[Any]]
     events: list[Event]
 
 
@@ -162,6 +162,8 @@ class _Recorder:
         phase = self.phases.index(moment.phase)
         visited = ", ".join(f"{axis} tile {index}" for axis, index in path if axis and axis not in ("start", "finish"))
         for lane, block in enumerate(moment.blocks):
+            if (moment.phase, id(block)) not in self.order:
+                continue
             spans = "".join(f", {axis} {start}" for axis, start, _ in block.spans[1:])
             tile = f"{block}{spans}" + (f", {visited}" if visited else "")
             result = moment.result
@@ -173,24 +175,28 @@ class _Recorder:
         return [event for key in sorted(self.events) for event in self.events[key]]
 
 
-def compute(program: TileProgram, place: Place, group_size: int, source: HeadSource) -> Computed:
-    """Return the bits of the block that holds a row, and how its first row came about."""
+def compute(program: TileProgram, place: Place, group_size: int, source: HeadSource, heads: int = 1) -> Computed:
+    """Return the bits of the blocks that hold a row, in so many heads from its own on, and how its row came about."""
     needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
     recorder = _Recorder(order, [phase.name for phase in program.phases])
+    wanted = range(place.head, place.head + heads)
     _, written = execute_rows(
-        program, source, [place.row], {place.head}, group_size, batches={place.batch}, observers=(recorder,)
+        program, source, [place.row], wanted, group_size, batches={place.batch}, observers=(recorder,)
     )
-    start, rows = next((r, b) for (_, h, r), b in written.items() if h == place.head and r <= place.row < r + len(b))
-    return Computed(rows[place.row - start :], recorder.in_order())
+    found = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
+    return Computed(found, recorder.in_order())
 
 
-def first_difference(one: NDArray[Any], two: NDArray[Any]) -> tuple[int, int] | None:
-    """Return row and column of the first value whose bits differ, of the rows that both have; None for none."""
-    count = min(len(one), len(two))
-    a, b = (np.ascontiguousarray(x[:count]).view(f"u{x.itemsize}") for x in (one, two))
-    rows, columns = np.nonzero(a != b)
-    return (int(rows[0]), int(columns[0])) if len(rows) else None
+def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:
+    """Return head, row and column of the first value whose bits differ, of what both have; None for none."""
+    for head in (h for h in one if h in two):
+        count = min(len(one[head]), len(two[head]))
+        a, b = (np.ascontiguousarray(x[head][:count]).view(f"u{x[head].itemsize}") for x in (one, two))
+        rows, columns = np.nonzero(a != b)
+        if len(rows):
+            return head, int(rows[0]), int(columns[0])
+    return None
 
 
 def parting(one: list[Event], two: list[Event]) -> Parting | None:

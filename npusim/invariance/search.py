@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ASPECTS", "Difference", "Finding", "Invariance", "Tried", "examine", "invariant"]
 
+#: Keys of all KV heads whose bits are compared: bounds the time of a variant.
+KEYS = 1 << 16
 #: ``cannot``: the same by structure, whatever the inputs; ``not seen``: other steps, but the same bits on
 #: these inputs; ``changes``: other bits; ``none``: a call cannot be run otherwise.
 Verdict = Literal["cannot", "not seen", "changes", "none"]
@@ -102,10 +104,11 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Invariance:
-    """What changes the bits of one row block of a call, aspect by aspect."""
+    """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect."""
 
     base: RunResult
     row: int
+    heads: int
     findings: tuple[Finding, ...]
 
     def __getitem__(self, aspect: str) -> Finding:
@@ -146,7 +149,7 @@ def invariant(
     overrides: Mapping[str, str] | None = None,
     vary: Collection[str] = ASPECTS,
 ) -> Invariance:
-    """Run a call otherwise and say what changes the bits of its first sequence's first head.
+    """Run a call otherwise and say what changes the bits of its first sequence.
 
     Parameters
     ----------
@@ -204,19 +207,22 @@ class _Examination:
         self.on_tried, self.count = on_tried, 0
         self.source = recipe_source(problem)
         self.place = Place(_row(base))
-        self.fields = {name: value for name, value in base.tiling if value is not None}
+        # What was chosen, by the user or because a default does not fit; all else stays open as it was.
+        self.fields = {name: getattr(base.tiling, name) for name in base.tiling.model_fields_set}
+        self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
         self.own = structure(base.program, self.place, problem.group_size)
         self._computed: Computed | None = None
 
     def done(self, vary: Collection[str]) -> Invariance:
         """Return the findings, in the order of `ASPECTS`."""
-        tried = {name: listed for name, listed in variants(self.base, self.problem).items() if name in vary}
-        total = sum(map(len, tried.values())) + (2 if "order" in vary else 0)
-        findings = {name: self._finding(name, [self._tell(self._try(v), total) for v in listed], listed)
-                    for name, listed in tried.items()}  # fmt: skip
+        ways = {name: listed for name, listed in variants(self.base, self.problem).items() if name in vary}
+        total = sum(map(len, ways.values())) + (2 if "order" in vary else 0)
+        findings = {name: self._finding(name, [self._tell(self._try(v), total) for v in of], of)
+                    for name, of in ways.items()}  # fmt: skip
         if "order" in vary:
             findings["order"] = self._orders(total)
-        return Invariance(self.base, self.place.row, tuple(findings[name] for name in ASPECTS if name in findings))
+        listed = tuple(findings[name] for name in ASPECTS if name in findings)
+        return Invariance(self.base, self.place.row, self.heads, listed)
 
     def _tell(self, tried: Tried, total: int) -> Tried:
         self.count += 1
@@ -239,7 +245,7 @@ class _Examination:
             result = self._run(variant)
         except TilingError as error:
             return Tried(variant.what, reason=" ".join(str(error).split()))
-        latency = None if result.timing is None else result.latency_us
+        latency = _latency(result)
         group = cast("Problem", result.problem).group_size
         place, own = replace(self.place, batch=variant.position), self.own
         if variant.position:
@@ -247,20 +253,25 @@ class _Examination:
         if structure(result.program, place, group) == own:
             return Tried(variant.what, is_same_structure=True, latency_us=latency)
         mine = self._own(result.program if variant.position else None, group)
-        other = compute(result.program, place, group, self._moved(place.batch))
+        heads = min(self.heads, cast("Problem", result.problem).heads)
+        other = compute(result.program, place, group, self._moved(place.batch), heads)
         at, difference = first_difference(mine.rows, other.rows), None
         if at is not None:
-            element = f"O head 0 row {self.place.row + at[0]} column {at[1]}"
-            difference = Difference(element, float(mine.rows[at]), float(other.rows[at]))
+            head, *where = at
+            element = f"O head {head} row {self.place.row + at[1]} column {at[2]}"
+            values = (float(one.rows[head][*where]) for one in (mine, other))
+            difference = Difference(element, *values)
         parted = parting(mine.events, other.events)
         return Tried(variant.what, False, difference, str(parted or ""), latency)
 
     def _own(self, program: TileProgram | None, group: int) -> Computed:
         """Return the bits of the call itself, or of the first sequence of another program."""
         if program is not None:
-            return compute(program, self.place, group, self.source)
+            return compute(program, self.place, group, self.source, self.heads)
         if self._computed is None:
-            self._computed = compute(self.base.program, self.place, self.problem.group_size, self.source)
+            self._computed = compute(
+                self.base.program, self.place, self.problem.group_size, self.source, self.heads
+            )
         return self._computed
 
     def _moved(self, position: int) -> HeadSource:
@@ -272,25 +283,28 @@ class _Examination:
 
     def _finding(self, aspect: Aspect, tried: list[Tried], listed: list[Variant]) -> Finding:
         found = Finding(aspect, tuple(tried))
-        if found.verdict != "changes" or self.base.timing is None:
+        if found.verdict != "changes":
             return found
-        own = self.base.latency_us
+        own, times = _latency(self.base), [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
         match aspect:
             case "splits":
-                one = next(t for t in tried if t.what == "splits=1") if splits_of(self.base) > 1 else None
-                cost = (one.latency_us or own) - own if one else 0.0
-                return replace(found, guarantee="splits=1", cost_us=cost, cost_at="this call")
+                one = next((time for time, what in times if what == "splits=1"), own)
+                cost = None if own is None or one is None else one - own
+                where = "" if cost is None else "this call"
+                return replace(found, guarantee="splits=1", cost_us=cost, cost_at=where)
             case "tile" | "merge":
                 names = [name for v in listed for name in v.tiling]
-                fixed = " ".join(f"{n}={self.fields[n]}" for n in dict.fromkeys(names))
-                best = min((t.latency_us, t.what) for t in tried if t.latency_us is not None)
-                return replace(found, guarantee=fixed, cost_us=own - min(own, best[0]), cost_at=_against(own, *best))
+                fixed = " ".join(f"{n}={getattr(self.base.tiling, n)}" for n in dict.fromkeys(names))
+                if own is None:
+                    return replace(found, guarantee=fixed)
+                best, what = min(times)
+                return replace(found, guarantee=fixed, cost_us=own - min(own, best), cost_at=_against(own, best, what))
             case _:
                 return self._fixed_splits(found, tried, listed)
 
     def _fixed_splits(self, found: Finding, tried: list[Tried], listed: list[Variant]) -> Finding:
         """Return what it costs that splits do not go by the number of blocks."""
-        if "splits" not in self.fields:
+        if "splits" not in type(self.base.tiling).model_fields:
             return found
         splits, costs = splits_of(self.base), list[tuple[float, str]]()
         for done, variant in zip(tried, listed, strict=True):
@@ -300,9 +314,12 @@ class _Examination:
             group = cast("Problem", fixed.problem).group_size
             if structure(fixed.program, replace(self.place, batch=variant.position), group) != self.own:
                 return found  # it is not the splits
-            costs.append((fixed.latency_us - (done.latency_us or 0.0), done.what))
-        cost, at = max(costs)
-        return replace(found, guarantee=f"splits={splits}", cost_us=cost, cost_at=f"at {at}")
+            if done.latency_us is not None:
+                costs.append((fixed.latency_us - done.latency_us, done.what))
+        if not costs:
+            return replace(found, guarantee=f"splits={splits}")
+        cost, what = max(costs)
+        return replace(found, guarantee=f"splits={splits}", cost_us=cost, cost_at=f"at {what}")
 
     # ---------------------------------------------------------------- a collective's order
 
@@ -313,9 +330,9 @@ class _Examination:
         for name in other_orders(chosen.own):
             other, others = chosen.results(name)
             times[name] = self._allreduce(chosen, name)
-            at, difference, parted = first_difference(own[None], other[None]), None, ""
+            at, difference, parted = first_difference({0: own[None]}, {0: other[None]}), None, ""
             if at is not None:
-                element = at[1]
+                element = at[2]
                 pairs = zip(of_element(added, element), of_element(others, element), strict=False)
                 (what, a), (_, b) = next((one, two) for one, two in pairs if one[1] != two[1])
                 parted = f"AllReduce: {what}, shard of element {element}: {a:.9g} | {b:.9g}"
@@ -345,6 +362,10 @@ class _Examination:
         except NpusimError:
             return None
         return done.latency_us
+
+
+def _latency(result: RunResult) -> float | None:
+    return None if result.timing is None else result.latency_us
 
 
 def _against(own: float, best: float, what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "track_of"]
+__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "profiled_core", "track_of"]
 
 #: Names of kinds of core on a timeline, where not their own.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
@@ -19,6 +19,10 @@ MEASURED_PIPES = MappingProxyType(
         "vec_us": "aiv0.VECTOR",
     }
 )  # fmt: skip
+
+
+#: Kinds of core of which a core group has several, numbered from 0.
+_NUMBERED = frozenset({"aiv"})
 
 
 class Track(NamedTuple):
@@ -42,3 +46,9 @@ def track_of(group: int, queue: str) -> Track:
     if kind in _CORES:
         return Track(f"core{group}.{_CORES[kind]}{number or 0}", pipe)
     return Track(f"{kind}{group}{f'.{number}' if number else ''}", pipe)
+
+
+def profiled_core(kind: str, sub_block: str) -> str:
+    """Return the core of a profiler's row of that kind: ``aiv1`` for ``vector1``, ``aic`` for ``cube0``."""
+    number = "".join(c for c in sub_block if c.isdigit())
+    return f"{kind}{number or 0}" if kind in _NUMBERED else kind

@@ -70,8 +70,10 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
 
     cycles = round(total("cycles") + overhead_s * clock)
     overhead = {OVERHEAD: overhead_s} if overhead_s else {}
+    seconds = total("latency_s") + overhead_s
     return replace(
-        first, cycles=cycles, latency_s=total("latency_s") + overhead_s, queues=_queues(parts, cycles),
+        first, cycles=cycles, latency_s=seconds, times_s=dict.fromkeys(first.times_s, seconds),
+        traced_cycles=first.cycles, queues=_queues(parts, cycles),
         term_cycles=summed("term_cycles"), operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},

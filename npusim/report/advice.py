@@ -177,7 +177,8 @@ def _transfers(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Ad
 
 def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
     stall = main_stall(found.queue)
-    if stall is None:
+    # A node's queue has no constants of its own that another rule could name: busy is busy.
+    if stall is None or (timing.overlap is not None and found.busy_share >= BOUND_SHARE):
         return None
     cause, cycles = stall
     share = percent(cycles / timing.cycles)

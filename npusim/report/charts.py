@@ -25,6 +25,8 @@ Row = dict[str, Any]
 TILE_COLOURS = 5
 #: Share of a chart's width that a letter of a label needs.
 LETTER = 0.0085
+#: A line of fewer points shows each.
+DOTTED = 24
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 
@@ -54,10 +56,10 @@ def names_of(rows: Iterable[Row], key: str) -> list[str]:
     return list(dict.fromkeys(str(row[key]) for row in rows))
 
 
-def rows_axis(names: Sequence[str], field: str = "track") -> Any:
+def rows_axis(names: Sequence[str], field: str = "track", title: str | None = None) -> Any:
     """Return a vertical axis with one row a name."""
     alt = altair()
-    axis = alt.Axis(title=None, ticks=False, domain=False, labelLimit=260)
+    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelLimit=260)
     return alt.Y(field, type="nominal", sort=list(names), scale=alt.Scale(domain=list(names)), axis=axis)
 
 
@@ -208,7 +210,7 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
-def front(points: Sequence[Row]) -> Spec:
+def front(points: Sequence[Row], title: str = "") -> Spec:
     """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined."""
     alt = altair()
     errors = alt.Axis(format=".0e", tickCount=4)
@@ -223,9 +225,25 @@ def front(points: Sequence[Row]) -> Spec:
     layers = [
         *([base.transform_filter("datum.is_front").mark_line(interpolate="step-after")] if has_front else ()),
         base.mark_point(shape="diamond", size=120, filled=True, style="mark"),
-        base.transform_filter("datum.name != ''").mark_text(style="label", dy=-13).encode(text="name:N"),
+        base.transform_filter("!datum.below").mark_text(style="label", dy=-13).encode(text="name:N"),
+        base.transform_filter("datum.below").mark_text(style="label", dy=14).encode(text="name:N"),
     ]
-    return finished(alt.layer(*layers), CHART_HEIGHT, points=points)
+    chart = alt.layer(*layers)
+    return finished(chart.properties(title=title) if title else chart, CHART_HEIGHT, points=_apart(points))
+
+
+def _apart(points: Sequence[Row]) -> list[Row]:
+    """Return points with the names of some below them, where the one to the left is too near."""
+    reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
+    found: list[Row] = []
+    for point in sorted(points, key=lambda p: p["latency_us"]):
+        near = [
+            p for p in found
+            # An eighth of the width is a name, a factor of 1.3 its height.
+            if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
+        ]  # fmt: skip
+        found.append({**point, "below": bool(near) and not near[-1]["below"]})
+    return found
 
 
 # ---------------------------------------------------------------- studies
@@ -244,14 +262,15 @@ def lines(
         if math.isfinite(y) and (y > 0 or not log_y) and (x > 0 or not log_x)
     ]
 
-    def scale(is_log: bool) -> Any:
-        return alt.Scale(type="log") if is_log else alt.Scale(zero=True)
+    def scaled(is_log: bool) -> dict[str, Any]:
+        if is_log:
+            return {"scale": alt.Scale(type="log"), "axis": alt.Axis(format="~g")}
+        return {"scale": alt.Scale(zero=True)}
 
-    form = alt.Axis(format="~g")
     names = list(named)
-    chart = chart_of("points").mark_line(point=True, strokeWidth=2).encode(
-        x=alt.X("x", type="quantitative", title=x_title, scale=scale(log_x), axis=form),
-        y=alt.Y("y", type="quantitative", title=y_title, scale=scale(log_y), axis=form),
+    chart = chart_of("points").mark_line(point=max(map(len, named.values())) < DOTTED, strokeWidth=2).encode(
+        x=alt.X("x", type="quantitative", title=x_title, **scaled(log_x)),
+        y=alt.Y("y", type="quantitative", title=y_title, **scaled(log_y)),
         color=alt.Color(
             "name", type="nominal", title=None, sort=names, scale=alt.Scale(range="category"),
             legend=alt.Legend(labelLimit=320),

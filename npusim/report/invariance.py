@@ -28,7 +28,8 @@ def invariance_table(found: Invariance) -> tuple[Block, ...]:
     rows = tuple(_row(f) for f in found.findings)
     header = ("vary", "changes bits", "tried", "ruled out by", "costs us", "")
     details = [(f.aspect, tuple(_details(f))) for f in found.findings if f.first or any(t.reason for t in f.tried)]
-    what = f"head 0, rows from {found.row} on, of the first sequence"
+    heads = "head 0" if found.heads == 1 else f"heads 0 to {found.heads - 1}"
+    what = f"the first sequence, {heads}, rows from {found.row} on"
     blocks: list[Block] = [
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
         Facts((("bits of", (Cell(what),)),)), Grid(header, "<<<<><", rows),
@@ -61,7 +62,7 @@ def invariance_document(found: Invariance, required: Collection[str] = ()) -> di
         "kind": "npusim.invariant",
         "name": base.name, "schedule": base.schedule, "device": base.device.name, "precision": base.precision,
         "latency_us": None if base.timing is None else base.latency_us,
-        "row": found.row,
+        "row": found.row, "heads": found.heads,
         "aspects": {
             f.aspect: {
                 "verdict": f.verdict, "guarantee": f.guarantee or None, "cost_us": f.cost_us,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
 
-__all__ = ["grid_of_errors", "memory_bars", "roofline", "score_bars"]
+__all__ = ["grid_of_errors", "heatmap", "memory_bars", "roofline", "score_bars"]
 
 
 # ---------------------------------------------------------------- roofs and memories
@@ -123,7 +123,7 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
     names = names_of(shown, "head")
     first, last = min(r["first_row"] for r in shown), max(r["end"] for r in shown)
     at = chart_of("rows").encode(
-        y=rows_axis(names, "head").title("head"),
+        y=rows_axis(names, "head", "head"),
         tooltip=tooltip(
             head="head",
             first_row="from row|number",
@@ -162,6 +162,43 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
         ),
     ]
     return finished(alt.layer(*layers), max(3, len(names)) * (ROW_HEIGHT - 4 if len(names) < 12 else 12), rows=shown)
+
+
+def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
+    """Return values over two axes.
+
+    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither: a cross.
+    """
+    alt = altair()
+    columns, lines = names_of(cells, "x"), names_of(cells, "y")
+    x_axis = alt.Axis(labelAngle=0, ticks=False, domain=False)
+    base = chart_of("cells").encode(
+        x=alt.X("x", type="nominal", title=x_title, sort=columns, axis=x_axis),
+        y=rows_axis(sorted(lines, key=lambda text: (len(text), text)), "y", y_title),
+        tooltip=tooltip(x=x_title, y=y_title, value="us|number", what="status"),
+    )
+    known = [c["value"] for c in cells if c["value"] is not None]
+    dark = (min(known) + max(known)) / 2 if known else 0.0
+    colour = alt.Color(
+        "value", type="quantitative", title="us", scale=alt.Scale(range="ramp"), legend=alt.Legend(orient="top")
+    )
+    told = alt.Text("value", type="quantitative", format=",.1f")
+    there = base.transform_filter("datum.value != null")
+    layers = [there.mark_rect().encode(color=colour)]
+    if any(value <= dark for value in known):
+        layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=told))
+    if any(value > dark for value in known):
+        layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=told))
+    if any(c["value"] is None and c.get("bound") for c in cells):
+        bounded = base.transform_filter("datum.value == null && datum.bound")
+        layers.append(bounded.mark_rect(style="quiet"))
+        least = alt.Text("least", type="nominal")
+        told = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
+        layers.append(told.mark_text(style="label").encode(text=least))
+    if any(c["value"] is None and not c.get("bound") for c in cells):
+        nothing = base.transform_filter("datum.value == null && !datum.bound")
+        layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
+    return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
 
 
 def score_bars(scores: Mapping[str, Any]) -> Spec:

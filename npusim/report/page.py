@@ -81,8 +81,9 @@ def svg(spec: dict[str, Any], width: int = 700) -> str:
     import vl_convert
 
     background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
-    text: str = vl_convert.vegalite_to_svg(json.dumps({**spec, **background, "width": width}))
-    return text
+    sized = {} if "vconcat" in spec else {"width": width}
+    text: str = vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))
+    return f"{text}\n"
 
 
 def _inline(data: object) -> str:

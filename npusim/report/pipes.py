@@ -13,27 +13,41 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+import math
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, SpecError, reason_of
 from npusim.foreign import csv_cell
-from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES
+from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     import pandas as pd
 
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse
 
-__all__ = ["NOT_APPLICABLE", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame"]
+__all__ = ["MeasuredPipes", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame", "read_pipes"]
 
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]
 
+_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
+_TOTAL = "_total_cycles"
 #: How the profiler's files mark a column that does not apply to a row.
-NOT_APPLICABLE = "NA"
+_NOT_APPLICABLE = "NA"
+
+
+class MeasuredPipes(NamedTuple):
+    """What a profiler's file says of the block that takes longest: its clock, cycles, and each pipe's busy cycles."""
+
+    clock_hz: float
+    cycles: int
+    busy: dict[str, int]
 
 
 def pipe_columns(record: RunRecord) -> PipeColumns:
@@ -57,7 +71,7 @@ def pipes_csv(record: RunRecord) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([csv_cell(name) for name in columns])
     for values in zip(*columns.values(), strict=True):
-        writer.writerow([NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
+        writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
     return text.getvalue()
 
 
@@ -110,3 +124,76 @@ def _microseconds(record: RunRecord, cycles: int) -> float:
 
 def _kind(queue: str) -> str:
     return queue.partition(".")[0].rstrip("0123456789")
+
+
+def read_pipes(file: Path) -> MeasuredPipes:
+    """Return what a profiler's ``PipeUtilization.csv`` (or our ``pipes.csv``) says of its longest block.
+
+    Raises `SpecError` where the file cannot be read, or lacks a column or a number that is needed.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            columns, rows = [c.strip() for c in reader.fieldnames or ()], list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = reason_of(error, file) if isinstance(error, OSError) else str(error)
+        raise SpecError(f"{file}: cannot be read: {why}") from None
+    kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
+    lacks = [c for c in ("block_id",) if c not in columns]
+    lacks += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]
+    if lacks:
+        of_core = (f"{kind}{_TOTAL}, {kind}_time(us), {kind}_..._ratio" for kind in PROFILED_CORES)
+        raise SpecError(
+            f"{file}: no column {', '.join(lacks)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
+            + ", ".join(of_core)
+        )
+    blocks: dict[str, dict[str, int]] = {}
+    totals: dict[str, int] = {}
+    clock = 0.0
+    for number, row in enumerate(rows):
+        place, block = f"{file}: line {number + 2}", str(row["block_id"]).strip()
+        for kind in kinds:
+            total = _number(row, f"{kind}{_TOTAL}", place)
+            if total is None:
+                continue
+            totals[block] = max(totals.get(block, 0), round(total))
+            took = _number(row, f"{kind}_time(us)", place)
+            clock = total / took * 1e6 if took else clock
+            core = profiled_core(kind, row.get("sub_block_id") or "")
+            blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, place))
+    if not totals:
+        raise SpecError(f"{file}: no row has cycles of a core")
+    if not clock:
+        raise SpecError(f"{file}: no column {kinds[0]}_time(us): how long a cycle is, is not said")
+    last = max(totals, key=lambda b: totals[b])
+    # Its times are rounded, clocks are not that odd.
+    return MeasuredPipes(round(clock, -4), totals[last], blocks[last])
+
+
+def _busy(
+    row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, place: str
+) -> Iterator[tuple[str, int]]:
+    """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
+    took = _number(row, f"{kind}_time(us)", place)
+    for column in columns:
+        found = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
+        share = _number(row, column, place) if found else None
+        if found is None or share is None:
+            continue
+        exactly = _number(row, f"{kind}_{found[1]}_time(us)", place)
+        cycles = share * total if exactly is None or not took else exactly / took * total
+        yield f"{core}.{_VENDOR.get(found[1], found[1].upper())}", round(cycles)
+
+
+def _number(row: Mapping[str, Any], column: str, place: str) -> float | None:
+    """Return a cell's number; None where the profiler says that it does not apply, or says nothing."""
+    text = str(row.get(column) or "").strip()
+    if text in ("", _NOT_APPLICABLE, "N/A"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise SpecError(f"{place}: {column}: {text!r} is not a number of at least 0")
+    return value

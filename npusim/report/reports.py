@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report.compare import compare
 from npusim.report.compare_sections import comparison_part
+from npusim.report.explore_sections import exploration_part, rows_of
 from npusim.report.figures import load_figures
 from npusim.report.page import Part, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
 
-__all__ = ["REPORT_FILE", "comparison_page", "place_of", "run_page", "run_part", "saved_page"]
+__all__ = ["REPORT_FILE", "comparison_page", "exploration_page", "place_of", "run_page", "run_part", "saved_page"]
 
 REPORT_FILE = "report.html"
+#: Endings of what a search writes.
+TABLES = (".csv", ".sqlite")
 #: Windows of a timeline that a page of several runs leaves out, to stay small.
 LEFT_OUT = ("Prologue", "Epilogue")
 
@@ -45,8 +48,15 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 def saved_page(runs: Sequence[Path]) -> str:
     """Return the page of run folders, or of their ``result.json``; raise `SpecError` where one is none."""
+    if len(runs) == 1 and runs[0].suffix in TABLES:
+        return exploration_page(runs[0])
     found = [(load_result(run), load_figures(_folder(run))) for run in runs]
     return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
+
+
+def exploration_page(file: Path) -> str:
+    """Return the page of a search's store or table."""
+    return page_html(f"{file.stem} · npusim", [exploration_part(file.stem, rows_of(file))])
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
@@ -62,6 +72,8 @@ def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | Non
 
 def place_of(runs: Sequence[Path]) -> Path:
     """Return where the page of runs goes unless the caller says otherwise."""
+    if len(runs) == 1 and runs[0].suffix in TABLES:
+        return runs[0].with_suffix(".html")
     return (_folder(runs[0]) if len(runs) == 1 else Path()) / REPORT_FILE
 
 

@@ -6,18 +6,13 @@ profiler wrote on the hardware; that says no more than how long each pipe was bu
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.errors import SpecError, reason_of
-from npusim.machines.tracks import PROFILED_PIPES
 from npusim.report.bottleneck import deciding_group, queues_of
-from npusim.report.pipes import NOT_APPLICABLE
+from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, record_of
 from npusim.report.result_json import load_result
 
@@ -36,10 +31,6 @@ BUSY: Row = ("work", "all operations")
 SHARED: Row = ("links", "others on shared links")
 END: Row = ("end", "its last operation is over, others are not")
 UNKNOWN: Row = ("idle", "not busy")
-#: The first row of a file that the vendor's profiler writes, as far as it is needed.
-_NEEDED = ("block_id",)
-_TOTAL = "_total_cycles"
-_VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 
 
 @dataclass(frozen=True)
@@ -194,75 +185,8 @@ def _flat(prefix: str, values: object) -> Iterator[tuple[str, object]]:
         yield prefix, values
 
 
-# ---------------------------------------------------------------- a profiler's file
-
-
 def _measured(file: Path, label: str) -> Sheet:
     """Return the sheet of a ``PipeUtilization.csv``: its block that takes longest."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            columns, rows = [c.strip() for c in reader.fieldnames or ()], list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = reason_of(error, file) if isinstance(error, OSError) else str(error)
-        raise SpecError(f"{file}: cannot be read: {why}") from None
-    kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
-    lacks = [c for c in _NEEDED if c not in columns] + ([] if kinds else ["aic_total_cycles or aiv_total_cycles"])
-    if lacks:
-        raise SpecError(
-            f"{file}: no column {', '.join(lacks)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
-            "aic_total_cycles, aic_time(us), aic_cube_ratio, aiv_vec_ratio, ..."
-        )
-    blocks: dict[str, dict[str, Unit]] = {}
-    totals: dict[str, int] = {}
-    clock = 0.0
-    for number, row in enumerate(rows):
-        place = f"{file}: line {number + 2}"
-        block = str(row["block_id"]).strip()
-        for kind in kinds:
-            total = _number(row, f"{kind}{_TOTAL}", place)
-            if total is None:
-                continue
-            totals[block] = max(totals.get(block, 0), round(total))
-            took = _number(row, f"{kind}_time(us)", place)
-            clock = total / took * 1e6 if took else clock
-            which = re.sub("[^0-9]", "", row.get("sub_block_id") or "") or "0"
-            core = f"aiv{which}" if kind == "aiv" else kind
-            blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, place))
-    if not totals:
-        raise SpecError(f"{file}: no row has cycles of a core")
-    if not clock:
-        raise SpecError(f"{file}: no column {kinds[0]}_time(us): how long a cycle is, is not said")
-    last = max(totals, key=lambda b: totals[b])
-    # Its times are rounded, clocks are not that odd.
-    return Sheet(label, {"measured by": file.name}, None, round(clock, -4), totals[last], 0.0, blocks[last])
-
-
-def _busy(
-    row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, place: str
-) -> Iterator[tuple[str, Unit]]:
-    """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
-    took = _number(row, f"{kind}_time(us)", place)
-    for column in columns:
-        found = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
-        share = _number(row, column, place) if found else None
-        if found is None or share is None:
-            continue
-        exactly = _number(row, f"{kind}_{found[1]}_time(us)", place)
-        cycles = share * total if exactly is None or not took else exactly / took * total
-        name = f"{core}.{_VENDOR.get(found[1], found[1].upper())}"
-        yield name, Unit(name, round(cycles))
-
-
-def _number(row: Mapping[str, Any], column: str, place: str) -> float | None:
-    """Return a cell's number; None where the profiler says that it does not apply, or says nothing."""
-    text = str(row.get(column) or "").strip()
-    if text in ("", NOT_APPLICABLE, "N/A"):
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise SpecError(f"{place}: {column}: {text!r} is not a number of at least 0")
-    return value
+    found = read_pipes(file)
+    units = {name: Unit(name, busy) for name, busy in found.busy.items()}
+    return Sheet(label, {"measured by": file.name}, None, found.clock_hz, found.cycles, 0.0, units)

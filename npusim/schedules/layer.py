@@ -1,12 +1,12 @@
 """A decoder layer of our own programs: norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce.
 
 A model is such layers one after the other, some with K and V on the host, and the vocabulary's product.
+Every model has root mean square norms and rotary embeddings here, whatever its own are: a small part of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
 from npusim.config.kernels import GemmProblem, RowsProblem
@@ -124,6 +124,14 @@ def _layer(
     comm = None
     if p.ranks > 1:
         comm = communication(device.node, p.ranks, tiling, p.hidden, element_bytes(precision))
+    tasks = layer_tasks(p, tiling, device, comm, strategy)
+    return task_program("layer", p.ranks, tasks, p.flops(), (COMPUTE, *((comm.queue,) if comm else ())))
+
+
+def layer_tasks(
+    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, comm: Communication | None, strategy: Strategy
+) -> list[Task]:
+    """Return one layer's tasks; the next layer begins when the last one is over."""
     cuts = cut_rows(p.rows, tiling.blocks, tiling.first_share)
     tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
     ends: list[int] = []
@@ -144,7 +152,7 @@ def _layer(
         block = RowBlock(row, rows, _ffn(p, rows))
         tasks += block_tasks(index, block, tuple(ends) if len(ends) < len(cuts) else (ends[index],))
         _reduced(tasks, comm, index, block, is_overlapped=len(cuts) > 1)
-    return task_program("layer", p.ranks, tasks, p.flops(), (COMPUTE, *((comm.queue,) if comm else ())))
+    return tasks
 
 
 def _reduced(
@@ -200,7 +208,7 @@ def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bo
 SCHEDULES = (
     Schedule(
         name="layer", family=NODE_FAMILY, summary="a whole model, layer by layer: prefill, or a decoding step",
-        tiling=LayerTiling, precisions=MappingProxyType({"float16": PRECISIONS["float16"]}),
-        default_precision="float16", build=cast("Builder", build), problem=ModelProblem, hw="ascend_910b2_x8",
+        tiling=LayerTiling, precisions=PRECISIONS, default_precision="float16",
+        build=cast("Builder", build), problem=ModelProblem, hw="ascend_910b2_x8",
     ),
 )  # fmt: skip

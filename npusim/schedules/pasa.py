@@ -11,11 +11,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.cells import Deal
+from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.pasa import PasaPrecision
 from npusim.config.tiling import Field, Tiling
+from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import GroupFields, SmFields
+from npusim.machines.sm.fit import fitted, lanes_of, quad_pairs
+from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
+from npusim.schedules.flash_gpu import EXPONENTIAL
 from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
 
@@ -64,7 +71,11 @@ class PasaTiling(Tiling):
     )
 
 
-class GpuPasaTiling(PasaTiling):
+#: Row vectors that live together at most: m, m_new, m_tile, l, l_tile, F_new, the shifts old and new, e_old.
+VECTORS = 9
+
+
+class GpuPasaTiling(GroupFields, PasaTiling):
     """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
@@ -114,11 +125,50 @@ def build_on_ascend(
 
 
 def build_on_gpu(
-    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
+    problem: Problem, tiling: GpuPasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
-    """Return PASA of ``problem`` as a tile program for one GPU, values only."""
-    phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    return SmMachine(device).build("pasa", [(phase, SmTiling()) for phase in phases], problem.flops(), notes)
+    """Return PASA of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
+    if works_beside(device):
+        phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+        built = [(phase, *group_tiling("pasa", phase, tiling, device)) for phase in phases]
+        said = (*(room for *_, room in built if room), *notes)
+        return SmMachine(device).build("pasa", [(ph, fields) for ph, fields, _ in built], problem.flops(), said)
+    if device.is_timed and tiling.scale_in == "queries":
+        raise TilingError(f"scale_in=queries: {device.name} has no kernel that only scales; take matrix or scores")
+    before_it, attention, said = _in_lanes(problem, tiling, device, precision) if device.is_timed else NO_LANES
+    (*before, last), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+    placed = [*((phase, before_it) for phase in before), (last, attention)]
+    return SmMachine(device).build("pasa", placed, problem.flops(), (*said, *notes))
+
+
+def _in_lanes(
+    problem: Problem, tiling: PasaTiling, device: DeviceSpec, p: PasaPrecision
+) -> tuple[SmTiling, SmTiling, tuple[str, ...]]:
+    """Return how tiles lie in the lanes of warps, before the attention and in it, and what fits.
+
+    What comes before runs a block at a time on a multiprocessor.
+    """
+    like = FlashPrecision(
+        p.name, scores=p.scores, softmax=p.vector, exponential=p.vector, operand=p.operand, running=p.vector,
+        product=p.product, output=p.output,
+    )  # fmt: skip
+    fields = SmFields(block_kv=tiling.block_kv)
+    upright = quad_pairs(tiling.block_kv, fields.warps, "block_kv")
+    pairs = quad_pairs(tiling.block_q, fields.warps, "block_q")
+    fields, found = fitted(
+        problem, fields.model_copy(update={"block_q": tiling.block_q, "arrangement": pairs}), device, like, VECTORS
+    )
+    lanes = lanes_of(fields, like, problem)
+    before = replace(lanes.lanes["value"], arrangement=upright)
+    return (
+        SmTiling(lanes=dict.fromkeys(("head", "value"), before), padding=lanes.padding),
+        replace(lanes, residents=found.blocks),
+        (f"{found}; tiles of {tiling.block_q} x {tiling.block_kv}", EXPONENTIAL),
+    )
+
+
+#: Tiles as a whole, on a device that is described for its values.
+NO_LANES = (SmTiling(), SmTiling(), ())
 
 
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Fields whose values are names: what an exponential and an order of a row sum may be.
-_NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
         "sum_order": ORDERS,
@@ -104,7 +104,7 @@ def _value(preset: Precision, key: str, text: str) -> object:
         return get_format(text).name
     if key == "arithmetic" and text:
         return get_arithmetic(text).name
-    if key in _NAMED and text not in _NAMED[key]:
-        allowed = ", ".join(_NAMED[key])
+    if key in NAMED and text not in NAMED[key]:
+        allowed = ", ".join(NAMED[key])
         raise SpecError(f"precision field {key}: {text!r} is not one of {allowed}")
     return text

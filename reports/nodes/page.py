@@ -9,10 +9,9 @@ from npusim.config.measurements import load_measurements
 from npusim.config.node import load_node, load_node_device
 from npusim.node.result import NodeTiming
 from npusim.validate.times import validate_times
-from reports.nodes import study
-from reports.parts.chart import chart
+from reports.nodes import models, study
+from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, save_page, table
-from reports.parts.gantt import Bar, Panel, gantt
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
@@ -49,7 +48,10 @@ MESSAGES, SERVERS = (MIB, 64 * MIB, GIB), (1, 8, 64, 512)
 
 def write(folder: Path) -> list[Path]:
     """Write ``nodes.md``, its data, its timelines and its chart to ``folder``."""
-    parts = (_outcomes, _blocks, _forms, _residuals, _sums, _cluster)
+    parts = (
+        _outcomes, _blocks, _forms, _residuals, _sums, _cluster, models.gains, models.attention_bits,
+        models.layer_counts, models.host, models.whole_models,
+    )  # fmt: skip
     content = gather("nodes", (part() for part in parts), tokens=TOKENS, blocks=BLOCKS, ranks=RANKS)
     speedups = {
         name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()
@@ -106,7 +108,8 @@ def _timelines() -> str:
         }
         mask = "causal" if node in study.CAUSAL else "no mask"
         panels.append(Panel(f"{name} ({mask})", runs))
-    return gantt(f"Device 0, PanGu-38B, {TOKENS} tokens", panels)
+    title = f"Device 0, PanGu-38B, {TOKENS} tokens: A attention, L linear layer, R all-reduce"
+    return gantt(title, panels, ("attention", "linear", "allreduce"))
 
 
 def _tracks(result: RunResult) -> dict[str, list[Bar]]:

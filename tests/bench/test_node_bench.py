@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 import npusim
+from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
+from npusim.node.machine import RunningCollective
+from npusim.run_node import time_on_node
+from tests.node.test_simulate import simulated_anew
 
 LIMIT_S = 1.0
 REPEATS = 3
@@ -35,3 +39,36 @@ def test_eight_npus_with_32k_tokens_take_a_second(blocks: int, capsys: Any) -> N
     with capsys.disabled():
         print(f"\n{blocks} blocks: {min(seconds):.2f} s, {result.latency_us:,.0f} us")  # noqa: T201
     assert min(seconds) < LIMIT_S
+
+
+@pytest.mark.bench
+def test_eighty_layers_with_32k_tokens_take_two_seconds(capsys: Any) -> None:
+    """LLaMA2-70B on eight 910B; the best of three, in processor time."""
+    machine, seconds = load_node_device("ascend_910b2_x8"), []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        result = npusim.run("layer", hw=machine, workload="llama2_70b", seq=32768, numerics=False)
+        seconds.append(time.process_time() - start)
+    with capsys.disabled():
+        print(f"\n80 layers: {min(seconds):.2f} s, {result.latency_us:,.0f} us")  # noqa: T201
+    assert min(seconds) < 2 * LIMIT_S
+
+
+@pytest.mark.bench
+def test_collectives_in_step_are_repeated_several_times_faster_than_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    machine, seconds = load_node_device("ascend_910b2_x8"), []
+    for is_repeated in (True, False):
+        if not is_repeated:
+            monkeypatch.setattr(RunningCollective, "_begin", simulated_anew)
+        program = npusim.run(
+            "gemm_allreduce", hw=machine, problem=GemmProblem(m=64000, n=4096, k=128), tiling={"blocks": 500},
+            numerics=False, trace_groups=(),
+        ).program  # fmt: skip
+        start = time.process_time()
+        time_on_node(program, machine, "auto")
+        seconds.append(time.process_time() - start)
+    with capsys.disabled():
+        print(f"\n500 collectives: {seconds[0]:.2f} s repeated, {seconds[1]:.2f} s simulated")  # noqa: T201
+    assert 2 * seconds[0] < seconds[1]

@@ -68,7 +68,7 @@ WRONG = (
     ("run flash --hw loop.yaml", "loop.yaml:1  extends: files extend each other in"),
     ("run flash --hw ascend_910b2_x8", "schedule 'flash' has no mapping for node cores;"),
     ("run volta_flash --hw ascend_910b2", "schedule 'volta_flash' has no mapping for ascend"),
-    ("run volta_flash --hw h200 --no-numerics", "h200: no engine 'WARPS' in sm; it has: TENSOR"),
+    ("run volta_flash --hw h200 --no-numerics", "volta_flash: h200 has no m8n8k4 with lanes to"),
     ("run standard --hw v100", "schedule 'standard' has no mapping for nvidia"),
     ("run tiling_allreduce --hw h200", "schedule 'tiling_allreduce' has no mapping for"),
     ("run two_level --hw h200", "schedule 'two_level' has no mapping for nvidia"),
@@ -202,6 +202,7 @@ WRONG = (
     ("run flash --seq 256 --window 5", "--window 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --window 9:3", "--window 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --window 900:950", "window 900:950 us: the timeline ends at"),
+    ("help tiles", "help tiles: there are ci, compare, device, measurements, schedule, scope, tile, trace"),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare with what? Two runs or more are needed"),
@@ -213,6 +214,14 @@ WRONG = (
     ("compare json_list.json json_list.json", "json_list.json: not a result of `npusim run` (no"),
     ("compare old.json old.json", "old.json: schema_version 0; this npusim reads 1"),
     ("compare deep.json deep.json", "deep.json: not a JSON file: maximum recursion"),
+    # -------------------- diff
+    ("diff", "Missing argument 'OUT'."),
+    ("diff nope.npz", "which schedule? For example: npusim diff OUT flash"),
+    ("diff nope.npz flash --hw h200", "nope.npz: no such file; an .npz or .safetensors with the kernel's output"),
+    ("diff empty.yaml flash --hw h200", "empty.yaml: not a readable tensor file, or truncated"),
+    ("diff nope.npz tiling_allreduce", "has no attention's output to compare with"),
+    # -------------------- invariant
+    ("invariant nosuch", "unknown schedule 'nosuch'; there are"),
     # -------------------- check
     ("check", "Missing argument 'DIR'."),
     ("check nope --tolerance 1x", "--tolerance 1x: write a share from 0 to below 1 (or 100 %): 0.01, or 1%"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.memory import longest, paper_layers, plan, shape_parameters
+from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
+from npusim.run_node import time_on_node
 from npusim.schedules import find_schedule
+from npusim.schedules.allreduce import communication
+from npusim.schedules.layer import LayerTiling, layer_tasks
 
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True), ranks=8, hidden=1024, layers=3, intermediate=2048,
@@ -44,11 +49,29 @@ def test_layers_are_folded_and_the_vocabulary_comes_once() -> None:
     none = SMALL.model_copy(update={"vocab": 0})
     three, one = timed(none), timed(none.model_copy(update={"layers": 1}))
     assert three.cycles == 3 * one.cycles
+    assert set(three.times_s.values()) == {three.latency_s}
     assert three.operations == 3 * one.operations
     assert timed().latency_s - three.latency_s == pytest.approx(
         timed().parts_s["vocabulary"] + timed(SMALL.model_copy(update={"layers": 1})).parts_s["norm"]
         - one.parts_s["norm"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("hw", "problem", "fields"), [
+    (NPUS, SMALL, {}), (NPUS, SMALL, {"blocks": 2}), (GPUS, TOKEN, {"offload": "cooperative"}),
+])  # fmt: skip
+def test_two_layers_one_after_the_other_take_twice_as_long(hw: str, problem: ModelProblem, fields: Any) -> None:
+    device, tiling = load_node_device(hw), LayerTiling(**fields)
+    comm = communication(device.node, 8, tiling, problem.hidden, 2)
+    one = layer_tasks(problem, tiling, device, comm, tiling.offload)
+    shifted = [replace(t, after=tuple(a + len(one) for a in t.after)) for t in one]
+    both = [*one, replace(shifted[0], after=(len(one) - 1,)), *shifted[1:]]
+    times = [
+        time_on_node(task_program("test", 8, tasks, 0, (COMPUTE, comm.queue)), device, "steady", is_streamed=True)
+        for tasks in (one, both)
+    ]
+    assert times[1].latency_s == pytest.approx(2 * times[0].latency_s, rel=1e-9)
+    assert times[1].operations == 2 * times[0].operations
 
 
 def test_a_frameworks_overhead_is_a_line_of_its_own() -> None:

@@ -149,6 +149,30 @@ def test_page_of_a_comparison_shows_parts_that_add_up_then_each_run(tmp_path: Pa
     assert parts == pytest.approx(other.latency_us - computed.latency_us, abs=0.01)
 
 
+@pytest.mark.usefixtures("light")
+def test_page_of_a_search_ranks_maps_and_keeps_the_reasons(tmp_path: Path) -> None:
+    table = tmp_path / "found.csv"
+    table.write_text(
+        "block_q,depth,status,cycles,latency_us,busiest,busy_share,relative_rmse,reason\n"
+        "64,1,ok,1000,30.5,VECTOR,0.5,0.001,\n64,2,ok,900,20.5,VECTOR,0.6,0.002,\n"
+        f'128,1,ok,950,25.0,CUBE,0.6,0.003,\n128,2,infeasible,,,,,,"{PLANTED.replace(chr(34), chr(39))}"\n'
+    )
+    text = saved_page([table])
+    found = _Reader(text)
+    assert [f["id"] for f in found.all("figure")] == ["front", "ranking", "map0", "left"]
+    assert len(found.all("script")) == 3
+    drawn = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
+    assert [p["name"] for p in drawn["front"]["datasets"]["points"] if p["is_front"]] == [
+        "block_q=64 depth=2", "block_q=64 depth=1",
+    ]  # fmt: skip
+    assert [(c["x"], c["y"], c["value"]) for c in drawn["map0"]["datasets"]["cells"]] == [
+        ("64", "1", 30.5), ("64", "2", 20.5), ("128", "1", 25.0), ("128", "2", None),
+    ]  # fmt: skip
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(SpecError, match=r"found\.csv: no table of npusim explore: it has no column latency_us, status"):
+        saved_page([table])
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HW = "ascend_950"
 E4M3 = "float8_e4m3fn"
 #: Ragged in rows and keys, with a mask, more rows than one vector core's, heads that share keys.
-CAUSAL = Problem(heads=2, kv_heads=1, seq_q=81, seq_kv=233, head_dim=64, causal=True)
+CAUSAL = Problem(heads=2, kv_heads=1, seq_q=81, seq_kv=205, head_dim=32, causal=True)
 EIGHT = CAUSAL.model_copy(update={"dtype": E4M3})
 SHAPES = {"flash": CAUSAL, "pasa": CAUSAL, "fp8_attention": EIGHT, "split_kv": CAUSAL}
 FIELDS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def test_programs_have_no_race_and_every_method_takes_the_same_time(name: str) -
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.parametrize("name", ["flash", "pasa", "split_kv"])
+@pytest.mark.parametrize("name", ["flash", pytest.param("pasa", marks=pytest.mark.exhaustive), "split_kv"])
 def test_routes_change_no_bit(name: str) -> None:
     programs = [program_of(CAUSAL, hw, name=name, **FIELDS[name]) for hw in (HW, "ascend_910b2")]
     assert (bits(CAUSAL, programs[0]) == bits(CAUSAL, programs[1])).all()
@@ -110,12 +110,12 @@ def test_a_hand_over_without_a_route_is_refused_with_those_there_are(missing: se
 
 def test_fp8_products_take_half_the_time_of_half_precision_and_no_study_is_left() -> None:
     def timed(dtype: str) -> Any:
-        problem = Problem(heads=1, seq_q=256, seq_kv=1024, head_dim=128, dtype=dtype)
+        problem = Problem(heads=1, seq_q=64, seq_kv=512, head_dim=128, dtype=dtype)
         return run("fp8_attention", hw=HW, problem=problem, trace_groups=())
 
     half, eight = timed("float16"), timed(E4M3)
-    busy = [sum(u.busy_cycles for g in r.timing.queues for u in g if u.name == "aic.CUBE") for r in (half, eight)]
-    assert 0.5 < busy[1] / busy[0] < 0.55  # and ten cycles to start each
+    busy = [sum(u.busy_cycles for g in r.timing.queues for u in g if u.queue == "aic.CUBE") for r in (half, eight)]
+    assert 0.5 < busy[1] / busy[0] < 0.56  # and ten cycles to start each
     assert any("its time that of no real kernel" in note for note in half.notes)
     assert not any("no real kernel" in note for note in eight.notes)
     assert eight.numerics.arithmetic == {"ascend.cube.k32.e4m3.f32": "assumed"}

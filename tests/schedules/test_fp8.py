@@ -156,3 +156,9 @@ def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: fl
     )  # fmt: skip
     np.testing.assert_array_equal(found.output[0, 0, 0], 0)
     np.testing.assert_allclose(found.output[0, 0, 1:, 0], (np.arange(1, 128) + 1) / 2, rtol=0.07)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float32"])
+def test_a_v100_has_no_fp8_and_says_who_has(dtype: str) -> None:
+    with pytest.raises(TilingError, match=r"v100 has no FP8 matrix unit, nor .*; h200 has FP8, flash runs here"):
+        run("fp8_attention", hw="v100", seq=256, dtype=dtype, numerics=False)

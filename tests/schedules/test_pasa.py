@@ -180,3 +180,28 @@ def test_an_optimum_needs_the_correction_that_its_own_entries_make(beta: float, 
     a = float(formats.cast(np.float64(1 - found / 128), fmt)) + b
     practical = 128 * b / (a * (a - 128 * b)) + (1 - a) / a
     assert practical == pytest.approx(found / (1 - found), rel=1e-9)
+
+
+@pytest.mark.parametrize("fields", [{"block_q": 64, "block_kv": 64}, {"block_q": 32, "block_kv": 32}])
+def test_on_a_v100_it_is_timed_and_lanes_do_not_change_a_bit(fields: dict[str, int]) -> None:
+    """The H200's file has no lanes: with the V100's arithmetic its whole tiles give the same bits."""
+    sizes = {"problem": Problem(heads=1, seq_q=72, seq_kv=104, head_dim=64, causal=True), "tiling": fields}
+    ours = run("pasa", hw="v100", rows="all", method="des", **sizes)
+    whole = run("pasa", hw="h200", rows="all", arithmetic="volta.mma.k4.f16.f16", **sizes)
+    assert np.array_equal(ours.output.view(np.uint16), whole.output.view(np.uint16))
+    assert ours.numerics is not None
+    assert ours.numerics.error.rmse is not None
+    assert ours.cycles == run("pasa", hw="v100", numerics=False, **sizes).cycles
+
+
+@pytest.mark.parametrize(
+    ("tiling", "message"),
+    [
+        ({"block_kv": 16}, "block_kv: 16 rows cannot be dealt to 4 warps; take a multiple of 32"),
+        ({"block_kv": 256}, "registers: Q .* at most 255"),
+        ({"scale_in": "queries"}, "scale_in=queries: v100 has no kernel that only scales; take matrix or scores"),
+    ],
+)
+def test_what_does_not_fit_a_v100_is_refused(tiling: dict[str, object], message: str) -> None:
+    with pytest.raises(TilingError, match=message):
+        run("pasa", hw="v100", seq=256, tiling=tiling, numerics=False)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.config.measurements import load_measurements
+from reports.nodes import models
 from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study
+from reports.parts.chart import Bar, Panel, gantt
 from reports.parts.document import rounded
-from reports.parts.gantt import Bar, Panel, gantt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,10 +73,42 @@ def test_protocol_changes_once_with_the_message() -> None:
 
 def test_timelines_are_to_scale_and_escape_names() -> None:
     bars = {"COMPUTE": [Bar("attention", "A0", 0, 50)], "SDMA": [Bar("allreduce", "R0", 50, 100)]}
-    svg = gantt("a < b", [Panel("left", {"run": bars}), Panel("right", {"run": bars})])
+    panels = [Panel("left", {"run": bars}), Panel("right", {"run": bars})]
+    svg = gantt("a < b", panels, ("attention", "allreduce"))
     assert "a &lt; b" in svg
-    found = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)" height="18"', svg)
+    found = re.findall(r'aria-roledescription="bar" d="M([\d.]+),[\d.]+h([\d.]+)v', svg)
     edges = [(float(x), float(x) + float(width)) for x, width in found]
     assert len(edges) == 4
     assert edges[0][1] == edges[1][0]
-    assert edges[0][1] - edges[0][0] == edges[1][1] - edges[1][0]
+
+
+def test_the_hosts_rows_are_those_of_the_shared_file(repository: Path, shared_folder: Path) -> None:
+    kept = load_measurements(repository / "reports/nodes/measured_offload.yaml").cases
+    assert kept == load_measurements(shared_folder / "measurements/papers_offload.yaml").cases
+
+
+def test_gains_are_nearer_than_a_constant_and_ranked(committed: dict[str, Any]) -> None:
+    gains = committed["gains"]
+    assert gains["error"] < gains["error_of_a_constant"]
+    assert gains["rank_correlation"] > 0.7
+    assert models.rank_correlation([1, 2, 3], [2, 4, 9]) == 1
+    assert models.rank_correlation([1, 2, 3], [9, 4, 2]) == -1
+    assert models.rank_correlation([1, 1, 2], [1, 2, 2]) == pytest.approx(0.5)
+
+
+def test_a_models_layers_never_take_longer_than_the_whole_that_was_measured(committed: dict[str, Any]) -> None:
+    found = committed["whole_models"]
+    cases = {c.name for c in load_measurements(models.HERE / "measured_models.yaml").cases}
+    assert found.keys() == cases
+    assert all(case["rest_us_a_layer"] > 0 for case in found.values())
+
+
+def test_committed_layer_counts_are_what_comes_out(committed: dict[str, Any]) -> None:
+    assert rounded(models.layer_counts()[1]["layer_counts"]) == committed["layer_counts"]
+
+
+def test_other_orders_change_bits_of_the_real_layer_and_hardly_its_error(committed: dict[str, Any]) -> None:
+    for found in committed["real_bits"].values():
+        assert found["overflow"] == 0
+        assert found["rmse"] < 5e-4
+        assert all(0 < differing < 0.25 for differing, _ in found["orders"].values())

@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.
 _KEYS = (64, 32, 16)
+#: Row vectors of FlashAttention that live together: the state m and l, the new maximum, the rescaling factor.
+VECTORS = 4
 
 
 def fitted(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision
+    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, vectors: int = VECTORS
 ) -> tuple[SmFields, Occupancy]:
     """Return the fields with those left open chosen, and how many blocks of them a core holds.
 
-    Raises `TilingError` where none fits.
+    ``vectors`` of a block's rows live together. Raises `TilingError` where none fits.
     """
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
@@ -55,7 +57,7 @@ def fitted(
         chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
         try:
             fields = lanes_of(chosen, precision, problem)
-            needs = _needs(problem, precision, chosen, fields)
+            needs = _needs(problem, precision, chosen, fields, vectors)
             return chosen, occupancy(needs, issue, memory)
         except TilingError as error:
             fault = fault or error
@@ -79,6 +81,18 @@ def _for_rows(tiling: SmFields, problem: Problem, scores: Accumulator) -> SmFiel
     return tiling
 
 
+def quad_pairs(rows: int, warps: int, what: str) -> str:
+    """Return how the quad pairs of warps cover ``rows``: as many as can below one another, fewest copies of A.
+
+    Raises `TilingError` for rows that no arrangement covers evenly; ``what`` is their field.
+    """
+    least = instruction("m8n8k4").c.rows * warps
+    for pairs in ("4x1", "2x2", "1x4"):
+        if rows % (least * arrangement(pairs).m) == 0:
+            return pairs
+    raise TilingError(f"{what}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
+
+
 def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> SmTiling:
     """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
     dims = (problem.head_dim, problem.value_head_dim)
@@ -99,7 +113,8 @@ def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> S
         raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
     return SmTiling(
         groups=tiling.warps // group, lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
-        padding=padding, depth=tiling.stages, exchanges=bool(found.moved), holds_in_registers=tiling.q == "registers",
+        padding=padding, depth=tiling.stages or 1, exchanges=bool(found.moved),
+        holds_in_registers=tiling.q == "registers",
     )  # fmt: skip
 
 
@@ -134,7 +149,7 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
 
 
-def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
+def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields: SmTiling, vectors: int) -> BlockNeeds:
     """Return the registers and the shared memory of a block, by what takes them."""
     size = {n: get_format(fmt).size_bytes for n, fmt in precision.formats().items() if fmt != "input"}
     q, kv, d, dv = tiling.block_q, tiling.keys, problem.head_dim, problem.value_head_dim
@@ -149,8 +164,7 @@ def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields
         "K in flight": kv * d * half, "V in flight": kv * dv * half,
     }  # fmt: skip
     tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
-    # Row vectors that live together, 4: the state m and l, the new maximum, the rescaling factor.
-    tenants["rows"] = 4 * _rows_of_lane(tiling, fields.lanes["key"])
+    tenants["rows"] = vectors * _rows_of_lane(tiling, fields.lanes["key"])
     shared = {
         "K": fields.depth * kv * (d + fields.padding) * half, "V": fields.depth * kv * (dv + fields.padding) * half,
     }  # fmt: skip

@@ -57,7 +57,7 @@ class SmPlace:
         self.how = {s: self._attributes(s) for s in products}
         own = {Opcode.ROW_SUM: Attributes(order=core.row_sum)}
         self.tables = {s: choose(s.rows, own) for s in frame.stages if not s.is_product}
-        self._place_operands(f"{frame.prefix}B{number}")
+        self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
         # One function a loop for all cells: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
@@ -71,25 +71,30 @@ class SmPlace:
 
     # ---------------------------------------------------------------- memory
 
-    def _place_operands(self, who: str) -> None:
+    def _place_operands(self, who: str, *, has_products: bool) -> None:
         frame, tiling = self.frame, self.tiling
 
-        def ring(n: str, name: str, space: str, depth: int, producers: tuple[str, ...]) -> Ring:
+        def ring(
+            n: str, name: str, space: str, depth: int, producers: tuple[str, ...], others: tuple[str, ...] = ()
+        ) -> Ring:
             rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
             return self.core.allocator.ring(
                 space, f"{who} {name}", frame.size_bytes(n, rows * pitch), depth, producers=producers,
-                consumers=self.warps,
+                consumers=(*self.warps, *others),
             )  # fmt: skip
 
         loader, label = (self.loader,), frame.label
-        is_staged = self.core.is_staged
+        is_staged = self.core.is_staged or tiling.stages == 1
         self.home = RF if tiling.holds_in_registers else SMEM
         self.loaded: dict[str, Ring] = {n: ring(n, label(n), self.home, 1, loader) for n in self.held}
         for n in self.visited:
             if n not in self.shared:
-                self.loaded[n] = ring(n, label(n), RF, 1, loader)
+                # Without products nothing covers a load but the rows before it.
+                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
             elif is_staged:
-                self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader)
+                # The load of the next operand may wait for this one.
+                others = loader if tiling.stages == 1 and n != self.shared[-1] else ()
+                self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader, others)
         self.near = dict(self.loaded)
         for n in self.shared:
             self.near[n] = ring(n, label(n), SMEM, tiling.depth, self.warps if is_staged else loader)
@@ -225,8 +230,9 @@ class SmPlace:
             if n not in self.shared or self.loaded[n] is self.near[n]:
                 continue
             rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+            pitch = self._pitch(n, self.loaded[n].space)
             for group, (row, count) in enumerate(self._shares(rows)):
-                src = self.loaded[n].front(rows, cols, self.frame.fmt(n)).part(row, count)
+                src = self.loaded[n].front(rows, cols, self.frame.fmt(n), stride=pitch).part(row, count)
                 slot = self.near[n].fill(rows, cols, self.frame.fmt(n), stride=self._pitch(n, SMEM))
                 dst = slot.part(row, count)
                 steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
@@ -301,7 +307,8 @@ class SmPlace:
             near = self.near.get(frame.storage.get(n, n))
             if near is not None:
                 height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
-                bound[n] = near.front(height, width, frame.fmt(n)).part(row, rows)
+                pitch = self._pitch(frame.storage.get(n, n), near.space)
+                bound[n] = near.front(height, width, frame.fmt(n), stride=pitch).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, cell, tile, share)

@@ -1,0 +1,242 @@
+"""A kernel's output against predicted bits: where they part, and which stated choice made otherwise explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.config.problem import Problem
+from npusim.errors import NpusimError, SpecError, TensorError
+from npusim.formats import get_format
+from npusim.invariance.paths import Place, compute, parting
+from npusim.numerics.evaluate import chosen_heads, execute_rows
+from npusim.numerics.inputs import array_source, recipe_source
+from npusim.simulate import run_request
+from npusim.tensors import chosen_tensors, read_tensors
+from npusim.validate.alternatives import alternatives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from npusim.invariance.paths import Computed, Parting
+    from npusim.numerics.store import HeadSource
+    from npusim.request import Request
+    from npusim.run_result import RunResult
+    from npusim.validate.alternatives import Change
+
+__all__ = ["Difference", "Explanation", "diff"]
+
+#: Keys under which a file may have the output.
+KEYS = ("o", "out", "output")
+#: Single changes that come nearest, with which all others are tried in pairs.
+NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Stated choices made otherwise: how many outputs are then equal, and the step that makes the difference.
+
+    ``of`` are all outputs that are compared, or those of the block of the first difference from its row on,
+    where not all of these are equal.
+    """
+
+    changes: tuple[Change, ...]
+    matched: int
+    of: int
+    parted: Parting | None = None
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.changes))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A kernel's output beside predicted bits, of the rows that were computed.
+
+    ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its
+    values; ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the
+    change that comes closest where none does; ``tried`` counts them.
+    """
+
+    run: RunResult
+    matched: int
+    total: int
+    first: tuple[int, int, int, int] | None = None
+    given: float = 0.0
+    predicted: float = 0.0
+    explained: tuple[Explanation, ...] = ()
+    nearest: Explanation | None = None
+    tried: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is equal, or a stated choice explains why not."""
+        return self.matched == self.total or bool(self.explained)
+
+
+def diff(
+    output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> Difference:
+    """Hold a kernel's output against what a request predicts, and search for what explains the difference.
+
+    ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the
+    run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
+    ``o``, ``out`` or ``output``, or alone.  ``on_tried`` is told how many of how many changes are tried.
+
+    Raises
+    ------
+    TensorError
+        The file is not readable or has no output, or that is of another shape or dtype.
+    SpecError
+        The request is no attention, or is one of a node.
+    NpusimError
+        As `npusim.run`.
+    """
+    base = run_request(replace(request, numerics=False, trace_groups=(), presets=False))
+    problem = base.problem
+    if not isinstance(problem, Problem) or "o" not in base.program.tensors:
+        raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
+    out = _output(output, problem, base.program.tensors["o"].fmt)
+    given, _ = chosen_tensors(request.load(), request.tensors, request.prefix, request.layout, request.dtype)
+    source = recipe_source(problem) if given is None else array_source(given, problem.data)
+    return _Search(base, request, problem, source, out, on_tried).found()
+
+
+class _Search:
+    """The predicted bits of a request, and those of its alternatives."""
+
+    def __init__(
+        self, base: RunResult, request: Request, problem: Problem, source: HeadSource, out: NDArray[Any],
+        on_tried: Callable[[int, int], None] | None,
+    ) -> None:  # fmt: skip
+        self.base, self.request, self.problem, self.source, self.out = base, request, problem, source, out
+        self.on_tried, self.tried, self.total = on_tried, 0, 0
+
+    def found(self) -> Difference:
+        """Return the difference, with what explains it."""
+        written = self._rows(self.base)
+        matched, total = self._equal(written)
+        at = self._first(written)
+        if at is None:
+            return Difference(self.base, matched, total)
+        batch, head, row, column = at
+        blocks = sorted(written.items())
+        start, rows = next((r, b) for (n, h, r), b in blocks if (n, h) == at[:2] and r <= row < r + len(b))
+        place = Place(row, head, batch)
+        mine = self._compute(self.base, place)
+        explained, nearest = self._explain(place, mine, total)
+        return Difference(
+            self.base, matched, total, at, float(self.out[at]), float(rows[row - start, column]),
+            tuple(explained), nearest, self.tried,
+        )  # fmt: skip
+
+    def _explain(self, place: Place, mine: Computed, total: int) -> tuple[list[Explanation], Explanation | None]:
+        """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
+        singles = alternatives(self.base)
+        self.total = len(singles)
+        own = self._probe(mine, place)
+        ranked = sorted(self._try([(c,) for c in singles], place, mine), key=lambda e: -e.matched)
+        explained = [e for e in ranked if e.matched == total]
+        if explained:
+            return explained, None
+        better = [e for e in ranked if e.matched > own][:NEAREST]
+        pairs = [
+            (e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field
+        ]
+        self.total += len(pairs)
+        ranked = sorted([*ranked, *self._try(pairs, place, mine)], key=lambda e: -e.matched)
+        explained = [e for e in ranked if e.matched == total]
+        return explained, None if explained or not ranked or ranked[0].matched <= own else ranked[0]
+
+    def _try(
+        self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed
+    ) -> Iterator[Explanation]:
+        """Yield what changes give on the block of the first difference; on all rows where that is equal."""
+        for changes in listed:
+            self.tried += 1
+            if self.on_tried:
+                self.on_tried(self.tried, self.total)
+            request = replace(self.request, numerics=False, trace_groups=(), presets=False)
+            for change in changes:
+                request = change.on(request)
+            try:
+                run = run_request(request)
+                other = self._compute(run, place)
+            except NpusimError:
+                continue  # this schedule, device or call has no such choice
+            matched, of = self._probe(other, place), other.rows[place.head].size
+            if matched == of:
+                matched, of = self._equal(self._rows(run))
+            yield Explanation(changes, matched, of, parting(mine.events, other.events))
+
+    def _compute(self, run: RunResult, place: Place) -> Computed:
+        return compute(run.program, place, self.problem.group_size, self.source)
+
+    def _probe(self, computed: Computed, place: Place) -> int:
+        """Return how many outputs of the block from a row on are equal."""
+        mine = computed.rows[place.head]
+        return _count(mine, self.out[place.batch, place.head, place.row : place.row + len(mine)])
+
+    def _rows(self, run: RunResult) -> dict[tuple[int, int, int], NDArray[Any]]:
+        wanted = chosen_heads(self.problem, self.request.heads)
+        _, written = execute_rows(run.program, self.source, self.request.rows, wanted, self.problem.group_size)
+        return written
+
+    def _equal(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int]:
+        pairs = [(block, self.out[n, h, r : r + len(block)]) for (n, h, r), block in written.items()]
+        return sum(_count(a, b) for a, b in pairs), sum(a.size for a, _ in pairs)
+
+    def _first(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int, int, int] | None:
+        for (n, h, r), block in sorted(written.items()):
+            rows, columns = np.nonzero(_bits(block) != _bits(self.out[n, h, r : r + len(block)]))
+            if len(rows):
+                return n, h, r + int(rows[0]), int(columns[0])
+        return None
+
+
+def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
+    """Return how many values have equal bits; none where the formats differ."""
+    return int((_bits(a) == _bits(b)).sum()) if a.dtype == b.dtype else 0
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _output(output: str | Path | NDArray[Any], problem: Problem, fmt: str) -> NDArray[Any]:
+    """Return the output as (batch, heads, rows, columns) in the run's format."""
+    where, values = "output", output
+    if isinstance(values, str | Path):
+        where = str(values)
+        if not Path(values).is_file():
+            raise TensorError(f"{where}: no such file; an .npz or .safetensors with the kernel's output is needed")
+        values = _picked(read_tensors(Path(values)), where)
+    shape = (problem.batch, problem.heads, problem.seq_q, problem.value_head_dim)
+    if values.ndim == 3 and problem.batch == 1:
+        values = values[None]
+    if values.shape != shape:
+        raise TensorError(
+            f"{where}: the output has shape {values.shape}; this run's is {shape}: batch, heads, rows, head size"
+        )
+    dtype = get_format(fmt).dtype
+    if values.dtype == np.dtype(f"u{dtype.itemsize}"):
+        return values.view(dtype)
+    if values.dtype != dtype:
+        raise TensorError(
+            f"{where}: the output is {values.dtype}; this run's is {fmt}, or its bit patterns as u{dtype.itemsize}"
+            "; another output format is asked for with --precision output=..."
+        )
+    return values
+
+
+def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
+    name = next((key for key in KEYS if key in arrays), next(iter(arrays)) if len(arrays) == 1 else None)
+    if name is None:
+        listed = ", ".join(arrays) or "nothing"
+        raise TensorError(f"{where}: no key {', '.join(KEYS)}; it holds {listed}")
+    return arrays[name]

@@ -1,0 +1,46 @@
+"""Which tile of each schedule, and which schedule, wins on each device: kept in ``baselines/``.
+
+``npusim check baselines --update --reason "..."`` accepts what is new.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from npusim.baseline import check_baselines
+from npusim.config.baseline_file import DecisionFile, load_case
+from npusim.config.load import list_devices, load_device
+from npusim.schedules import SCHEDULES
+
+FOLDER = Path(__file__).resolve().parents[2] / "baselines"
+#: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations.
+LEFT_OUT = {"fp8_attention": "a study without FP8 products", "rows": "part of a layer, run on its node"}
+
+
+def test_every_schedule_on_every_device_with_a_time_has_a_decision() -> None:
+    kept = set()
+    for file in FOLDER.glob("*.yaml"):
+        case = load_case(file)
+        assert isinstance(case, DecisionFile)
+        assert case.expect is not None, file.name
+        assert all(c.point is not None for c in case.expect.choices), file.name
+        kept |= {(candidate.schedule, case.hw) for candidate in case.candidates}
+    devices = {name: load_device(name) for name in list_devices()}
+    timed = {name: device.family for name, device in devices.items() if device.is_timed}
+    wanted = {(s, hw) for hw, family in timed.items() for s, of in SCHEDULES if of == family}
+    # Without warps pasa has values only on a GPU.
+    assert {(s, hw) for s, hw in wanted - kept if s not in LEFT_OUT} == {("pasa", "v100")}
+    assert kept <= wanted
+
+
+@pytest.mark.parametrize("name", ["ascend_910b2_gemm"])
+def test_a_decision_is_as_accepted(name: str) -> None:
+    (outcome,) = check_baselines(FOLDER / f"{name}.yaml")
+    assert outcome.passed, outcome
+
+
+@pytest.mark.exhaustive
+def test_all_decisions_are_as_accepted() -> None:
+    assert [o.rows for o in check_baselines(FOLDER) if not o.passed] == []

@@ -1,0 +1,59 @@
+"""What a user installs: the wheel has the package with its data and nothing else, the source archive all of it."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "formats/*.npz", "py.typed")
+
+
+def package_files() -> set[str]:
+    """Return the files of the package as they lie here."""
+    found = {p for p in (ROOT / "npusim").rglob("*.py") if "__pycache__" not in p.parts}
+    found |= {p for pattern in DATA for p in (ROOT / "npusim").glob(pattern)}
+    return {p.relative_to(ROOT).as_posix() for p in found}
+
+
+def data_files() -> set[str]:
+    """Return the devices and workloads."""
+    found = (p for folder in ("hwconfigs", "workloads") for p in (ROOT / folder).rglob("*"))
+    return {p.relative_to(ROOT).as_posix() for p in found if p.is_file()}
+
+
+def test_wheel_has_the_package_its_data_and_nothing_else(tmp_path: Path) -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed: no wheel was built")
+    built = next(wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+        about = next(n for n in names if n.endswith("/METADATA"))
+        metadata = archive.read(about).decode()
+        entries = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
+    info = about.rpartition("/")[0]
+    assert package_files() | {f"npusim/{name}" for name in data_files()} | {"npusim/README.md"} == {
+        n for n in names if not n.startswith(info)
+    }
+    assert {n.removeprefix(f"{info}/") for n in names if n.startswith(info)} == {
+        "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE", "licenses/NOTICE",
+    }  # fmt: skip
+    assert "npusim = npusim.cli:main" in entries
+    assert {line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Provides-Extra")} >= {
+        "report", "test",
+    }  # fmt: skip
+
+
+def test_source_archive_has_what_builds_tests_and_explains_it(tmp_path: Path) -> None:
+    sdist = pytest.importorskip("hatchling.builders.sdist", reason="hatchling is not installed: no archive was built")
+    built = next(sdist.SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    with tarfile.open(built) as archive:
+        names = {n.partition("/")[2] for n in archive.getnames()}
+    assert package_files() | data_files() <= names
+    assert {
+        "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "NOTICE", "pyproject.toml", "tests/conftest.py",
+        "reports/build.py",
+    } <= names  # fmt: skip
+    assert not [n for n in names if "__pycache__" in n or n.startswith(("runs/", ".git/"))]

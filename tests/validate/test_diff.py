@@ -1,0 +1,138 @@
+"""A kernel's output with one choice changed on purpose: the choice is named, on silicon and on our own bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npusim.config.kernels import GemmProblem
+from npusim.errors import SpecError, TensorError
+from npusim.formats import get_format
+from npusim.request import Request
+from npusim.run import run
+from npusim.validate.diff import Difference, diff
+
+GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "attention_h200.npz"
+HEXP = "exp_variant=exp.hopper_hexp"
+FA3 = "fa3,fold=false"
+#: Kernel, what is asked for in place of what it does, the choice that has to be named, and its operation.
+CHANGED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("flash/normal_d128", {"precision": "exp_variant=exp.correct"}, "exp_variant=exp2.exp2p", "softmax S"),
+    ("flash/normal_d128", {"precision": "sum_order=tree_halves"}, "sum_order=sequential", "softmax l_tile"),
+    ("flash/normal_d128", {"precision": "accumulate=fresh"}, "accumulate=chained", "PV.mma T_in"),
+    ("flash/normal_d128", {"precision": "scores=float16"}, "scores=float32", "S.mma"),
+    ("flash/normal_d128", {"precision": "running=float16"}, "running=float32", "softmax rescale"),
+    ("flash/normal_d128", {"tiling": {"block_kv": 128}}, "block_kv=64", "softmax m_tile"),
+    ("pasa/uniform_20_20", {"precision": f"{HEXP},mean=float32"}, "mean=float16", "softmax S_wide"),
+    ("pasa/uniform_20_20", {"precision": f"{HEXP},sum_order=sequential"}, "sum_order=tree_halves", "softmax mean"),
+    ("fp8/sink7_s256_rev_chain", {"precision": f"{FA3},is_reverse=false"}, "is_reverse=True", "K.load k"),
+    ("fp8/sink7_s256_rev_chain", {"precision": f"{FA3},accumulate=fresh"}, "accumulate=chained", "PV.mma T_in"),
+    ("fp8/sink7_s256_rev_chain", {"precision": f"{FA3},scale=1.0"}, "scale=256.0", "softmax P_fp8"),
+    ("fp8/sink7_s256_rev_chain", {"precision": "fa3"}, "fold=False", "softmax m_new"),
+)
+FAMILIES = {"flash": ("flash", "float16"), "pasa": ("pasa", "float16"), "fp8": ("fp8_attention", "float8_e4m3fn")}
+
+
+def _silicon(name: str, **asked: Any) -> tuple[Any, Request]:
+    """Return the first 64 rows of a recorded kernel's first head, and a request of their inputs."""
+    if not GOLDEN.is_file():
+        pytest.skip(f"{GOLDEN.name} of the golden vectors is not there")
+    schedule, fmt = FAMILIES[name.partition("/")[0]]
+    with np.load(GOLDEN) as archive:
+        inputs = str(archive[f"{name}/inputs"])
+        tensors = {n: archive[f"inputs/{inputs}/{n}"].view(get_format(fmt).dtype)[None, :1] for n in "qkv"}
+        out = archive[f"{name}/o"][:1, :64]
+        if f"{name}/beta" in archive.files:
+            asked = {**asked, "tiling": {"beta": float(archive[f"{name}/beta"]), **asked.get("tiling", {})}}
+    tensors["q"] = tensors["q"][:, :, :64]
+    return out, Request(schedule, hw="h200", tensors=tensors, rows="all", heads="all", causal=False, **asked)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "asked", "choice", "operation"), CHANGED)
+def test_a_choice_of_a_silicon_kernel_that_was_changed_is_named(
+    name: str, asked: dict[str, Any], choice: str, operation: str
+) -> None:
+    found = diff(*_silicon(name, **asked))
+    assert found.matched < found.total == 64 * found.run.problem.value_head_dim
+    assert found.passed
+    named = {str(one): one for one in found.explained}
+    assert choice in named
+    # Others are equal on these inputs only where they mean the same: exp2 rounded correctly, or by its polynomial.
+    assert {c.partition("=")[0] for c in named} == {choice.partition("=")[0]}
+    assert f": {operation}, " in str(named[choice].parted)
+
+
+def test_a_silicon_kernel_as_it_is_has_no_difference() -> None:
+    found = diff(*_silicon("flash/normal_d128"))
+    assert (found.matched, found.first, found.tried, found.passed) == (found.total, None, 0, True)
+
+
+# ---------------------------------------------------------------- on our own bits
+
+SMALL: dict[str, Any] = {"seq_q": 16, "seq_kv": 96, "rows": "all", "heads": [0], "causal": False, "hw": "h200"}
+
+
+def _ours(**changes: Any) -> Any:
+    out = run("flash", **{**SMALL, **changes}).output
+    return np.nan_to_num(out)
+
+
+def _diff(out: Any, **changes: Any) -> Difference:
+    return diff(out, Request("flash", **{**SMALL, **changes}))
+
+
+def test_one_change_is_found_with_its_first_element_and_step() -> None:
+    out = _ours(precision="scores=float16")
+    found = _diff(out)
+    assert [str(e) for e in found.explained] == ["scores=float16"]
+    assert found.first is not None
+    assert found.given == float(out[found.first])
+    assert found.given != found.predicted
+    assert found.explained[0].parted is not None
+    assert found.explained[0].parted.operation == "S.mma"
+
+
+@pytest.mark.exhaustive
+def test_two_changes_are_found_as_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npusim.validate.diff.NEAREST", 1)
+    found = _diff(_ours(precision="scores=float16", tiling={"block_kv": 32}))
+    assert {frozenset(map(str, e.changes)) for e in found.explained} == {frozenset({"scores=float16", "block_kv=32"})}
+
+
+def test_what_no_choice_explains_fails_and_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npusim.validate.diff.NEAREST", 1)
+    out = _ours(precision="scores=float16")
+    bits = out.view(np.uint16)
+    bits[0, 0, 3, 5] ^= 1
+    found = _diff(bits)  # bit patterns are as good as values
+    assert not found.passed
+    assert found.nearest is not None
+    assert str(found.nearest).startswith("scores=float16")
+    assert found.nearest.matched < found.nearest.of
+
+
+def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_path: Path) -> None:
+    out, file = _ours(), tmp_path / "out.npz"
+    np.savez(file, o=out, other=np.ones(3))
+    assert _diff(file).passed  # type: ignore[arg-type]
+    np.savez(file, only=out[0])
+    assert _diff(file).passed  # type: ignore[arg-type]
+    for arrays, message in (
+        ({"o": out[:, :, :8]}, r"shape \(1, 5, 8, 128\); this run's is \(1, 5, 16, 128\)"),
+        ({"o": out.astype(np.float32)}, "the output is float32; this run's is float16, or its bit patterns as u2"),
+        ({"a": out, "b": out}, "no key o, out, output; it holds a, b"),
+    ):
+        np.savez(file, **arrays)
+        with pytest.raises(TensorError, match=message):
+            _diff(file)  # type: ignore[arg-type]
+    file.write_bytes(b"PK")
+    with pytest.raises(TensorError, match="not a readable tensor file, or truncated"):
+        _diff(file)  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="no such file"):
+        _diff(tmp_path / "none.npz")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="gemm has no attention's output"):
+        diff(out, Request("gemm", problem=GemmProblem(m=16, n=16, k=16)))
