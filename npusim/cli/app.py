@@ -74,7 +74,7 @@ app = typer.Typer(
         ("npusim compare runs/a runs/b", "what changed between two runs"),
         ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
         ("npusim hw list", "the devices that come with npusim"),
-        ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace, ..."),
+        ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace"),
     ),
 )
 

@@ -12,6 +12,7 @@ import typer
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show, show_json
 from npusim.cli.help import Command, examples
+from npusim.cli.report import check_reports
 from npusim.errors import TilingError
 from npusim.request import Request
 
@@ -65,7 +66,8 @@ Out = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FOLDER", help="Write the front and heatmaps of pairs of axes as SVG.")
+    Path | None,
+    typer.Option("--plot", metavar="FOLDER", help="Write the front and heatmaps of pairs of axes. Needs npusim[report]."),
 ]
 Robust = Annotated[
     bool, typer.Option("--robust", help="Say which assumed constant, a fifth off, would make another point the best.")
@@ -120,6 +122,8 @@ def explore(
     from npusim.explore.exploration import search
     from npusim.explore.search import Options
 
+    if plot is not None:
+        check_reports()
     request, axes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request)
     done: list[Outcome] = []
@@ -197,17 +201,19 @@ def _show(
 
 def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
     from npusim.errors import OutputError, reason_of
-    from npusim.report.exploration import front_svg, heatmap_svg
+    from npusim.report.explore_sections import front_of, map_of, varied
+    from npusim.report.page import svg
 
     files: dict[Path, str] = {}
     if best is not None and found.best is not None:
         files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
     if plot is not None:
-        names = [n for n, values in found.setting.axes.items() if len(values) > 1 or n in found.setting.device_keys]
+        rows = [o.row() for o in found.outcomes]
+        names = varied(rows)
         if found.front:
-            files[plot / "front.svg"] = front_svg(found.outcomes)
+            files[plot / "front.svg"] = svg(front_of(rows, names)[0])
         files |= {
-            plot / f"heatmap-{a}-{b}.svg": heatmap_svg(found.outcomes, b, a)
+            plot / f"heatmap-{a}-{b}.svg": svg(map_of(rows, b, a)[0])
             for i, a in enumerate(names) for b in names[i + 1 :]
         }  # fmt: skip
     for file, text in files.items():

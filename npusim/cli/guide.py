@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from npusim.cli.help import Command, examples
-from npusim.config.messages import suggest
 from npusim.errors import SpecError
 
 __all__ = ["add_to", "guides"]
@@ -38,7 +37,7 @@ def guides() -> dict[str, str]:
 
 
 def show_guide(topic: Topic = None) -> None:
-    """Show a guide: choose a tile, compare, guard cycles in CI, your own schedule or device, read a trace, ..."""
+    """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
     known = guides()
     if topic is None:
         width = max(map(len, known))
@@ -46,6 +45,8 @@ def show_guide(topic: Topic = None) -> None:
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
+        from npusim.config.messages import suggest
+
         raise SpecError(f"help {topic}: there are {', '.join(known)}{suggest(topic, tuple(known))}")
     typer.echo(_MARK.sub("", known[topic]), nl=False)
 

@@ -10,7 +10,7 @@ from npusim.cli.help import Command, examples
 
 __all__ = ["add_to", "check_reports"]
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one table of explore.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one store of explore.")]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
         cls=Command,
         epilog=examples(
             ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
-            ("npusim report runs/explore-flash.csv", "a search: what is fastest, what fits, what moves it"),
+            ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
             ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
         ),
     )(report)

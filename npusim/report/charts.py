@@ -59,7 +59,7 @@ def names_of(rows: Iterable[Row], key: str) -> list[str]:
 def rows_axis(names: Sequence[str], field: str = "track", title: str | None = None) -> Any:
     """Return a vertical axis with one row a name."""
     alt = altair()
-    axis = alt.Axis(title=title, ticks=False, domain=False, labelLimit=260)
+    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelLimit=260)
     return alt.Y(field, type="nominal", sort=list(names), scale=alt.Scale(domain=list(names)), axis=axis)
 
 

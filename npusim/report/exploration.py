@@ -1,10 +1,8 @@
-"""Tables and pictures of a search: what is best and what proves it, fronts, gains of another device."""
+"""Tables of a search: what is best and what proves it, fronts, gains of another device."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from html import escape
 from typing import TYPE_CHECKING
 
 from npusim.explore.exploration import best_of, front
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from npusim.explore.store import Outcome
     from npusim.report.text import Block
 
-__all__ = ["exploration_blocks", "front_svg", "heatmap_svg", "what_if_blocks"]
+__all__ = ["exploration_blocks", "what_if_blocks"]
 
 #: Reasons of infeasible points that are shown, the commonest first.
 _SHOWN_REASONS = 3
@@ -147,82 +145,3 @@ def what_if_blocks(
         rows.append(cells(*texts))
     table = Grid(("device", *schedules), "<" + ">" * len(schedules), tuple(rows))
     return [Heading("what if", "best latency, and speed gained"), table]
-
-
-# ---------------------------------------------------------------- pictures
-
-_SIZE, _EDGE = 420, 60
-
-
-def _svg(width: float, height: float, parts: Sequence[str]) -> str:
-    size = f'width="{width:.0f}" height="{height:.0f}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
-    return "\n".join((head, *parts, "</svg>")) + "\n"
-
-
-def front_svg(outcomes: Sequence[Outcome]) -> str:
-    """Return latency against error, both logarithmic, the front joined; points that are not finite stand at the top."""
-    done = [o for o in outcomes if o.status == "ok" and o.is_finite is not None and o.latency_us]
-    finite = [o for o in done if o.relative_rmse]
-    xs, ys = [math.log10(o.latency_us or 1) for o in done], [math.log10(o.relative_rmse or 1) for o in finite]
-    (left, right), (low, high) = _range(xs), _range(ys)
-
-    def place(o: Outcome) -> tuple[float, float]:
-        x = _EDGE + (math.log10(o.latency_us or 1) - left) / (right - left) * _SIZE
-        y = 20.0 if not o.relative_rmse else 40 + (high - math.log10(o.relative_rmse)) / (high - low) * _SIZE
-        return x, y
-
-    parts = [
-        f'<text x="{_EDGE}" y="{_SIZE + 75}">latency {10**left:.3g} to {10**right:.3g} us (log)</text>',
-        f'<text x="15" y="{_SIZE}" transform="rotate(-90 15 {_SIZE})">relative RMSE {10**low:.1e} to {10**high:.1e} '
-        "(log)</text>",
-    ]
-    best = front(outcomes)
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, best))
-    parts.append(f'<polyline points="{line}" fill="none" stroke="#1b6ca8"/>')
-    for o in done:
-        (x, y), colour = place(o), "#1b6ca8" if o in best else "#bbbbbb" if o.relative_rmse else "#c0392b"
-        said = escape(" ".join(f"{k}={v}" for k, v in o.point.items()) + f": {o.latency_us:,.2f} us, {_error(o)}")
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{said}</title></circle>')
-    return _svg(_SIZE + 2 * _EDGE, _SIZE + 90, parts)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def heatmap_svg(outcomes: Sequence[Outcome], across: str, down: str) -> str:
-    """Return the best latency at each pair of values of two axes, colours by its logarithm.
-
-    A point that was pruned counts with its bound (hatched grey below 1.0 of opacity); where nothing fits it is blank
-    and says why.
-    """
-    found: dict[tuple[object, object], Outcome] = {}
-    for o in sorted(outcomes, key=lambda o: o.latency_us or o.bound_us or math.inf):
-        found.setdefault((o.point.get(across), o.point.get(down)), o)
-    columns, rows = ([*dict.fromkeys(o.point.get(n) for o in outcomes)] for n in (across, down))
-    values = [math.log(o.latency_us or o.bound_us or 1.0) for o in found.values() if o.latency_us or o.bound_us]
-    (low, high), side, parts = _range(values), 34, []
-    for r, row in enumerate(rows):
-        parts.append(f'<text x="{_EDGE - 4}" y="{40 + r * side + 20}" text-anchor="end">{escape(str(row))}</text>')
-        for c, column in enumerate(columns):
-            here = found.get((column, row))
-            if here is None:
-                continue
-            value = here.latency_us or here.bound_us
-            share = 0.0 if value is None else (math.log(value) - low) / (high - low)
-            colour = f"rgb({int(40 + 215 * share)},{int(90 + 130 * share)},{int(180 + 60 * share)})"
-            fill = "#ffffff" if value is None else colour
-            said = f"{value:,.2f} us{'' if here.latency_us else ' at least'}" if value is not None else here.reason
-            at = f'x="{_EDGE + c * side}" y="{40 + r * side}" width="{side - 1}" height="{side - 1}"'
-            shade = 1 if here.latency_us or value is None else 0.5
-            parts.append(
-                f'<rect {at} fill="{fill}" stroke="#dddddd" opacity="{shade}"><title>'
-                f"{escape(f'{across}={column} {down}={row}: {said}')}</title></rect>"
-            )
-    for c, column in enumerate(columns):
-        at = f'x="{_EDGE + c * side + side / 2}" y="34"'
-        parts.append(f'<text {at} text-anchor="middle">{escape(str(column))}</text>')
-    parts.append(f'<text x="{_EDGE}" y="14">{escape(across)} across, {escape(down)} down; dark is fast (log)</text>')
-    return _svg(_EDGE + side * len(columns) + 20, 60 + side * len(rows), parts)

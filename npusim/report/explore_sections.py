@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, reason_of
+from npusim.explore.store import FIGURES, read_store
 from npusim.report import charts, more_charts
 from npusim.report.page import Part
 from npusim.report.sections import Figure, Tile
@@ -20,23 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from npusim.report.charts import Row
+    from npusim.report.charts import Row, Spec
 
-__all__ = ["exploration_part", "rows_of_csv"]
+__all__ = ["exploration_part", "front_of", "map_of", "rows_of", "varied"]
 
-#: Columns that are no axis of a search.
-FIGURES = frozenset(
-    {
-        "status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason", "bound_us",
-        "relative_rmse", "is_finite", "hbm_bytes", "head_room", "tightest", "same_as",
-    }
-)  # fmt: skip
-#: Points that a chart names, and that a table lists.
-NAMED, LISTED = 15, 200
+STORE = ".sqlite"
+#: Points that a chart names, and that a table lists; pairs of axes that are drawn.
+NAMED, LISTED, MAPS = 15, 200, 3
 
 
-def rows_of_csv(file: Path) -> list[Row]:
-    """Return the rows of a search's table, numbers as numbers; raise `SpecError` where it is none."""
+def rows_of(file: Path) -> list[Row]:
+    """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
+    if file.suffix == STORE:
+        return [o.row() for o in read_store(file)[1]]
     try:
         with file.open(newline="", encoding="utf-8") as stream:
             rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in csv.DictReader(stream)]
@@ -62,14 +59,22 @@ def _number(text: Any) -> Any:
 
 def exploration_part(title: str, rows: Sequence[Row]) -> Part:
     """Return what a page says of a search."""
-    axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]
-    varied = [a for a in axes if len({str(r.get(a)) for r in rows}) > 1]
-    ranked = sorted((r for r in rows if r["status"] == "ok"), key=lambda r: r["latency_us"])
+    axes, ranked = varied(rows), _ranked(rows)
     counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(str(r["status"]) for r in rows)}
     said = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
     return Part(
-        title, f"{whole(len(rows))} points: {said}", _tiles(ranked, varied), (), tuple(_figures(rows, ranked, varied))
+        title, f"{whole(len(rows))} points: {said}", _tiles(ranked, axes), (), tuple(_figures(rows, ranked, axes))
     )
+
+
+def varied(rows: Sequence[Row]) -> list[str]:
+    """Return the axes of a search that have more than one value."""
+    axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]
+    return [a for a in axes if len({str(r.get(a)) for r in rows}) > 1]
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    return sorted((r for r in rows if r["status"] == "ok"), key=lambda r: r["latency_us"])
 
 
 def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
@@ -94,7 +99,7 @@ def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[Tile, ...]:
 
 def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
     if ranked:
-        yield from _front(ranked, axes)
+        yield from _front(rows, axes)
         yield _ranking(ranked, axes)
         yield from _maps(rows, ranked, axes)
     left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
@@ -110,28 +115,27 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
         )
 
 
-def _front(ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
-    """Yield latency against error, where bits were computed."""
+def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
+    """Return latency against error of the points that have both, the front joined and named, and those points."""
     points: list[Row] = []
-    for row in ranked:
+    for row in _ranked(rows):
         if row.get("relative_rmse"):
-            lowest = min((p["error"] for p in points), default=math.inf)
-            is_front = row["relative_rmse"] < lowest
+            is_front = row["relative_rmse"] < min((p["error"] for p in points), default=math.inf)
             name = _name(row, axes) if is_front else ""
             points.append(
                 {"name": name, "latency_us": row["latency_us"], "error": row["relative_rmse"], "is_front": is_front}
             )
-    if len(points) > 1:
+    return charts.front(points), points
+
+
+def _front(rows: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
+    """Yield latency against error, where bits were computed."""
+    if sum(bool(r.get("relative_rmse")) for r in _ranked(rows)) > 1:
+        spec, points = front_of(rows, axes)
         table = tuple((p["name"], f"{p['latency_us']:,.2f}", f"{p['error']:.2e}") for p in points if p["is_front"])
         text = "Joined: what no other point beats in both. Left is faster, down is nearer to float64."
-        yield Figure(
-            "front",
-            "Front of latency and error",
-            text,
-            charts.front(points),
-            ("point", "latency us", "relative RMSE"),
-            table,
-        )
+        head = ("point", "latency us", "relative RMSE")
+        yield Figure("front", "Front of latency and error", text, spec, head, table)
 
 
 def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
@@ -155,28 +159,30 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
-    """Yield the best time over two axes, for the two pairs that move it most; points like the best in words."""
+    """Yield the best time over pairs of axes; of points that are like the best in what is said in words."""
     best = ranked[0]
     alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
-    for number, (x, y) in enumerate(list(combinations(numeric, 2))[:2]):
-        cells: dict[tuple[Any, Any], Row] = {}
-        for r in alike:
-            at = (r.get(x), r.get(y))
-            time = r["latency_us"] if r["status"] == "ok" else None
-            known = cells.setdefault(at, {"x": str(at[0]), "y": str(at[1]), "value": time, "what": str(r["status"])})
-            if time is not None and (known["value"] is None or time < known["value"]):
-                known.update(value=time, what="ok")
-        ordered = [cells[at] for at in sorted(cells, key=lambda at: tuple((v is None, v) for v in at))]
+    for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
+        spec, cells = map_of(alike, x, y)
         table = tuple(
-            (c["x"], c["y"], "-" if c["value"] is None else f"{c['value']:,.2f}", c["what"]) for c in ordered
+            (c["x"], c["y"], "-" if c["value"] is None else f"{c['value']:,.2f}", c["what"]) for c in cells
         )
-        text = "The least latency in us over all other axes; a cross: not simulated, since it does not fit or cannot win."
-        yield Figure(
-            f"map{number}",
-            f"{x} and {y}",
-            text,
-            more_charts.heatmap(ordered, x, y),
-            (x, y, "latency us", "status"),
-            table,
-        )
+        text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
+        yield Figure(f"map{number}", f"{x} and {y}", text, spec, (x, y, "latency us", "status"), table)
+
+
+def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long, and the cells."""
+    cells: dict[tuple[Any, Any], Row] = {}
+    for r in rows:
+        at, status = (r.get(x), r.get(y)), str(r["status"])
+        time = r["latency_us"] if status == "ok" else None
+        bound = r.get("bound_us") if status == "pruned" else None
+        cell = cells.setdefault(at, {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status})
+        if time is not None and (cell["value"] is None or time < cell["value"]):
+            cell.update(value=time, what="ok")
+        elif bound is not None and cell["value"] is None and (cell["bound"] is None or bound < cell["bound"]):
+            cell.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
+    ordered = [cells[at] for at in sorted(cells, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
+    return more_charts.heatmap(ordered, x, y), ordered

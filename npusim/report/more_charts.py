@@ -165,7 +165,10 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
 
 
 def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
-    """Return values over two axes: rows ``x``, ``y`` (text, in order), ``value`` (None: a cross), ``what``."""
+    """Return values over two axes.
+
+    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither: a cross.
+    """
     alt = altair()
     columns, lines = names_of(cells, "x"), names_of(cells, "y")
     x_axis = alt.Axis(labelAngle=0, ticks=False, domain=False)
@@ -175,7 +178,7 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         tooltip=tooltip(x=x_title, y=y_title, value="us|number", what="status"),
     )
     known = [c["value"] for c in cells if c["value"] is not None]
-    dark = (min(known) + max(known)) / 2
+    dark = (min(known) + max(known)) / 2 if known else 0.0
     colour = alt.Color(
         "value", type="quantitative", title="us", scale=alt.Scale(range="ramp"), legend=alt.Legend(orient="top")
     )
@@ -186,8 +189,15 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=told))
     if any(value > dark for value in known):
         layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=told))
-    if len(known) < len(cells):
-        layers.append(base.transform_filter("datum.value == null").mark_text(style="cross", text="×", fontSize=17))
+    if any(c["value"] is None and c.get("bound") for c in cells):
+        bounded = base.transform_filter("datum.value == null && datum.bound")
+        layers.append(bounded.mark_rect(style="quiet"))
+        least = alt.Text("least", type="nominal")
+        told = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
+        layers.append(told.mark_text(style="label").encode(text=least))
+    if any(c["value"] is None and not c.get("bound") for c in cells):
+        nothing = base.transform_filter("datum.value == null && !datum.bound")
+        layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
     return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
 
 

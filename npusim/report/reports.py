@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report.compare import compare
 from npusim.report.compare_sections import comparison_part
-from npusim.report.explore_sections import exploration_part, rows_of_csv
+from npusim.report.explore_sections import exploration_part, rows_of
 from npusim.report.figures import load_figures
 from npusim.report.page import Part, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
@@ -27,7 +27,7 @@ __all__ = ["REPORT_FILE", "comparison_page", "exploration_page", "place_of", "ru
 
 REPORT_FILE = "report.html"
 #: Endings of what a search writes.
-TABLES = (".csv",)
+TABLES = (".csv", ".sqlite")
 #: Windows of a timeline that a page of several runs leaves out, to stay small.
 LEFT_OUT = ("Prologue", "Epilogue")
 
@@ -55,8 +55,8 @@ def saved_page(runs: Sequence[Path]) -> str:
 
 
 def exploration_page(file: Path) -> str:
-    """Return the page of a search's table (``.csv``)."""
-    return page_html(f"{file.stem} · npusim", [exploration_part(file.stem, rows_of_csv(file))])
+    """Return the page of a search's store or table."""
+    return page_html(f"{file.stem} · npusim", [exploration_part(file.stem, rows_of(file))])
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
