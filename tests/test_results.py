@@ -53,7 +53,7 @@ def test_help_describes_every_parameter() -> None:
 
 def test_a_result_saves_itself(result: RunResult, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "a")
-    assert {p.name for p in folder.iterdir()} == {"result.json", "pipes.csv", "trace.pftrace"}
+    assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert load_result(folder) == record_of(result)
     assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npusim import __version__
 from npusim.baseline.outcome import Outcome, Row, Status, Update, request_of, said
 from npusim.config.baseline_file import ExpectedChoice, ExpectedDecision
 from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
-from npusim.explore.exploration import Exploration, search
+from npusim.explore.exploration import search
 from npusim.explore.points import at
 from npusim.explore.search import Options
+from npusim.explore.store import read_store
 from npusim.report.compare import compare
 from npusim.report.compare_tables import reason
 from npusim.report.text import percent
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.baseline_file import Candidate, DecisionFile
+    from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome as Tried
+    from npusim.request import Request
 
 __all__ = ["Decision", "Found", "check_decision", "decide"]
 
@@ -34,18 +38,25 @@ class Found(NamedTuple):
     """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""
 
     name: str
-    exploration: Exploration
+    request: Request
+    outcomes: tuple[Tried, ...]
     finite: bool | None = None
+
+    @property
+    def feasible(self) -> list[Tried]:
+        """Points with a time, the fastest first; of equals the first."""
+        known = [o for o in self.outcomes if o.latency_us is not None and o.status in ("ok", "merged")]
+        return sorted(known, key=lambda o: (_time(o), o.index))
 
     @property
     def best(self) -> Tried | None:
         """The point that takes least time."""
-        return self.exploration.best
+        return next(iter(self.feasible), None)
 
     @property
     def margin(self) -> float | None:
         """How much longer the next point takes, relative to the best."""
-        ranked = self.exploration.feasible
+        ranked = self.feasible
         return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
 
     def choice(self) -> ExpectedChoice:
@@ -54,12 +65,12 @@ class Found(NamedTuple):
         return ExpectedChoice(
             candidate=self.name, point=None if best is None else dict(best.point), margin=_rounded(self.margin),
             latency_us=None if best is None else best.latency_us, finite=self.finite,
-            cycles=tuple(o.cycles for o in self.exploration.outcomes),
+            cycles=tuple(o.cycles for o in self.outcomes),
         )  # fmt: skip
 
     def tried(self, point: Mapping[str, object]) -> Tried | None:
         """Return the outcome of a point."""
-        return next((o for o in self.exploration.outcomes if o.point == point), None)
+        return next((o for o in self.outcomes if o.point == point), None)
 
 
 class Decision(NamedTuple):
@@ -75,9 +86,9 @@ class Decision(NamedTuple):
 
     def expected(self) -> ExpectedDecision:
         """Return it as a file keeps it."""
-        device: Any = self.found[0].exploration.request.hw
         return ExpectedDecision(
-            device_digest=device.digest(), winner=self.winner.name, margin=_rounded(self.margin),
+            device_digest=self.found[0].request.machine().digest(),
+            winner=self.winner.name, margin=_rounded(self.margin),
             choices=tuple(f.choice() for f in self.found),
         )  # fmt: skip
 
@@ -119,16 +130,39 @@ def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
         request_of(case, beside), schedule=candidate.schedule, tiling=dict(candidate.tiling),
         precision=candidate.precision, problem=_problem(case),
     )  # fmt: skip
-    return found_of(candidate.name, search(request, candidate.fields, Options(exhaustive=True)), numerics=case.numerics)
+    if candidate.store is not None:
+        return _stored(candidate.name, request, beside / candidate.store, numerics=case.numerics)
+    fields = candidate.fields or {}
+    return found_of(candidate.name, search(request, fields, Options(exhaustive=True)), numerics=case.numerics)
 
 
 def found_of(name: str, exploration: Exploration, *, numerics: bool = True) -> Found:
     """Return what a search gave, with whether the best point's output is finite, on one head's last rows."""
-    if not numerics or exploration.best is None:
-        return Found(name, exploration)
-    request = replace(at(exploration.request, exploration.best.point), numerics=True, heads=[0])
+    return _looked_at(Found(name, exploration.request, exploration.outcomes), numerics=numerics)
+
+
+def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Found:
+    """Return what a search kept in a file; its best point is run anew, so that it is of today's cycles."""
+    about, outcomes = read_store(path)
+    if about.get("version") != __version__:
+        raise SpecError(f"{path}: was searched with npusim {about.get('version')}, this is {__version__}; search anew")
+    found = Found(name, request, outcomes)
+    if found.best is not None:
+        now = run_request(at(request, found.best.point)).cycles
+        if now != found.best.cycles:
+            raise SpecError(
+                f"{path}: {_at(found.best.point)} took {found.best.cycles:,} cycles there, and takes {now:,} for "
+                f"what this case asks; search anew: npusim explore {name} ... --out {path}"
+            )
+    return _looked_at(found, numerics=numerics)
+
+
+def _looked_at(found: Found, *, numerics: bool) -> Found:
+    if not numerics or found.best is None:
+        return found
+    request = replace(at(found.request, found.best.point), numerics=True, heads=[0])
     bits = run_request(request).numerics
-    return Found(name, exploration, None if bits is None else bits.error.is_finite)
+    return found._replace(finite=None if bits is None else bits.error.is_finite)
 
 
 def _problem(case: DecisionFile) -> Any:
@@ -162,7 +196,7 @@ def _of_candidate(was: ExpectedChoice, found: Found, tolerance: float) -> Iterat
     best = found.best
     point = None if best is None else best.point
     then = None if was.point is None else found.tried(was.point)
-    if best is None or then is None or then.status != "ok":
+    if best is None or then is None or then.latency_us is None:
         if was.point is not None or best is not None:
             why = "a point fits" if then is None else then.reason
             yield Row(found.name, _at(was.point), _at(point), why=why)
@@ -186,7 +220,7 @@ def _why_tile(was: ExpectedChoice, found: Found, then: Tried, best: Tried) -> st
 
 def _why(old: Found, then: Tried, new: Found, best: Tried) -> str:
     """Return what the new winner spends less on than the old one would today."""
-    runs = [run_request(at(f.exploration.request, o.point)) for f, o in ((old, then), (new, best))]
+    runs = [run_request(at(f.request, o.point)) for f, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"
 

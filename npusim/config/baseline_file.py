@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from npusim.config.document import read_document, read_text
 from npusim.config.load import validated
@@ -19,6 +19,7 @@ from npusim.config.model import (
     StrictBool,
     StrictFloat,
     Text,
+    fault_at,
 )
 
 if TYPE_CHECKING:
@@ -92,12 +93,19 @@ class BaselineFile(Case):
 
 
 class Candidate(SpecModel):
-    """A schedule that may win, with the values to try of its fields (of its precision's, too)."""
+    """A schedule that may win: the values to try of its fields (of its precision's, too), or a store of them."""
 
     schedule: Text
-    fields: dict[str, tuple[TilingValue, ...]] = Field(min_length=1)
+    fields: dict[str, tuple[TilingValue, ...]] | None = Field(default=None, min_length=1)
+    store: Text | None = Field(default=None, description="what npusim explore kept, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict, description="fields that stay as they are")
     precision: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_a_space(self) -> Self:
+        if (self.fields is None) == (self.store is None):
+            raise fault_at("fields", "write the values to try, or a store of npusim explore; one of them")
+        return self
 
     @property
     def name(self) -> str:
@@ -160,8 +168,9 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
 
 def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     """Return the hash of what a case asks for and expects."""
-    asked = case.model_dump(mode="json", exclude={"expect", "description"})
-    told = expected.model_dump(mode="json", exclude={"accepted"})
+    # Defaults left out: a key that a later version adds is no edit.
+    asked = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
+    told = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
     return sha256(json.dumps([asked, told], sort_keys=True).encode()).hexdigest()[:16]
 
 
