@@ -249,8 +249,8 @@ class SplitRule:
 
 #: A cell weighs one tile, as where blocks are dealt to multiprocessors.  Merging a split of one query takes 0.13 of a
 #: tile of 512 keys on the 910B2, whose tiles wait for one another, and as long as 7 keys on the V100, whose tiles
-#: take as long as their keys, both as npusim times them.  128 splits at most, as in FlashAttention's num_splits_heuristic
-#: (flash_api.cpp).
+#: take as long as their keys, both as npusim times them.  128 splits at most, as in FlashAttention's
+#: num_splits_heuristic (flash_api.cpp).
 ROUNDS: Mapping[str, SplitRule] = MappingProxyType(
     {"ascend": SplitRule(cell=1, merge=0.15, merge_keys=0, most=128),
      "nvidia": SplitRule(cell=1, merge=0, merge_keys=7, most=128)}
