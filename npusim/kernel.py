@@ -40,6 +40,9 @@ from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendMachine, AscendTiling, ProductPlan, slice_elements
 from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.groups import group_tiling
 from npusim.schedules import plugins
 from npusim.schedules.attention import causal_mask
 from npusim.schedules.registry import Schedule
@@ -125,6 +128,10 @@ def _build(
     listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
     if device.family not in FAMILIES:
         return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
+    if works_beside(device):
+        built = [(p, *group_tiling(called, p, GroupFields(stages=None), device)) for p, _ in listed]
+        said = tuple(room for *_, room in built if room)
+        return SmMachine(device).build(called, [(p, fields) for p, fields, _ in built], problem.flops(), said)
     if device.family != "ascend":
         return SmMachine(device).build(called, [(p, SmTiling()) for p, _ in listed], problem.flops())
     machine = AscendMachine(device)

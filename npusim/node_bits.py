@@ -104,12 +104,13 @@ def child_program(child: Child, device: DeviceSpec) -> TileProgram:
 def without_program(program: TileProgram, device: DeviceSpec) -> list[str]:
     """Return the schedules of a node program that have no mapping on the cores of its device."""
     named = {c.schedule for op in operations(program) if isinstance(op, KernelOp) for c in op.kernel.children}
-    return sorted(name for name in named if not has_schedule(name, device.family))
+    return sorted(name for name in named if not has_schedule(name, device))
 
 
-def has_schedule(name: str, family: str) -> bool:
-    """Return whether a schedule has a mapping on a core family."""
-    return (name, family) in SCHEDULES
+def has_schedule(name: str, device: DeviceSpec) -> bool:
+    """Return whether a schedule has a mapping on a device's cores."""
+    found = SCHEDULES.get((name, device.family))
+    return found is not None and found.runs_on(device)
 
 
 def evaluate_layer(

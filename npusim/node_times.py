@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["kernel_timer", "simulated_child"]
 
 
-def kernel_timer(
-    node: NodeSpec, device: DeviceSpec, method: str, *, is_streamed: bool = False
-) -> KernelTimer:
+def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
     """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
 
-    ``is_streamed``: kernels are issued one behind the other, and a launch is what the device takes for it;
-    what the host takes is a framework's overhead.
+    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
+    that apart; what the host takes is a framework's overhead.
     """
     known: dict[Kernel, KernelWork] = {}
     times: dict[Child, TimingResult] = {}
@@ -45,7 +43,7 @@ def kernel_timer(
                 for child in kernel.children:
                     if child not in times:
                         times[child] = simulated_child(child, node, device, method)
-                stated = _from_timing(kernel, [times[c] for c in kernel.children], device, is_streamed=is_streamed)
+                stated = _from_timing(kernel, [times[c] for c in kernel.children], device)
             known[kernel] = stated
         return known[kernel]
 
@@ -70,7 +68,7 @@ def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | 
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
         return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
-    if table.others is not None and not all(has_schedule(c.schedule, device.family) for c in kernel.children):
+    if table.others is not None and not all(has_schedule(c.schedule, device) for c in kernel.children):
         return _from_roof(kernel, table.others, device)
     return None
 
@@ -104,18 +102,15 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         return METHODS[method](child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device.family):
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
             text += "; a node's file may state its kernels' times instead (key kernels)"
         raise type(error)(text) from error
 
 
-def _from_timing(
-    kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec, *, is_streamed: bool
-) -> KernelWork:
+def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
-    launches = [r.stream_s if is_streamed and r.stream_s else r.launch_s for r in results]
-    launch = 0.0 if kernel.is_fused else max(launches)
+    launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():

@@ -122,6 +122,10 @@ class Request:
     tiling: Mapping[str, object] | Tiling | None = _option(
         "--tiling -t", "FIELD=VALUE,...", _HOW, "Tiling fields: -t block_kv=256,depth=2; may be repeated."
     )
+    eager: bool = _option(
+        "--eager", "", _HOW, "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).", False,
+        shown=False,
+    )  # fmt: skip
     precision: str | None = _option(
         "--precision", "NAME[,FIELD=FORMAT]", _HOW,
         "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.", shown="the schedule's",
@@ -215,6 +219,15 @@ class Request:
         from npusim.schedules import default_hw
 
         return default_hw(self.schedule, DEFAULT_HW) if self.hw is None else self.hw
+
+    def chosen_tiling(self, kind: type[Tiling]) -> Mapping[str, object] | Tiling:
+        """Return the tiling fields that are given; raise `SpecError` for an eager schedule that is none."""
+        if not self.eager:
+            return self.tiling or {}
+        if "operators" not in kind.model_fields:
+            raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
+        given = dict(self.tiling or {})  # a Tiling yields its fields, a mapping is one
+        return {**given, "operators": "eager"}
 
     def attention(self) -> Problem:
         """Return one device's attention of the workload, sizes replaced."""

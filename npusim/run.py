@@ -89,6 +89,7 @@ def run(
     numerics: bool = True,
     rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
     warm: bool = False,
+    eager: bool = False,
     method: str = "auto",
     trace_groups: Sequence[int] = (0,),
     window: tuple[float, float] | None = None,
@@ -140,6 +141,8 @@ def run(
         Of the tensors that the workload's recipe draws.
     warm
         Whether inputs lie in L2 when the kernel starts; they have to fit it.
+    eager
+        Of ``standard``: every operator a kernel, as frameworks run it.
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups

@@ -102,7 +102,7 @@ def _model(
     found = []
     for period in listed:
         check(period.program)
-        time = time_on_node(period.program, machine, r.method, r.trace_groups, is_streamed=True)
+        time = time_on_node(period.program, machine, r.method, r.trace_groups)
         found.append((time, period.count))
     timing = folded(found, fields.overhead_us / US * what.layers)
     check_sanity(timing)
@@ -111,12 +111,9 @@ def _model(
 
 
 def time_on_node(
-    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = (), *,
-    is_streamed: bool = False,
-) -> NodeTiming:  # fmt: skip
+    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = ()
+) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
-
-    ``is_streamed``: launches as the device takes them, the host ahead of it.
 
     Raises
     ------
@@ -127,7 +124,7 @@ def time_on_node(
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     node, device = machine.node, machine.each
     ranks = len(program.phases[0].blocks)
-    timer = kernel_timer(node, device, method, is_streamed=is_streamed)
+    timer = kernel_timer(node, device, method)
     timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
     check_sanity(timing)
     return timing

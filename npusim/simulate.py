@@ -56,7 +56,8 @@ def run_request(request: Request) -> RunResult:
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()) or is_of_models(r.schedule):
         refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
-        refuse({"warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
+        refuse({"--eager": r.eager or None}, "of standard on one device; leave it out")
+        refuse({"--warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
@@ -82,7 +83,8 @@ def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, N
     chosen = find_schedule(r.schedule, device.family)
     ignored = load.ignored(what.seq_kv, r.ignore) if r.problem is None and isinstance(what, Problem) else ()
     preset = chosen.precision(",".join(filter(None, (r.precision, _as_change(r.arithmetic)))))
-    return Plan(r, chosen, what, build_tiling(chosen.tiling, r.tiling or {}), device, preset, given, ignored)
+    tiling = build_tiling(chosen.tiling, r.chosen_tiling(chosen.tiling))
+    return Plan(r, chosen, what, tiling, device, preset, given, ignored)
 
 
 def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:

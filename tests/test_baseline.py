@@ -259,13 +259,23 @@ candidates:
 """
 
 
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of a decision between two tiles, and two schedules, as it was accepted."""
+    file = tmp_path_factory.mktemp("decision") / "space.yaml"
+    file.write_text(SPACE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CI", raising=False)
+        assert check_baselines(file, update=True)[0].status == "updated"
+    return file.read_text()
+
+
 @pytest.fixture
-def decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An accepted decision between two tiles, and two schedules."""
+def decision(space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of that decision."""
     monkeypatch.delenv("CI", raising=False)
     file = tmp_path / "space.yaml"
-    file.write_text(SPACE)
-    assert check_baselines(file, update=True)[0].status == "updated"
+    file.write_text(space)
     return file
 
 

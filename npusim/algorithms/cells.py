@@ -67,6 +67,18 @@ def attention_cells(
     )
 
 
+def masked_throughout(cell: Cell) -> Cell:
+    """Return the cell with every tile masked, whether or not the mask cuts through it."""
+    runs: list[Run] = []
+    for run in cell.runs:
+        one = replace(run, only=MASKED)
+        if runs and (last := runs[-1]).cols == one.cols and last.step == one.step:
+            runs[-1] = replace(last, count=last.count + one.count)
+        else:
+            runs.append(one)
+    return replace(cell, runs=tuple(runs))
+
+
 Deal = Literal["round_robin", "balanced"]
 
 

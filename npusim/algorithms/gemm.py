@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.cells import grid
-from npusim.algorithms.phase import Loop, Phase, name
+from npusim.algorithms.cells import grid, with_columns
+from npusim.algorithms.phase import Loop, Phase, Run, Stacked, name, tensor_of
+from npusim.algorithms.split import cut_runs, tiles_of
 from npusim.algorithms.table import Stage, product, row
 from npusim.ir.op import Opcode
 
@@ -33,6 +35,52 @@ def gemm(
         loops=(Loop((Stage(label, (product(result, "a", "b"),)),)),), tensors={"a": a, "b": b, result: c},
         arithmetic=arithmetic,
     )  # fmt: skip
+
+
+def gemm_tiles(
+    a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tile: tuple[int, int, int], *, label: str = "gemm",
+    is_transposed: bool = False, arithmetic: str = "", splits: int = 1, result: str = "c", role: Role = "result",
+) -> tuple[Phase, ...]:  # fmt: skip
+    """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
+
+    ``splits`` > 1: so many cells share a tile's k, and a phase more adds what they leave, in float32.
+    """
+    m, n, k = tile
+    whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
+    splits = min(splits, tiles_of(whole[0]))
+    out: GlobalTensor | Stacked = c
+    if splits > 1:
+        parts = replace(c, name=f"{c.name}_parts", batch=c.batch * splits, fmt="float32", role="workspace")
+        out = Stacked("split", splits, replace(parts, is_interleaved=False))
+    cells = whole if splits == 1 else tuple(
+        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
+        for cell in whole
+        for i, runs in enumerate(cut_runs(cell.runs, splits))
+    )  # fmt: skip
+    names = {
+        "a": name("operand", "m k", a.fmt), "b": name("operand", "n k" if is_transposed else "k n", b.fmt),
+        "sum": name("output", "m n", "float32", start=0.0),
+        result: name(role, "m n", tensor_of(out).fmt, label=label),
+    }  # fmt: skip
+    first = Phase(
+        name=label, names=names, cells=cells, sizes={"m": m, "n": n, "k": k, "split": 1},
+        loops=(Loop((Stage(label, (product("sum", "a", "b", accumulate=True),)),), "k"),),
+        finish=(Stage("store", (row(Opcode.CAST, result, "sum"),)),), tensors={"a": a, "b": b, result: out},
+        arithmetic=arithmetic,
+    )  # fmt: skip
+    if not isinstance(out, Stacked):
+        return (first,)
+    names = {
+        "part": name("operand", "m n", "float32"), "sum": name("output", "m n", "float32", start=0.0),
+        result: name(role, "m n", c.fmt, label=label),
+    }  # fmt: skip
+    last = Phase(
+        name=f"{label}_sum", names=names, cells=tuple(replace(cell, runs=(Run(0, 1, splits, 1),)) for cell in whole),
+        sizes={"m": m, "n": n, "split": 1},
+        loops=(Loop((Stage("add", (row(Opcode.ADD, "sum", "sum", "part"),)),), "split"),),
+        finish=(Stage("store", (row(Opcode.CAST, result, "sum"),)),), tensors={"part": out, result: c},
+    )  # fmt: skip
+    return first, last
 
 
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int) -> Phase:

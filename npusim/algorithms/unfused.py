@@ -62,6 +62,11 @@ SCALE_MASK = (
     row(O.MUL, "S", "S_in", "scale"),
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
 )
+#: The same and the casts around softmax as frameworks run them: an operator a kernel.
+SCALE = (row(O.MUL, "S", "S_in", "scale"),)
+MASK = (row(O.SELECT, "S", "mask", "S_in", "masked", only="mask"),)
+WIDEN = (row(O.CAST, "S", "S_in"),)
+NARROW = (row(O.CAST, "P", "P_in"),)
 #: Inputs on their way to a narrower format; the vector unit goes through float32 (no instruction
 #: turns bfloat16 into float16), and a scale is applied to what the kernel would have read.
 CAST_INPUT = (

@@ -91,6 +91,10 @@ class L2Spec(SpecModel):
         default=None,
         description="back: what is written stays until something else needs its place; absent: outputs go through",
     )
+    same_data_factor: Positive | None = Field(
+        default=None, description="of its rate, where many cores read the same bytes together, over each its own"
+    )
+    same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
 
 
 class MemorySpec(SpecModel):
@@ -117,6 +121,12 @@ class FlagsSpec(SpecModel):
     )
     cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
     cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
+    tile_cycles: Quantity | None = Field(
+        default=None, description="of a tile that cores hand one another, where all core groups work; alone: none"
+    )
+    tile_extra_cycles: Quantity | None = Field(
+        default=None, description="the same of PTO's FlashAttention beyond it; its cause is not known"
+    )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
@@ -130,8 +140,9 @@ class LaunchSpec(SpecModel):
     kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
-        default=None, description="of a kernel's task duration, beside its cores' time: dispatch and end"
+        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
     )
+    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups")
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
@@ -139,7 +150,7 @@ class LaunchSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_are_complete(self) -> Self:
-        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        parts = {name: getattr(self, name) for name in ("task_s", "task_all_s", "gap_s", "host_issue_s")}
         missing = [name for name, part in parts.items() if part is None]
         if missing and len(missing) < len(parts):
             raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
@@ -158,6 +169,14 @@ class CoreSpec(SpecModel):
         if name not in self.buffers:
             raise SpecError(f"no buffer {name!r} in this core; it has: {', '.join(self.buffers)}")
         return self.buffers[name]
+
+
+class PowerSpec(SpecModel):
+    """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent."""
+
+    limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
+    exponent_factor: Positive
+    pause_s: Quantity = Field(description="without load between two calls")
 
 
 class DeviceSpec(SpecModel):
@@ -184,6 +203,7 @@ class DeviceSpec(SpecModel):
     )
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
+    power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
 
     @model_validator(mode="after")
     def _numbers_are_of_this_world(self) -> Self:
@@ -314,6 +334,18 @@ class DeviceSpec(SpecModel):
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.
         return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
+
+    def sustained(self, flops: int, seconds: float) -> float:
+        """Return the clock that a kernel of so many operations runs at, over ``clock_hz``."""
+        if self.power is None or not flops:
+            return 1.0
+        kind = next(k for k, c in self.cores.items() if any(isinstance(e, MatrixEngine) for e in c.engines.values()))
+        engine = self.matrix_engine(kind)
+        step = next(iter(engine.fractals.values()))
+        products = step.m_elements.value * step.n_elements.value * step.k_elements.value
+        peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
+        load = flops / seconds / peak * seconds / (seconds + self.power.pause_s.value)
+        return min(1.0, float((self.power.limit_factor.value / load) ** self.power.exponent_factor.value))
 
     def digest(self) -> str:
         """Return a hash of the content, the same for equal devices: for a result's provenance."""

@@ -7,7 +7,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
+from npusim.config.gpu_engine import (
+    GroupProductSpec,
+    LanePipe,
+    LocalMemoryPipe,
+    MmaStepsSpec,
+    SharedMemoryPipe,
+    SyncProductSpec,
+    WarpIssue,
+)
 from npusim.config.model import SpecModel, Text, fault_at
 from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 from npusim.errors import SpecError
@@ -32,12 +40,16 @@ class RouteSpec(SpecModel):
         default=None,
         description="time for rows in GM that start inside a request, over rows that start with one",
     )
-    same_address_factor: Positive | None = Field(
-        default=None, description="time where all core groups read the same addresses together, over apart"
+    unaligned_bytes_per_cycle: Positive | None = Field(
+        default=None, description="rate of rows in GM that start inside a block of 32 bytes"
     )
     burst_overhead_cycles: Quantity | None = Field(
-        default=None, description="per row that does not continue the one before in GM"
+        default=None, description="per row that does not continue the one before in GM; of rows cut into fractals, each"
     )
+    miss_bytes_per_cycle: Positive | None = Field(
+        default=None, description="of bytes that come from or go beyond L2, one core alone"
+    )
+    row_cycles: Quantity | None = Field(default=None, description="of a row at least, cut into fractals on the way")
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
     )
@@ -138,6 +150,17 @@ class WarpMatrixEngine(MatrixEngine):
         return self.steps[accumulator_format]
 
 
+class GroupMatrixEngine(MatrixEngine):
+    """The matrix units of a multiprocessor from Turing on: products of a warp, on Hopper also of a warp group.
+
+    ``fractals`` are a warp's product by input format; `SyncProductSpec` and `GroupProductSpec` say how long.
+    """
+
+    model: Literal["group_matrix"]  # type: ignore[assignment]
+    mma: SyncProductSpec
+    wgmma: GroupProductSpec | None = None
+
+
 class VectorOpSpec(SpecModel):
     """``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
 
@@ -171,6 +194,12 @@ class VectorEngine(_QueueSpec):
     row_sum: Choice[Literal["vector_lanes", "tree_halves"]] = Field(
         description="in which order it adds up a row, by name"
     )
+    head_exposed: Choice[Literal["idle", "always"]] | None = Field(
+        default=None, description="which instructions pay their head: those that find the pipe idle, or all (absent)"
+    )
+    count_mode_cycles: Quantity | None = Field(
+        default=None, description="of an instruction on a row vector more, in kernels with barriers where needed"
+    )
     ops: dict[str, VectorOpSpec]
 
     @model_validator(mode="after")
@@ -198,6 +227,6 @@ class ScalarEngine(SpecModel):
 
 EngineSpec = Annotated[
     DmaEngine | FixpipeEngine | MatrixEngine | WarpMatrixEngine | VectorEngine | ScalarEngine
-    | LanePipe | SharedMemoryPipe | WarpIssue,
+    | LanePipe | SharedMemoryPipe | WarpIssue | GroupMatrixEngine | LocalMemoryPipe,
     Field(discriminator="model"),
 ]

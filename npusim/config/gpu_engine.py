@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from npusim.config.model import SpecModel
-from npusim.config.quantity import Choice, PositiveWhole, WholeQuantity
+from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 from npusim.errors import SpecError
 
 
@@ -42,6 +42,63 @@ class GapSpec(SpecModel):
     gap_cycles: PositiveWhole
 
 
+class SharingSpec(SpecModel):
+    """How warp groups work alone and beside one another; where it is stated, all of a core's share its pipes.
+
+    Warps that compute and products that run slow each other down: both need issue slots and registers.
+    """
+
+    product_issue_factor: Positive = Field(description="issue slots a cycle that running products take from arithmetic")
+    product_compare_factor: Positive = Field(description="of the pipe of comparisons and conversions, likewise")
+    issue_product_factor: Positive = Field(description="of a product's time, for each issue slot a cycle of arithmetic")
+    warp_issue_cycles: Positive = Field(description="from one instruction of a lone warp to the next, on average")
+    special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
+    step_cycles: WholeQuantity = Field(description="of an iteration, beside what is counted")
+    step_instructions_count: WholeQuantity = Field(description="of a warp in an iteration, for addresses and control")
+    access_instructions_count: WholeQuantity = Field(description="of a warp for a copy or load of 16 bytes a thread")
+    block_start_cycles: WholeQuantity = Field(description="from one block of a place to the next's first load")
+    barrier_cycles: Quantity
+    barrier_warp_cycles: Quantity = Field(description="for each warp of the block")
+    fence_cycles: WholeQuantity = Field(description="until a product sees what was stored to shared memory")
+    copy_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
+        description="of a warp for an asynchronous copy of 16 bytes a thread, by the products it feeds"
+    )
+    load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
+        description="of a warp for a load of 16 bytes a thread into registers"
+    )
+    reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
+    arrival_factor: Positive = Field(description="latency of a tile's last bytes over that of its first")
+    new_head_factor: Quantity = Field(description="share of a first wave's misses that later blocks see of new heads")
+
+
+class LocalMemoryPipe(SpecModel):
+    """Local memory, where spilled registers go."""
+
+    model: Literal["local_memory"]
+    capacity_bytes: PositiveWhole = Field(description="of the cache that it shares with shared memory")
+    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
+    far_bytes_per_cycle: Positive = Field(description="of what does not fit")
+
+
+class SyncProductSpec(SpecModel):
+    """Products of one warp, operands in its registers (mma.sync)."""
+
+    m_elements: PositiveWhole
+    n_elements: PositiveWhole
+    pipe_cycles: Positive = Field(description="of its sub-core")
+    load_cycles: Positive = Field(description="of a lone warp for a load of a 16 x 16 matrix into registers")
+    latency_cycles: WholeQuantity = Field(description="of a phase of products, from its last one to its results' use")
+
+
+class GroupProductSpec(SpecModel):
+    """Products of a warp group of four warps (wgmma), B and as a rule A in shared memory."""
+
+    m_elements: PositiveWhole
+    columns_per_cycle: Positive
+    drain_cycles: WholeQuantity = Field(description="from the last product's end until the warps go on")
+    gap_cycles: Positive = Field(description="of arithmetic that compilers move beside a product waited for alone")
+
+
 class WarpIssue(SpecModel):
     """Where warps live and issue in order: what a block may use of a multiprocessor."""
 
@@ -59,9 +116,11 @@ class WarpIssue(SpecModel):
     )
     block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
     memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
+    reserved_bytes: WholeQuantity | None = Field(default=None, description="shared memory that a block takes besides")
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
+    sharing: SharingSpec | None = Field(default=None, description="how warp groups work beside one another")
 
 
 class LanePipe(SpecModel):

@@ -7,6 +7,7 @@ spawned, not forked: threads of numeric libraries do not survive a fork.
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -160,7 +161,7 @@ class DaskExecutor:
         futures = {
             self.client.submit(function, task, pure=False, retries=0): number for number, task in enumerate(tasks)
         }
-        for future in completed(list(futures)):  # type: ignore[no-untyped-call]
+        for future in completed(list(futures), loop=self.client.loop):  # type: ignore[no-untyped-call]
             try:
                 yield futures[future], future.result()
             except KilledWorker as error:
@@ -183,6 +184,7 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
             if cluster == "local":
                 local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
                     n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None,
+                    silence_logs=logging.ERROR,
                 )  # fmt: skip
             client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)  # type: ignore[no-untyped-call]
         except (OSError, TimeoutError, ValueError, ImportError) as error:

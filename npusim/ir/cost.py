@@ -16,13 +16,31 @@ if TYPE_CHECKING:
 Terms = tuple[tuple[str, float], ...]
 
 
+class Share(NamedTuple):
+    """Work that a warp group does beside the others of its core, each kind of work at one speed.
+
+    ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``, of which the other
+    numbers are the parts that it keeps busy, in 2^-20: issue slots, the pipe of comparisons and
+    conversions, that of special functions, the tensor cores, shared memory.
+    """
+
+    is_product: bool
+    cycles: int
+    issue: int = 0
+    compare: int = 0
+    special: int = 0
+    tensor: int = 0
+    memory: int = 0
+
+
 class Cost(NamedTuple):
     """Cost of a step or of an entry of an instruction queue.
 
     ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
     ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
     constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
-    that pipes shared by several queues are busy: an operation begins when all of them are free.
+    that pipes shared by several queues are busy: an operation begins when all of them are free.  One
+    with a ``share`` waits for none: its warps work beside others, and the occupancy begins when they are through.
     """
 
     occupancy_cycles: int
@@ -30,6 +48,7 @@ class Cost(NamedTuple):
     link_bytes: tuple[tuple[str, int], ...] = ()
     terms: Terms = ()
     pipe_cycles: tuple[tuple[str, int], ...] = ()
+    share: Share | None = None
 
 
 class Pricing(Protocol):

@@ -15,7 +15,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 if TYPE_CHECKING:
-    from npusim.ir.warps import WarpPlan
+    from npusim.ir.warps import GroupWork, WarpPlan
 
 
 @unique
@@ -85,13 +85,29 @@ class Step:
         return (self.dst, *(s for s in self.srcs if isinstance(s, (Tile, RingTile, GlobalTile))))
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What an operation costs by the kernel that it is part of, not by its steps.
+
+    ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
+    much of the cost of a tile that cores hand one another it bears; ``extra``: of that kernel's own.
+    """
+
+    joins: bool = False
+    tiles: float = 0.0
+    extra: float = 0.0
+
+
+ALONE = Pace()
+
+
 @dataclass(slots=True)
 class TileOp:
     """One entry of an instruction queue.
 
     ``queue`` issues it in order, ``engine`` executes it.  ``label`` is what traces and errors call
     it.  ``handshake`` lists slots it passes on without touching their bytes (a core with no rows
-    of a ragged tile still has to keep step).  Never mutated after construction.
+    of a ragged tile still has to keep step).  ``pace`` is its kernel's.  Never mutated after construction.
     """
 
     label: str
@@ -99,6 +115,8 @@ class TileOp:
     engine: str
     steps: tuple[Step, ...]
     handshake: tuple[RingTile, ...] = field(default=())
+    pace: Pace = ALONE
+    group: GroupWork | None = None  #: what a GPU's warp group does in it beside its steps
 
     def ring_tiles(self) -> list[RingTile]:
         """Return every ring slot this operation touches or passes on."""

@@ -88,6 +88,7 @@ class _Cache:
         self._new_bytes = 0  # of regions that are no inputs
         self._written: Counter[str] = Counter()
         self._evicted: Counter[str] = Counter()
+        self._begun: dict[str, int] = {}  # step in which a tensor was touched first
         self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
@@ -98,7 +99,10 @@ class _Cache:
             self.read[key[0]] += use.read_bytes
             self.met[key[0]] += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
-            is_kept = rows > 0 and since[at] <= self.capacity
+            begun = self._begun.setdefault(key[0], len(since))
+            # What another phase cut otherwise is there if all of its tensor is.
+            is_cut = not rows and use.role == "workspace" and begun < len(since)
+            is_kept = (rows > 0 and since[at] <= self.capacity) or (is_cut and since[begun] <= self.capacity)
             new = max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
             self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
             if rows and not is_kept:
@@ -111,11 +115,12 @@ class _Cache:
                 if use.role == "output":
                     self.put_out[key[0]] += new
                 continue
-            is_warm = self.is_warm(use.role)
+            is_warm = not rows and self.is_warm(use.role)
             if use.role == "input" and not is_warm:
                 self.compulsory += new
             size = use.rows * use.row_bytes
-            kept = size if is_warm and not rows else min(rows, use.rows) * use.row_bytes if is_kept else 0
+            known = use.rows if is_cut or is_warm else min(rows, use.rows)
+            kept = known * use.row_bytes if is_kept or is_warm else 0
             # A region too large to stay is fetched anew by every pass over it.
             passes = use.times if size > self.capacity else 1
             self.missed[key[0]] += (size - kept) * passes

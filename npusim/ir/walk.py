@@ -72,6 +72,15 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     return tuple(found)
 
 
+def givers(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
+    listed, found = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
+    for e in listed:
+        if e.peers:
+            found.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """``endpoint`` may go on once the counter of ``peer`` has reached ``count``."""

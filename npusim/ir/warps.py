@@ -33,3 +33,53 @@ class WarpPlan:
     access_bytes: int = 16
     swizzle: bool = False
     exchange: bool = False
+
+
+#: Generations of matrix instructions: of one warp, operands in its registers; of a warp group, from shared memory.
+Generation = Literal["mma", "wgmma"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """How a group of warps executes an operation where groups work beside one another, and what else it does.
+
+    warps, across
+        That execute it together; so many of them beside each other along the columns, the others down the rows.
+    generation
+        Of the matrix instructions.
+    repeats
+        How often all of it is computed: eight warps on 64 rows compute S twice.
+    is_awaited, is_serial
+        Whether the warps wait for a product's last result; whether for that of every instruction.
+    barriers, fences
+        That all warps of the block pass, and of shared memory before products read it.
+    copies, loads
+        Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
+    spilled_bytes, far_bytes
+        Registers that are stored to local memory and loaded: in the cache, and beyond it.
+    cell_bytes
+        That a block moves at its start and end; none but in its first operation.
+    is_step
+        Whether an iteration ends here.
+    is_even
+        Whether elements are dealt out evenly, as no product asks for them in fragments.
+    is_specialised
+        Whether warps of their own copy, so that products follow one another without a gap.
+    """
+
+    warps: int
+    across: int = 1
+    generation: Generation = "wgmma"
+    repeats: int = 1
+    is_awaited: bool = True
+    is_serial: bool = False
+    barriers: int = 0
+    fences: int = 0
+    copies: int = 0
+    loads: int = 0
+    spilled_bytes: int = 0
+    far_bytes: int = 0
+    cell_bytes: int = 0
+    is_step: bool = False
+    is_even: bool = False
+    is_specialised: bool = False

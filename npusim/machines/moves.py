@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from npusim.ir.program import Queue, TileProgram
 
 
+#: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).
+BLOCK_BYTES = 32
+
+
 class Moves:
     """Costs of a program's moves on one device."""
 
@@ -91,15 +95,24 @@ class Moves:
         Which addresses a tile has is not known here, as blocks of one shape have one cost: rows are
         aligned if the pitch of their tensor is, and shared by as many groups as on average.
         """
+        rows, spent = _bursts(step), port
         if route.burst_overhead_cycles is not None:
-            yield "burst_overhead_cycles", _bursts(step) * route.burst_overhead_cycles.value
+            spent += rows * route.burst_overhead_cycles.value
+            yield "burst_overhead_cycles", spent - port
+        if route.row_cycles is not None and spent < rows * route.row_cycles.value:
+            yield "row_cycles", rows * route.row_cycles.value - spent
+            spent = rows * route.row_cycles.value
+        if route.unaligned_bytes_per_cycle is not None and _starts_inside_requests(step, BLOCK_BYTES):
+            slow = step.dst.payload_bytes / route.unaligned_bytes_per_cycle.value
+            yield "unaligned_bytes_per_cycle", max(0.0, slow - spent)
+            return
+        if route.miss_bytes_per_cycle is not None:
+            beyond = self._beyond(step) / route.miss_bytes_per_cycle.value
+            yield "miss_bytes_per_cycle", max(0.0, beyond - spent)
+            spent = max(spent, beyond)
         request = self.device.memory.gm.request_min_bytes.value
         if route.unaligned_factor is not None and _starts_inside_requests(step, request):
-            yield "unaligned_factor", port * (route.unaligned_factor.value - 1)
-        source = step.srcs[0]
-        if route.same_address_factor is not None and isinstance(source, GlobalTile):
-            shared = self.residency.shared_reads[source.tensor.name]
-            yield "same_address_factor", port * (route.same_address_factor.value - 1) * shared
+            yield "unaligned_factor", spent * (route.unaligned_factor.value - 1)
 
     def _miss_latency(self, source: Source) -> int:
         """Return what a read takes longer where it misses L2, by the share of its tensor that does."""
@@ -111,16 +124,17 @@ class Moves:
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         if not route.links:
             return ()
-        size = step.dst.payload_bytes
-        found = [("l2", size)]
-        if isinstance(step.srcs[0], GlobalTile):
-            source = step.srcs[0]
-            share = self.residency.read_misses[source.tensor.name]
-            found.append(("hbm", ceil(source.payload_bytes * share)))
-        if isinstance(step.dst, GlobalTile):
-            share = self.residency.write_misses[step.dst.tensor.name]
-            found.append(("hbm", ceil(size * share)))
+        found = [("l2", step.dst.payload_bytes), ("hbm", self._beyond(step))]
         return tuple((link, n) for link, n in found if n and link in route.links)
+
+    def _beyond(self, step: Step) -> int:
+        """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
+        source, target = step.srcs[0], step.dst
+        if isinstance(source, GlobalTile):
+            return ceil(source.payload_bytes * self.residency.read_misses[source.tensor.name])
+        if isinstance(target, GlobalTile):
+            return ceil(target.payload_bytes * self.residency.write_misses[target.tensor.name])
+        return 0
 
 
 def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:

@@ -58,10 +58,11 @@ def _visited(
 ) -> Iterator[Touch]:
     """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
     share = frame.sharing(n)
-    longest: dict[tuple[int, int, int], tuple[int, int, int, Cell]] = {}
+    longest: dict[tuple[object, ...], tuple[int, int, int, Cell]] = {}
     for cell in cells:
         first, each = cell.first, times(n, cell)
-        rows, key = cell.last - first, (cell.batch, cell.head // share, first)
+        own = tuple(cell.span(a) for a in frame.axes(n))
+        rows, key = cell.last - first, (cell.batch, cell.head // share, first, own)
         most_rows, most, total, _ = longest.get(key, (0, 0, 0, cell))
         longest[key] = max(most_rows, rows), max(most, each), total + each * rows, cell
     for rows, most, total, cell in longest.values():

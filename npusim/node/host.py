@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from simpy.events import AllOf
 
 from npusim.errors import SpecError
+from npusim.node.kernel import HostCall
 from npusim.node.machine import FEMTOSECONDS, LINK_BITS, femtoseconds, flow
 from npusim.timing.link import SharedLink
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from simpy.events import Event
 
     from npusim.config.node import CpuSpec, NodeSpec, PcieSpec
-    from npusim.node.kernel import CopyCall, HostCall
+    from npusim.node.kernel import CopyCall
 
     Steps = Generator[Event, object, None]
 
@@ -91,8 +92,6 @@ class Host:
 
     def terms(self, call: CopyCall | HostCall) -> tuple[tuple[str, float], ...]:
         """Return the constants behind an operation's time, by their shares of it."""
-        from npusim.node.kernel import HostCall
-
         if isinstance(call, HostCall):
             memory = call.size_bytes * self.ranks / self.cpu.dram_bytes_per_s.value
             is_memory = memory >= call.elements * self.ranks / self.cpu.elements_per_s

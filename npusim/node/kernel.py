@@ -149,14 +149,14 @@ class HostCall:
 class CopyOp(TileOp):
     """A copy between host and device, beside what the device computes."""
 
-    call: CopyCall = field(default=CopyCall("up", 0))
+    call: CopyCall = field(kw_only=True)
 
 
 @dataclass(slots=True)
 class HostOp(TileOp):
     """A rank's heads on the host's cores."""
 
-    call: HostCall = field(default=HostCall(Child("", None), 0, 0))  # type: ignore[arg-type]
+    call: HostCall = field(kw_only=True)
 
 
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:

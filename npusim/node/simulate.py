@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
-from npusim.ir.walk import Walker, walk
+from npusim.ir.walk import Walker, givers, list_endpoints, walk
 from npusim.node.driver import Plan, plan_collective
 from npusim.node.host import Host
 from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Past, RunningCollective, femtoseconds
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
-from npusim.timing.result import KINDS, QueueUse, Span
+from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable
@@ -115,6 +115,8 @@ class _Simulation:
         #: Intervals in which device 0 runs kernels, and collectives; and its time by what operations are.
         self.ran: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.parts_fs: dict[str, int] = {}
+        #: Times and cycles of each device's operations, by queue and by what they are.
+        self.work: list[dict[tuple[str, str], list[int]]] = [{} for _ in range(count)]
         self.calls: list[CollectiveCall] = []
         self.kernels: list[tuple[str, KernelWork]] = []
         self.issue_fs = 0
@@ -222,8 +224,11 @@ class _Simulation:
         use.operations += 1
         use.end_cycles = last
         self.end_fs = max(self.end_fs, now)
+        part = op.label.rpartition(" ")[0]
+        done = self.work[use.group].setdefault((use.queue, part or op.label), [0, 0])
+        done[0] += 1
+        done[1] += last - first
         if use.group == 0:
-            part = op.label.rpartition(" ")[0]
             self.parts_fs[part] = self.parts_fs.get(part, 0) + now - start
             if isinstance(op, KernelOp | CollectiveOp):
                 self.ran[isinstance(op, CollectiveOp)].append((start, now))
@@ -242,6 +247,14 @@ class _Simulation:
     def _cycles(self, fs: int) -> int:
         """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
         return fs * round(self.spec.clock_hz.value) // FEMTOSECONDS
+
+    def _account(self, cycles: int) -> Account:
+        """Return what the device that ends last did."""
+        last = max(range(len(self.uses)), key=lambda rank: max(use.end_cycles for use in self.uses[rank]))
+        work = (Work(queue, label, times, spent) for (queue, label), (times, spent) in self.work[last].items())
+        idle = tuple(use.queue for use in self.uses[last] if not use.operations)
+        phase = PhaseTime(self.program.phases[0].name, cycles, idle)
+        return Account(last, tuple(work), (phase,), givers(list_endpoints(self.program)))
 
     def result(self) -> NodeTiming:
         self.env.run()
@@ -273,6 +286,7 @@ class _Simulation:
             term_cycles=self.terms,
             operations=sum(u.operations for uses in self.uses for u in uses),
             spans=tuple(self.spans),
+            account=self._account(ceil(seconds * clock)),
             attention_s=attention / FEMTOSECONDS,
             linear_s=others / FEMTOSECONDS,
             allreduce_s=_length(self.ran[1]) + issue / FEMTOSECONDS,

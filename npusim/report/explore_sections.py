@@ -173,7 +173,7 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
 
 
 def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
-    """Return the least time at each pair of values of two axes, or the bound that proves it too long, and the cells."""
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its cells."""
     cells: dict[tuple[Any, Any], Row] = {}
     for r in rows:
         at, status = (r.get(x), r.get(y)), str(r["status"])

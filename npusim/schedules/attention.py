@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.algorithms.cells import attention_cells, kv_runs
 from npusim.algorithms.flash import flash
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import PackedMask, TilingMask
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, slice_elements
+from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, Barriers, slice_elements
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
@@ -91,3 +92,31 @@ def ascend_tiling(
     share = machine.group.largest_share(sizes[0])
     slices = slice_elements(vector_rows, share, sizes[1], elements)
     return AscendTiling(elements=slices, ahead=ahead, spilled=spilled)
+
+
+class Kernel(NamedTuple):
+    """What a published kernel does that formats and tiles do not say."""
+
+    barriers: Barriers
+    together: int = 1
+    has_extra: bool = False
+
+    def of(self, fields: AscendTiling, barriers: Barriers | None, together: int | None) -> AscendTiling:
+        """Return a tiling run as the kernel does, but for what is chosen; its extra cost is of its own barriers."""
+        return replace(
+            fields, barriers=barriers or self.barriers, together=together or self.together,
+            extra=self.has_extra and barriers in (None, self.barriers),
+        )  # fmt: skip
+
+
+CANN = Kernel("every")
+#: By preset; slices cut by hand are CANN's, whose softmax takes them.  ``fa2_fp32``: PTO's kernel, with what it
+#: takes a tile beyond others (``flags.tile_extra_cycles``).  ``fa16_32``: TileLang's, which hands over every
+#: second tile (60 to 72 % of CANN's speed, bench_mark.md).
+KERNELS = MappingProxyType({"fa2_fp32": Kernel("needed", has_extra=True), "fa16_32": Kernel("every", together=2)})
+
+
+def kernel_of(schedule: str, preset: str, vector_rows: int | None) -> Kernel:
+    """Return the kernel that a preset of a schedule stands for, slices cut by hand or not."""
+    is_flash = schedule in ("flash", "split_kv") and not vector_rows
+    return KERNELS.get(preset.partition(",")[0], CANN) if is_flash else CANN

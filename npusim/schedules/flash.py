@@ -14,12 +14,10 @@ from npusim.algorithms.cells import Deal, dealt
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import TilingError
-from npusim.machines.ascend import AscendMachine, AscendTiling
-from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.ascend import AscendMachine, AscendTiling, Barriers
 from npusim.machines.sm.fields import SmFields
-from npusim.machines.sm.fit import fitted, lanes_of
-from npusim.schedules.attention import Make, ascend_tiling, flash_phase
+from npusim.schedules.attention import Make, ascend_tiling, flash_phase, kernel_of
+from npusim.schedules.flash_gpu import build_on_gpu
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -34,12 +32,14 @@ class FlashTiling(Tiling):
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
     )
-    deal: Deal = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
+    barriers: Barriers | None = Field(
+        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every"
+    )
+    together: int | None = Field(
+        default=None, ge=1, description="tiles that cores hand one another at a time; default: 2 for fa16_32, else 1"
     )
     depth: int = Field(
         default=2, ge=0, le=14,
@@ -69,11 +69,7 @@ PRECISIONS = MappingProxyType(
 # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor
 # core, the row sum left to right (golden/README.md).
 GPU_PRECISIONS = MappingProxyType(
-    {
-        "fa2_fp32": replace(
-            FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"
-        ),
-    }
+    {"fa2_fp32": replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")}
 )
 #: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
 CPU_PRECISIONS = MappingProxyType(
@@ -91,51 +87,10 @@ def build_on_ascend(
     machine = AscendMachine(device)
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
+    fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
     first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
     phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
     return machine.build(name, phases, problem.flops(), notes)
-
-
-EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
-#: Keys of a step where the device's file says nothing of registers.
-GPU_KEYS = 64
-
-
-def build_on_gpu(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
-    make: Make | None = None,
-) -> TileProgram:  # fmt: skip
-    """Return FlashAttention-2 of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
-    p = for_inputs(precision, problem.dtype)
-    if device.is_timed:
-        return build_with_warps(problem, tiling, device, p, name, make)
-    tiling.check_no_lanes(device.name)
-    sizes = tiling.block_q, tiling.block_kv or GPU_KEYS
-    places = device.group_count.value
-    phases, notes = make(problem, sizes, p, places) if make else ((flash_phase(problem, sizes, p),), ())
-    return SmMachine(device).build(name, [(ph, SmTiling()) for ph in phases], problem.flops(), notes)
-
-
-def build_with_warps(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, name: str,
-    make: Make | None = None,
-) -> TileProgram:
-    """Return the program with its tiles in the lanes of warps; fields left open are the largest that fit."""
-    tiling, found = fitted(problem, tiling, device, precision)
-    if tiling.residents and tiling.residents > found.blocks:
-        raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
-    sizes = tiling.block_q, tiling.keys
-    lanes = lanes_of(tiling, precision, problem)
-    fields = replace(lanes, residents=tiling.residents or found.blocks)
-    # Residents share a multiprocessor: more of them are no more places where work goes on at full speed.
-    p, places = precision, device.group_count.value
-    (first, *rest), said = make(problem, sizes, p, places) if make else ((flash_phase(problem, sizes, p),), ())
-    if tiling.launch == "longest_first":
-        first = replace(first, cells=tuple(sorted(first.cells, key=lambda c: c.first - c.last)))
-    where = "registers" if lanes.holds_in_registers else "shared memory"
-    quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
-    notes = (f"{found}; tiles of {sizes[0]} x {sizes[1]}{quads}, Q in {where}", EXPONENTIAL, *said)
-    return SmMachine(device).build(name, [(phase, fields) for phase in (first, *rest)], problem.flops(), notes)
 
 
 SUMMARY = "FlashAttention-2, online softmax"
@@ -143,10 +98,7 @@ ASCEND = Schedule(
     name="flash", family="ascend", summary=SUMMARY, tiling=FlashTiling, precisions=PRECISIONS,
     default_precision="fa2_fp32", build=build_on_ascend,
 )  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, default_precision="fa2_fp32",
-    build=build_on_gpu,
-)  # fmt: skip
+GPU = replace(ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, build=build_on_gpu)
 CPU = replace(
     GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
     default_precision="host_fp32",

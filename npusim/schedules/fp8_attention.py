@@ -10,28 +10,33 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.cells import attention_cells
-from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
-from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.fp8 import E4M3, E4M3_MAX, Fp8Precision
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine
 from npusim.machines.sm import SmMachine, SmTiling
-from npusim.schedules.attention import ascend_tiling, causal_mask
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.groups import group_tiling
+from npusim.schedules.attention import ascend_tiling
+from npusim.schedules.fp8_phases import fp8_phase, scale_warnings
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
 
 
-class GpuFp8Tiling(Tiling):
-    """Tiling fields of FP8 attention on a GPU."""
+class _GpuBlock(Tiling):
+    """A block on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
+
+
+class GpuFp8Tiling(GroupFields, _GpuBlock):
+    """Tiling fields of FP8 attention on a GPU."""
 
 
 class Fp8Tiling(Tiling):
@@ -66,32 +71,6 @@ ASCEND_PRECISIONS = MappingProxyType(
 )
 
 
-def _check(precision: Fp8Precision) -> tuple[str, ...]:
-    """Return warnings about the scale; raise `TilingError` for one that is none."""
-    if not 1 / MAX_SCALE <= precision.scale <= MAX_SCALE:
-        raise TilingError(f"scale: {precision.scale} of P must be positive and finite, 2^-126 to 2^126")  # fmt: skip
-    if precision.scale > E4M3_MAX:
-        return (
-            f"saturation: P reaches {precision.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it",
-        )
-    return ()
-
-
-def _operands(precision: Fp8Precision, dtype: str) -> Fp8Precision:
-    """Return the choices for products of ``dtype``: float32 ones are plain IEEE sums unless named."""
-    chosen = widened(precision, dtype)
-    if dtype == "float32" and not chosen.arithmetic:
-        chosen = replace(chosen, arithmetic="ieee.f32")
-    return chosen
-
-
-def _phase(problem: Problem, sizes: tuple[int, int], precision: Fp8Precision) -> Phase:
-    chosen = _operands(precision, problem.dtype)
-    cells = attention_cells(problem, *sizes, is_reverse=chosen.is_reverse)
-    tensors = attention_tensors(problem, chosen.output)
-    return fp8_attention(problem, sizes, cells, chosen, tensors, causal_mask(problem, sizes))
-
-
 def build_on_gpu(
     problem: Problem, tiling: GpuFp8Tiling, device: DeviceSpec, precision: Fp8Precision
 ) -> TileProgram:
@@ -99,7 +78,7 @@ def build_on_gpu(
 
     Float32 inputs isolate the cast of P, as P-Cast section 6.1 does: both products are plain IEEE.
     """
-    warnings = _check(precision)
+    warnings = scale_warnings(precision)
     if device.is_timed and not _has_fp8(device):
         raise TilingError(
             f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
@@ -112,21 +91,24 @@ def build_on_gpu(
         )
     if problem.dtype != E4M3:
         warnings += ("inputs in float32 isolate the cast of P: no FP8 product is computed",)
-    phase = _phase(problem, (tiling.block_q, tiling.block_kv), precision)
-    return SmMachine(device).build("fp8_attention", [(phase, SmTiling())], problem.flops(), warnings)
+    phase, fields, room = fp8_phase(problem, (tiling.block_q, tiling.block_kv), precision), SmTiling(), ""
+    if works_beside(device):
+        fields, room = group_tiling(f"fp8_attention_{precision.accumulate}", phase, tiling, device)
+    said = (room, *warnings) if room else warnings
+    return SmMachine(device).build("fp8_attention", [(phase, fields)], problem.flops(), said)
 
 
 def build_on_ascend(
     problem: Problem, tiling: Fp8Tiling, device: DeviceSpec, precision: Fp8Precision
 ) -> TileProgram:
     """Return the same steps on Ascend: with FP8 products, or a study of P's cast, its product in the inputs' format."""
-    warnings = _check(precision)
+    warnings = scale_warnings(precision)
     if problem.dtype == E4M3 and not _has_fp8(device):
         raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
     machine, sizes = AscendMachine(device), (tiling.block_q, tiling.block_kv)
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, SLICE_ELEMENTS // 2)
-    phases = [(_phase(problem, sizes, precision), fields)]
+    phases = [(fp8_phase(problem, sizes, precision), fields)]
     return machine.build("fp8_attention", phases, problem.flops(), warnings)
 
 

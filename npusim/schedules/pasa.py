@@ -17,10 +17,12 @@ from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine, SmTiling
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import GroupFields, SmFields
 from npusim.machines.sm.fit import fitted, lanes_of, quad_pairs
-from npusim.schedules import flash
+from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
+from npusim.schedules.flash_gpu import EXPONENTIAL
 from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
 
@@ -73,7 +75,7 @@ class PasaTiling(Tiling):
 VECTORS = 9
 
 
-class GpuPasaTiling(PasaTiling):
+class GpuPasaTiling(GroupFields, PasaTiling):
     """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
@@ -123,15 +125,20 @@ def build_on_ascend(
 
 
 def build_on_gpu(
-    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
+    problem: Problem, tiling: GpuPasaTiling, device: DeviceSpec, precision: PasaPrecision
 ) -> TileProgram:
     """Return PASA of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
+    if works_beside(device):
+        phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
+        built = [(phase, *group_tiling("pasa", phase, tiling, device)) for phase in phases]
+        said = (*(room for *_, room in built if room), *notes)
+        return SmMachine(device).build("pasa", [(ph, fields) for ph, fields, _ in built], problem.flops(), said)
     if device.is_timed and tiling.scale_in == "queries":
         raise TilingError(f"scale_in=queries: {device.name} has no kernel that only scales; take matrix or scores")
     before_it, attention, said = _in_lanes(problem, tiling, device, precision) if device.is_timed else NO_LANES
     (*before, last), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    phases = [*((phase, before_it) for phase in before), (last, attention)]
-    return SmMachine(device).build("pasa", phases, problem.flops(), (*said, *notes))
+    placed = [*((phase, before_it) for phase in before), (last, attention)]
+    return SmMachine(device).build("pasa", placed, problem.flops(), (*said, *notes))
 
 
 def _in_lanes(
@@ -156,7 +163,7 @@ def _in_lanes(
     return (
         SmTiling(lanes=dict.fromkeys(("head", "value"), before), padding=lanes.padding),
         replace(lanes, residents=found.blocks),
-        (f"{found}; tiles of {tiling.block_q} x {tiling.block_kv}", flash.EXPONENTIAL),
+        (f"{found}; tiles of {tiling.block_q} x {tiling.block_kv}", EXPONENTIAL),
     )
 
 

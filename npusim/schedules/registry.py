@@ -36,6 +36,10 @@ _ASKED_WITH: Mapping[str, str] = MappingProxyType(
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
 
+def _anywhere(_device: DeviceSpec) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """One algorithm on one core family.
@@ -45,7 +49,8 @@ class Schedule:
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
     not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
-    own.  ``origin``: file and line of one from outside the package, for its faults.
+    own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
+    of the family it does.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Schedule:
     study: Callable[[Any, DeviceSpec], str] | None = None
     beside: tuple[str, ...] = ()
     origin: str = ""
+    runs_on: Callable[[DeviceSpec], bool] = _anywhere
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.

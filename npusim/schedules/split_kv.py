@@ -16,6 +16,7 @@ from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules import flash
 from npusim.schedules.attention import flash_phase, may_pack
+from npusim.schedules.flash_gpu import build_on_gpu
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -44,10 +45,6 @@ class SplitTiling(_Splits, flash.FlashTiling):
 
 class GpuSplitTiling(_Splits, SmFields):
     """The same on streaming multiprocessors."""
-
-    def check_no_lanes(self, device: str) -> None:
-        """Raise `TilingError` for fields of lanes on a device that is described for its values only."""
-        SmFields(**self.model_dump(include=self.model_fields_set - {"splits", "merge", "pack"})).check_no_lanes(device)
 
 
 def _make(
@@ -91,6 +88,6 @@ ASCEND = replace(
 )  # fmt: skip
 GPU = replace(
     flash.GPU, name="split_kv", summary=SUMMARY, tiling=GpuSplitTiling, precisions=_presets(flash.GPU_PRECISIONS),
-    build=partial(_build, flash.build_on_gpu),
+    build=partial(_build, build_on_gpu),
 )  # fmt: skip
 SCHEDULES = (ASCEND, GPU)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.config.tiling import Field, Tiling
+from npusim.machines.ascend import Barriers
 from npusim.schedules import flash
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class TwoLevelTiling(flash.FlashTiling):
     # One tile of scores ahead: two slots between the cores, the paper's double buffering.
     depth: int = Field(
         default=1, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V"
+    )
+    barriers: Barriers | None = Field(
+        default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
     )
 
 

@@ -15,7 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.flash import FlashPrecision
+from npusim.errors import SpecError
+from npusim.machines.sm.core import works_beside
 from npusim.schedules import flash
+from npusim.schedules.flash_gpu import build_with_warps
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -67,8 +70,10 @@ def build(
     Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where tile, lanes,
     registers or shared memory do not fit.
     """
+    if works_beside(device):
+        raise SpecError(f"volta_flash: {device.name} has no m8n8k4 with lanes to follow; `flash` runs there")
     whole = precision.whole(problem.dtype)
-    return flash.build_with_warps(problem, tiling, device, whole, "volta_flash")
+    return build_with_warps(problem, tiling, device, whole, "volta_flash")
 
 
 SCHEDULES = (

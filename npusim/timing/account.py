@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npusim.ir.walk import givers
 from npusim.timing.result import Account, PhaseTime, Work
 from npusim.timing.stream import TimedLoop
 
@@ -36,7 +37,7 @@ def account_of(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Seque
         idle = tuple(q.name for n, q in enumerate(streams.program.queues) if n not in busy)
         phases.append(PhaseTime(phase.name, end - before, idle))
     work = (Work(unit, label, times, cycles) for (unit, label), (times, cycles) in done.items())
-    return Account(group, tuple(work), tuple(phases), _givers(streams))
+    return Account(group, tuple(work), tuple(phases), givers(streams.endpoints))
 
 
 def _add(streams: Streams, phase: Phase, group: int, done: Done) -> set[int]:
@@ -78,12 +79,3 @@ def _prefix(streams: Streams, phase: Phase) -> str:
     """Return what a phase's rings are called by, and so its operations: the phase, unless it is the main one."""
     prefix = f"{phase.name} "
     return prefix if any(ring.name.startswith(prefix) for ring in streams.program.rings) else ""
-
-
-def _givers(streams: Streams) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return for each queue, by cause of a wait, whose doing it waits for."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
-    for e in streams.endpoints:
-        if e.peers:
-            found.setdefault(e.queue, {})[str(e)] = tuple(streams.endpoints[p].queue for p in e.peers)
-    return found

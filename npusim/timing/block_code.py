@@ -33,6 +33,7 @@ from npusim.timing.block_machine import (
     RANGE_BITS,
     REPEAT,
     RET,
+    RULE_TYPE,
     TAKE_TYPE,
     Program,
 )
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from npusim.timing.block_machine import Records
     from npusim.timing.stream import Streams, TimedBody, TimedOp
 
+#: In place of the work that an operation does beside other warp groups.
+NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 #: A run of operations, or a loop: its count and its body.
 Part = tuple[int, ...] | tuple[str, int, int]
 
@@ -154,7 +157,7 @@ class Code:
         """Return the number of an operation; those that take the same time the same way share it."""
         waits = tuple((own, peer) for own, peer, _, _ in op.waits)
         cost = (op.queue, op.occupancy, op.latency, op.issue_cycles)
-        key = (cost, waits, op.sets, op.flows, op.pipes, op.label, op.terms)
+        key = (cost, waits, op.sets, op.flows, op.pipes, op.share, op.label, op.terms)
         place = self._operations.get(key)
         if place is None:
             place = self._operations[key] = len(self.operations)
@@ -268,12 +271,12 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
     op, wait, sets, flow, take = [], [], [], [], []
     for o in operations:
         costs = (o.queue, o.occupancy, o.latency, o.issue_cycles)
-        op.append((*costs, len(wait), len(sets), len(flow), len(take)))
+        op.append((*costs, len(wait), len(sets), len(flow), len(take), *(o.share or NO_SHARE)))
         take += o.pipes
         wait += [(own, peer) for own, peer, _, _ in o.waits]
         sets += o.sets
         flow += [(links[name], size) for name, size in o.flows]
-    op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take)))
+    op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take), *NO_SHARE))
     depths = zip(streams.queue_depths(), (streams.issuers.index(q.issuer) for q in queues), strict=True)
     ends = [
         (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints
@@ -294,6 +297,7 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         queue=_records(QUEUE_TYPE, list(depths)),
         link=_records(LINK_TYPE, [(rate, 1, 0) for rate in link_rates(streams)]),
         member=_records(MEMBER_TYPE, []),
+        rule=_records(RULE_TYPE, [streams.sharing] if streams.sharing else []),
     )
 
 

@@ -18,7 +18,6 @@ from npusim.timing.block_machine import (
     END,
     EVENTS,
     FETCHED,
-    FRACTION_BITS,
     LEADER,
     LOOP,
     MASTER,
@@ -36,6 +35,16 @@ from npusim.timing.block_machine import (
     Machine,
     Program,
 )  # fmt: skip
+from npusim.timing.block_shared import (
+    begin_beside,
+    first_due,
+    join,
+    next_through,
+    note_due,
+    note_pipes_free,
+    serve,
+    serve_room,
+)
 
 #: An operation on an engine, and what a dispatcher fetches at its end.
 NOTHING = -1
@@ -149,14 +158,14 @@ def work(p: Program, m: Machine, e: int, now: int) -> None:
         op, begin = m.engine[e].op, m.engine[e].ready
         m.engine[e].wait_at = NOTHING
         m.engine[e].begun = begin
-        if p.op[op].takes != p.op[op + 1].takes:
+        if p.op[op].kind < 0 and p.op[op].takes != p.op[op + 1].takes:
             m.engine[e].flying = ASKING
             push(m.request, m.size[REQUESTS], begin * len(m.engine) + e, e)
             m.size[REQUESTS] += 1
             return
-        if p.op[op].flows != p.op[op + 1].flows:
+        if p.op[op].kind >= 0 or p.op[op].flows != p.op[op + 1].flows:
             if begin <= now:
-                join(p, m, e)
+                begin_beside(p, m, e, now)
             else:
                 push(m.event, m.size[EVENTS], begin, e)
                 m.size[EVENTS] += 1
@@ -258,34 +267,6 @@ def keep_span(m: Machine, e: int, op: int, end: int) -> None:
 
 
 @inline
-def join(p: Program, m: Machine, e: int) -> None:
-    """Start the transfers of the operation that engine ``e`` begins now."""
-    op, begin = m.engine[e].op, m.engine[e].begun
-    weight = p.member[e // len(p.queue)].weight
-    m.engine[e].flying = p.op[op + 1].flows - p.op[op].flows
-    for at in range(p.op[op].flows, p.op[op + 1].flows):
-        link, size = p.flow[at].link, p.flow[at].bytes
-        serve(p, m, link, begin)
-        m.link[link].load += weight * p.link[link].unit
-        m.link[link].bytes += weight * size
-        key = m.link[link].units + (size << FRACTION_BITS)
-        push(m.transfer[link], m.link[link].flows, key, e)
-        m.link[link].flows += 1
-        m.link[link].due = begin  # looked at again before time goes on
-
-
-@inline
-def serve(p: Program, m: Machine, link: int, now: int) -> None:
-    """Move a link's clock on to ``now``."""
-    elapsed = now - m.link[link].updated
-    if elapsed > 0:
-        if m.link[link].load:
-            m.link[link].units += elapsed * p.link[link].rate // m.link[link].load
-            m.link[link].flow_cycles += elapsed * m.link[link].flows
-        m.link[link].updated = now
-
-
-@inline
 def settle(p: Program, m: Machine, link: int, now: int) -> None:
     """End the transfers that are through at ``now`` and find when the next one will be."""
     heap, flows = m.transfer[link], m.link[link].flows
@@ -313,6 +294,19 @@ def settle(p: Program, m: Machine, link: int, now: int) -> None:
         m.link[link].units = units = 0
     rest = (heap[0].key - units) * m.link[link].load
     m.link[link].due = now - (-rest // p.link[link].rate)
+
+
+@inline
+def settle_room(p: Program, m: Machine, member: int, now: int) -> None:
+    """End the work of a core's warp groups that is through at ``now``."""
+    serve_room(m, member, now)
+    e = next_through(p, m, member)
+    while e != NOTHING:
+        note_pipes_free(p, m, e, now)
+        complete(p, m, e, now + p.op[m.engine[e].op].occupancy)
+        remember(m, e)
+        e = next_through(p, m, member)
+    note_due(m, member, now)
 
 
 @inline
@@ -362,7 +356,7 @@ def run_ahead(p: Program, m: Machine, now: int) -> None:
 @inline
 def next_event(m: Machine) -> int:
     """Return the time of the next event, or ``NEVER``."""
-    now = m.event[0].key if m.size[EVENTS] else NEVER
+    now = min(m.event[0].key if m.size[EVENTS] else NEVER, m.due[1])
     for link in range(len(m.link)):
         now = min(now, m.link[link].due)
     return min(now, m.request[0].key // len(m.engine)) if m.size[REQUESTS] else now
@@ -377,11 +371,14 @@ def happen(p: Program, m: Machine, now: int) -> None:
         e = m.event[0].engine
         m.size[EVENTS] -= 1
         pop(m.event, m.size[EVENTS])
-        join(p, m, e)
+        begin_beside(p, m, e, now)
     for link in range(len(m.link)):
         if m.link[link].due == now:
             is_quiet = False
             settle(p, m, link, now)
+    while m.due[1] == now:
+        is_quiet = False
+        settle_room(p, m, first_due(m), now)
     if is_quiet:
         grant(p, m, now)
 

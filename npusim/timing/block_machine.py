@@ -62,9 +62,15 @@ class Program(NamedTuple):
     queue: Records
     link: Records
     member: Records
+    rule: Records  #: how warp groups slow each other down (`npusim.timing.gpu_pipes.Rules`), if they do
 
 
-OP_TYPE = record("queue", "occupancy", "latency", "issue", "waits", "sets", "flows", "takes")
+#: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.cost.Share`); what
+#: follows is its cycles alone and what it asks for.
+OP_TYPE = record(
+    "queue", "occupancy", "latency", "issue", "waits", "sets", "flows", "takes", "kind", "work", "slots", "compare",
+    "special", "tensor", "memory",
+)  # fmt: skip
 PAIR_TYPE = record("own", "peer")
 FLOW_TYPE = record("link", "bytes")
 TAKE_TYPE = record("pipe", "cycles")
@@ -91,6 +97,9 @@ class Machine(NamedTuple):
     event: Records  #: heap by the time at which an operation with transfers begins
     request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
     pipe: Records  #: (members, pipes)
+    room: Records  #: (members,) where warp groups work beside one another, else none
+    work: Records  #: (2 * members, queues): heaps by the clock value at which work of a kind ends
+    due: Ints  #: tree of least values over the members: when the next work of each ends
     todo: Ints  #: stack of engines and dispatchers to look at
     is_todo: Ints
     ran: Ints  #: how often each operation ran, in core groups
@@ -120,6 +129,12 @@ STACK_TYPE = record("pc", "operand", "left", "entry")
 #: ``flow_cycles``: transfers in flight, summed over cycles.
 STATE_TYPE = record("units", "updated", "load", "due", "flows", "bytes", "flow_cycles")
 HEAP_TYPE = record("key", "engine")
+#: Clock, speed and number of arithmetic (0) and of products (1); what all of them ask for.
+ROOM_TYPE = record(
+    "units0", "units1", "speed0", "speed1", "count0", "count1", "slots", "compare", "special", "tensor", "memory",
+    "updated",
+)  # fmt: skip
+RULE_TYPE = record("product_issue", "product_compare", "issue_product")
 #: ``free``: when the last operation on a pipe ends.
 USED_TYPE = record("free", "busy", "done")
 SPAN_TYPE = record("engine", "op", "start", "end")
@@ -132,6 +147,8 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
     dispatchers, links = members * issuers, len(program.link)
     deepest = int(program.queue["depth"].max(initial=1))
     plain = np.dtype(np.int64)
+    rooms = members if len(program.rule) else 0
+    leaves = 1 << max(0, rooms - 1).bit_length()
     layout: dict[str, tuple[np.dtype[Any], Sequence[int]]] = {
         "engine": (ENGINE_TYPE, (engines,)),
         "entry": (ENTRY_TYPE, (engines, deepest)),
@@ -144,6 +161,9 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
         "event": (HEAP_TYPE, (engines,)),
         "request": (HEAP_TYPE, (engines,)),
         "pipe": (USED_TYPE, (members, len(program.pipe))),
+        "room": (ROOM_TYPE, (rooms,)),
+        "work": (HEAP_TYPE, (2 * rooms, len(program.queue))),
+        "due": (plain, (2 * leaves,)),
         "todo": (plain, (engines + dispatchers,)),
         "is_todo": (plain, (engines + dispatchers,)),
         "ran": (plain, (len(program.op) - 1,)),
@@ -165,6 +185,7 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
     machine.counter["waiter"] = -1
     machine.dispatcher["pending"] = -2
     machine.link["due"] = NEVER
+    machine.due[:] = NEVER
     machine.size[MASTER] = machine.size[LEADER] = -1
     return machine
 

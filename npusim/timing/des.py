@@ -20,6 +20,7 @@ from npusim.errors import DeadlockError
 from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
 from npusim.timing.link import Alarm, SharedLink, bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.timing.room import Room
 from npusim.timing.scalar_unit import Dispatcher
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
@@ -83,6 +84,7 @@ class Engine:
         "_pipes",
         "_port_end",
         "_ready",
+        "_room",
         "_sim",
         "_stalled",
         "_start",
@@ -97,9 +99,9 @@ class Engine:
 
     def __init__(
         self, sim: _Simulation, counters: list[Counter], name: str, depth: int, group: int,
-        number: int, pipes: Pipes,
+        number: int, pipes: Pipes, room: Room | None,
     ) -> None:  # fmt: skip
-        self._number, self._pipes, self._is_served = number, pipes, False
+        self._number, self._pipes, self._is_served, self._room = number, pipes, False, room
         self._sim, self._counters = sim, counters
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
         self.entries: deque[Issued] = deque()
@@ -195,7 +197,12 @@ class Engine:
         op = self.op
         assert op is not None
         self._started = self._ready
-        if op.pipes:
+        if op.share is not None:
+            if self._ready > now:
+                self._start.set(self._ready - now)
+            else:
+                self._enter()
+        elif op.pipes:
             self._is_served = False
             if self._ready > now:
                 self._start.set(self._ready - now)
@@ -211,10 +218,24 @@ class Engine:
     def _begin(self, _event: Event) -> None:
         op = self.op
         assert op is not None
-        if op.pipes and not self._is_served:
+        if op.share is not None:
+            self._enter()
+        elif op.pipes and not self._is_served:
             self._pipes.ask(self._number, self)
         else:
             self._join()
+
+    def _enter(self) -> None:
+        op = self.op
+        assert op is not None and op.share is not None and self._room is not None
+        self._pipes.book(op)
+        self._room.join(op.share, self._left)
+
+    def _left(self) -> None:
+        """The work is through; what is left of the operation needs no pipe."""
+        assert self.op is not None
+        self._pipes.end(self.op, int(self._sim.env._now))
+        self._finish.set(self.op.occupancy)
 
     def served(self, begin: int, now: int) -> None:
         """The pipes are this operation's from ``begin`` on."""
@@ -293,6 +314,8 @@ class _Simulation:
         env = self.env
         self.clock = (lambda: int(env.now), lambda call: Alarm(env, call))
         self.pipes = [Pipes(len(streams.pipes), *self.clock) for _ in self.groups]
+        rules = streams.sharing
+        self.rooms = [None if rules is None else Room(env, rules) for _ in self.groups]
         self.counters = [self._flags() for _ in self.groups]
         self.engines = [self._group(group) for group in self.groups]
         self.cycles = 0
@@ -317,7 +340,7 @@ class _Simulation:
 
     def _group(self, group: int) -> list[Engine]:
         return [
-            Engine(self, self.counters[group], queue.name, depth, group, number, self.pipes[group])
+            Engine(self, self.counters[group], queue.name, depth, group, number, self.pipes[group], self.rooms[group])
             for number, (queue, depth) in enumerate(
                 zip(self.program.queues, self.streams.queue_depths(), strict=True)
             )

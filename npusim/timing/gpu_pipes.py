@@ -4,11 +4,16 @@ A queue of a GPU is a group of warps: it issues in order and does one operation 
 that executes an operation belongs to the core, and serves the operations of all queues in the order
 in which they are ready, ties by the number of the queue; an operation that keeps several pipes busy
 (a product whose operands come from shared memory) begins when all of them are free.
+
+Where the device file says how warp groups work beside one another (``sharing``), their operations wait
+for none: all arithmetic of a core goes on at one speed, and so do all its products, as much slower
+than alone as what is under way asks for (`speeds`).  Everything is an integer, in units of 2^-20, and
+changes only at the ticks at which some work begins or ends, whatever the order within a tick.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import ProgramError
@@ -24,6 +29,48 @@ if TYPE_CHECKING:
 
 #: Cause of a stall: another queue's operation is on the pipe.
 PIPE_BUSY = "pipe busy"
+
+
+#: One cycle of work, and one whole pipe, as integers.
+ONE_BITS = 20
+ONE = 1 << ONE_BITS
+
+
+class Rules(NamedTuple):
+    """How arithmetic and products slow each other down, in 2^-20; see `SharingSpec`."""
+
+    product_issue: int
+    product_compare: int
+    issue_product: int
+
+
+def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
+    """Return the rules of the core whose queues are warps; None where pipes serve one after the other."""
+    for queue in program.queues:
+        engine = device.engine(queue.core, queue.engine)
+        if isinstance(engine, WarpIssue) and engine.sharing is not None:
+            s = engine.sharing
+            factors = s.product_issue_factor, s.product_compare_factor, s.issue_product_factor
+            return Rules(*(round(f.value * ONE) for f in factors))
+    return None
+
+
+def speeds(
+    rules: Rules, issue: int, compare: int, special: int, tensor: int, memory: int
+) -> tuple[int, int]:
+    """Return the speeds of arithmetic and of products, 2^20 alone, where so much of each pipe is asked for.
+
+    A product reads and writes its accumulators in the register file: it takes issue slots from arithmetic,
+    and arithmetic takes time from it.
+    """
+    running = min(tensor, ONE)
+    slots = issue + (rules.product_issue * running >> ONE_BITS)
+    arithmetic = max(ONE, slots, compare + (rules.product_compare * running >> ONE_BITS), special, memory)
+    product = max(ONE, tensor, memory)
+    if issue:
+        pressed = (rules.issue_product * issue >> ONE_BITS) + (rules.product_issue * running >> ONE_BITS)
+        product = max(product, pressed)
+    return (ONE << ONE_BITS) // arithmetic, (ONE << ONE_BITS) // product
 
 
 class Customer(Protocol):
@@ -56,6 +103,17 @@ class Pipes:
         if not self._is_set:
             self._is_set = True
             self._alarm.set(0, AFTER_ALL)
+
+    def book(self, op: TimedOp) -> None:
+        """Count what an operation that waits for none keeps busy."""
+        for pipe, cycles in op.pipes:
+            self.busy[pipe] += cycles
+            self.done[pipe] += 1
+
+    def end(self, op: TimedOp, now: int) -> None:
+        """Note when such an operation ends."""
+        for pipe, _ in op.pipes:
+            self.free[pipe] = max(self.free[pipe], now)
 
     def _serve(self, _event: object) -> None:
         now, self._is_set = self._now(), False
@@ -96,8 +154,8 @@ def refuse_shared_pipes(streams: Streams, method: str) -> None:
 
 
 def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) -> Span:
-    """Return an operation's place on the timeline: of the first pipe it takes, else of its queue."""
-    if not op.pipes:
+    """Return an operation's place on the timeline: of the pipe that serves it alone, else of its queue."""
+    if not op.pipes or op.share is not None:
         return Span(use.group, use.queue, op.label, start, end)
     pipe, cycles = op.pipes[0]
     return Span(use.group, streams.pipes[pipe], op.label, start, start + cycles, use.queue, end)

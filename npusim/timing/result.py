@@ -102,7 +102,7 @@ class TimingResult:
     of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
     ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
     time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact, ``account`` on a node.
+    go beyond L2 at least.  ``approximation`` is None where the method is exact.
     ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
     """
 

@@ -25,6 +25,7 @@ from npusim.timing.block_machine import (
     Program,
 )
 from npusim.timing.steady_floors import dispatcher_of, is_empty, issue_floor, note_floors
+from npusim.timing.steady_shared import note_link, note_room
 
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
@@ -121,26 +122,6 @@ def note_dispatcher(m: Machine, s: Snapshots, d: int, moment: int, out: Ints, st
 
 
 @inline
-def note_link(m: Machine, link: int, moment: int, out: Ints, start: int) -> int:
-    """Write down the transfers in flight, in the order in which they will end."""
-    flows, n = m.link[link].flows, start
-    out[n] = flows
-    n += 1
-    if flows == 0:
-        return n
-    out[n] = m.link[link].updated - moment
-    n += 1
-    for i in range(flows):
-        rest, e = m.transfer[link, i].key - m.link[link].units, m.transfer[link, i].engine
-        at = n + 2 * i
-        while at > n and (out[at - 2] > rest or (out[at - 2] == rest and out[at - 1] > e)):
-            out[at], out[at + 1] = out[at - 2], out[at - 1]
-            at -= 2
-        out[at], out[at + 1] = rest, e
-    return n + 2 * flows
-
-
-@inline
 def note_pipes(p: Program, m: Machine, s: Snapshots, member: int, out: Ints, start: int) -> int:
     """Write down how long the pipes of a member are taken beyond the next moment to ask for them."""
     first, floor = member * len(p.queue), NEVER
@@ -164,6 +145,8 @@ def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> 
         n = note_pipes(p, m, s, member, out, n)
         for at in range(len(p.pair)):
             n = note_pair(p, m, s, member, at, out, n)
+    for member in range(len(m.room)):
+        n = note_room(m, member, moment, out, n)
     for link in range(len(m.link)):
         n = note_link(m, link, moment, out, n)
     return n
@@ -290,6 +273,11 @@ def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int
         if m.link[link].flows:
             m.link[link].updated += shift
             m.link[link].due += shift
+    for member in range(len(m.room)):
+        m.room[member].updated += shift
+    for at in range(1, len(m.due)):
+        if m.due[at] < NEVER:
+            m.due[at] += shift
     grow_totals(m, old, times)
 
 

@@ -15,11 +15,11 @@ from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
-from npusim.timing.gpu_pipes import shared_pipes
+from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Cost
+    from npusim.ir.cost import Cost, Share
     from npusim.ir.program import Phase, TileProgram
 
 
@@ -38,6 +38,7 @@ class TimedOp:
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
+    share: Share | None = None  #: work beside other warp groups: it waits for no pipe
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Streams:
         shares = (held.read_misses, held.write_misses, held.shared_reads)
         #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
         self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
-        self.pipes = shared_pipes(program, device)
+        self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
@@ -140,7 +141,7 @@ class Streams:
             pipes = tuple((self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles)
             self._ops[key] = TimedOp(
                 len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
-                waits, op.sets, self._issue_cycles(op), cost.terms, pipes,
+                waits, op.sets, self._issue_cycles(op), cost.terms, pipes, cost.share,
             )  # fmt: skip
             self._listed.append(self._ops[key])
         return self._ops[key]

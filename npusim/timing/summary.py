@@ -38,8 +38,11 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    seconds, spec = device.seconds(cycles), device.timed_launch()
-    times, stream = launched(seconds, len(streams.program.phases), spec)
+    share = device.sustained(streams.program.flops, device.seconds(cycles)) if cycles else 1.0
+    seconds, spec = device.seconds(cycles) / share, device.timed_launch()
+    groups = device.group_count.value
+    busy = [min(len(phase.blocks), groups) for phase in streams.program.phases]
+    times, stream = launched(seconds, [(n - 1) / max(1, groups - 1) for n in busy], spec)
     return TimingResult(
         method=method,
         cycles=cycles,
@@ -47,7 +50,7 @@ def summarise(
         launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
         times_s=times,
         stream_s=stream,
-        clock_hz=float(device.clock_hz.value),
+        clock_hz=float(device.clock_hz.value) * share,
         queues=uses,
         link_bytes=link_bytes,
         term_cycles=terms,
@@ -59,23 +62,28 @@ def summarise(
     )
 
 
-def launched(core_s: float, kernels: int, spec: LaunchSpec) -> tuple[dict[str, float], float]:
+def launched(core_s: float, shares: Sequence[float], spec: LaunchSpec) -> tuple[dict[str, float], float]:
     """Return the time of each of `KINDS` that is known, and what the launches take of a stream of kernels.
+
+    ``shares``: for each kernel, how many of the core groups work beside the first, 0 to 1.
 
     The host issues kernels one behind the other and waits once, so that a call of several is held up by
     the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
     """
-    overhead = float(spec.kernel_overhead_s.value)
-    if spec.task_s is None or spec.gap_s is None or spec.host_issue_s is None:
+    overhead, kernels = float(spec.kernel_overhead_s.value), len(shares)
+    if spec.task_s is None or spec.task_all_s is None or spec.gap_s is None or spec.host_issue_s is None:
         return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
-    task, gap, issue = (float(part.value) for part in (spec.task_s, spec.gap_s, spec.host_issue_s))
-    follow = task + gap
+    one, every = float(spec.task_s.value), float(spec.task_all_s.value)
+    gap, issue = float(spec.gap_s.value), float(spec.host_issue_s.value)
+    tasks = [one + (every - one) * share for share in shares]
+    stream = sum(tasks) + gap * kernels
+    behind = stream - tasks[0] - gap if tasks else 0.0  # the call's own launch is that of its first kernel
     return {
         "core": core_s,
-        "kernel": core_s + task * kernels,
-        "back_to_back": max(issue * kernels, core_s + follow * kernels),
-        "call": overhead + max(issue * (kernels - 1), core_s + follow * (kernels - 1)),
-    }, follow * kernels
+        "kernel": core_s + sum(tasks),
+        "back_to_back": max(issue * kernels, core_s + stream),
+        "call": overhead + max(issue * (kernels - 1), core_s + behind),
+    }, stream
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

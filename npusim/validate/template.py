@@ -21,14 +21,14 @@ cases:
     seq: 1024               # or seq_q and seq_kv; batch, tensor_parallel, causal, dtype
     tiling: {block_kv: 256} # absent: the schedule's default; npusim run flash --fields
     precision: fa2_fp32     # absent: the schedule's default
-    measured: {latency_us: 40}                       # (needed) microseconds: one number ...
+    measured: {latency_us: 50}                       # (needed) microseconds: one number ...
 
   # Sizes written out: of one device's attention, ...
   - name: flash_sizes
     hw: ascend_910b2
     schedule: flash
     workload: {batch: 1, heads: 5, kv_heads: 5, seq_q: 512, seq_kv: 512, head_dim: 128, causal: true}
-    measured: {latency_us: [22, 30]}                 # ... or the range it was in
+    measured: {latency_us: [18, 24]}                 # ... or the range it was in
     # Other quantities: core_us (without launch), mac_us, mte1_us, mte2_us, fixp_us, vec_us (a pipe's busy
     # time), tflops, speedup (over `baseline:`), of nodes compute_us, attention_us, linear_us, allreduce_us, and of
     # offloading upload_us, gpu_us, cpu_us, off_upload_us.
@@ -44,7 +44,7 @@ cases:
     hw: ascend_910b2
     schedule: gemm
     workload: {m: 1024, n: 1024, k: 1024, dtype: float16}
-    measured: {latency_us: 20}
+    measured: {latency_us: 32}
 
   - name: copy
     hw: ascend_910b2
@@ -60,5 +60,5 @@ cases:
     workload: pangu_38b
     seq: 1024
     tiling: {block_kv: 512}
-    measured: {latency_us: 45}
+    measured: {latency_us: 55}
 """

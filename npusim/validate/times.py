@@ -256,7 +256,7 @@ class Predictor:
         if case.kind not in times:
             raise SpecError(
                 f"case {case.name}: timing: {case.kind}: the file of {case.device} says nothing of "
-                f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
+                f"launch.task_s, task_all_s, gap_s and host_issue_s; it has {', '.join(times)}"
             )
         if floor is not None and case.kind == "call":
             return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS

@@ -1,109 +1,105 @@
-"""What the page on the 910B's timing computes: residuals, what they rest on, what would remove them."""
+"""What the page on the 910B's timing computes: residuals, what is fitted, and comparisons like with like."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from fnmatch import fnmatchcase
 from functools import cache
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.measurements import MeasurementCase, load_measurements
-from npusim.config.overrides import apply_overrides
-from npusim.ir.op import Opcode, Step
-from npusim.ir.tile import Tile
-from npusim.machines.ascend.vector_cost import vector_cycles
-from npusim.report.record import record_of
-from npusim.simulate import simulate_program
-from npusim.units import ceil_div
+from npusim.config.node import load_machine
+from npusim.config.problem import Problem
+from npusim.run import run
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.config.measurements import Interval
-    from npusim.report.record import TimingRecord
-    from npusim.run_result import RunResult
 
 __all__ = [
-    "FACTOR", "GROUPS", "LARGE", "LONGEST", "Needed", "Row", "band_of", "cases", "elsewhere", "keys_of", "left_out",
-    "needed", "predicted", "rate_of_burst", "record", "reductions", "result_of", "rounds", "rows", "twins",
+    "CLASSES", "SOURCES", "Row", "Without", "before", "cases", "class_of", "counted", "deit", "fitted", "pasa",
+    "repository", "rows", "speedups", "summary", "tiles_of_16k", "untouched", "wide", "without",
 ]  # fmt: skip
 
-#: Files beside this module that hold what was measured.
-FILES = ("measured_910b2.yaml", "measured_papers.yaml")
+FILES = ("measured_910b2.yaml", "measured_more.yaml", "measured_papers.yaml")
 DEVICE = "ascend_910b2"
-#: Residuals beyond this are looked into, as issue 5 asks.
-LARGE = 0.10
-#: How far a group of constants is moved either way, and steps of the search in between.
-FACTOR, STEPS = 4.0, 4
-#: Longer sequences than this are searched at it: per token the time is the same.
-LONGEST = 32768
-#: Relative error at which a search ends.
-NEAR = 2e-3
-
-#: Constants of the device file that are moved together, as patterns of their keys.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+#: Cases whose timing another file says, and counts instead.
+REPLACED = "fa_910b2_*"
+#: Kinds of cases by patterns of their names, the first match counts.
+CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cycles a vector repeat": ("*.VECTOR.ops.*.slope*",),
-        "head and tail of a vector instruction": (
-            "*.VECTOR.ops.*.head_cycles",
-            "*.VECTOR.ops.*.tail_cycles",
-        ),
-        "flag between cores, latency": ("flags.cross_core_latency_cycles",),
-        "flag between cores, issue": ("flags.cross_core_issue_cycles",),
-        "FIXP bytes a cycle": ("*.l0c_gm.bytes_per_cycle",),
-        "MTE2 of an AIV, bytes a cycle": ("*.gm_ub.bytes_per_cycle",),
-        "MTE2 of an AIC, bytes a cycle": ("*.gm_l1.bytes_per_cycle",),
-        "MTE1 bytes a cycle": ("*.l1_l0?.bytes_per_cycle",),
-        "CUBE cycles a fractal": ("*.cycles_per_fractal",),
-        "L2 bytes a second": ("links.l2.*bytes_per_s",),
-        "HBM bytes a second": ("links.hbm.bytes_per_s",),
-        "block dispatch": ("launch.block_dispatch_cycles",),
-        "kernel launch": ("launch.kernel_overhead_s",),
+        "attention on one and eight cores": ("fa_x86_*",),
+        "attention on all cores": ("fa_b2b_*", "cann_*", "tilelang_*"),
+        "products, warm": ("bank_*",),
+        "products, cold": ("guide_*", "catlass_*", "ptodsl_*", "torchmm_*", "gemm_910b1_*"),
+        "all-reduce": ("mc2_*", "gemm_ar_*"),
+        "a call's floor": ("pangu71b_*",),
+        "papers": ("*",),
+    }
+)
+#: Repositories that cases come from, by their names.
+SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pto-isa, torch_jit (x86)": ("fa_x86_*",),
+        "pto-isa, flash_atten": ("fa_b2b_*",),
+        "CANN's tuning bank": ("bank_*",),
+        "asc-devkit": ("gemm_910b1_*", "guide_*", "mc2_*"),
+    }
+)
+#: What constants fitted on a repository's cases are without them: another source's value, or none.
+OTHERWISE: Mapping[str, dict[str, str]] = MappingProxyType(
+    {
+        "pto-isa, torch_jit (x86)": {"launch.gap_s": "0"},
+        "pto-isa, flash_atten": {"flags.tile_extra_cycles": "0"},
+        "CANN's tuning bank": {"launch.block_dispatch_cycles": "0"},
+        "asc-devkit": {"cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles": "0.66"},
     }
 )
 
 
 class Row(NamedTuple):
-    """One quantity of one case."""
+    """One quantity of one case; ``is_floor``: the host decides it."""
 
     case: MeasurementCase
     quantity: str
     measured: Interval
     predicted: float
-
-    @property
-    def name(self) -> str:
-        """Case and, where it has several quantities, the quantity."""
-        single = len(list(self.case.measured.items())) == 1
-        return self.case.name if single else f"{self.case.name} {self.quantity}"
+    is_floor: bool
 
     @property
     def error(self) -> float:
         """Signed relative error against the nearer end of the measured range."""
         return self.measured.relative_error(self.predicted)
 
-    @property
-    def asks_for_an_explanation(self) -> bool:
-        """Outside the range of a paper, or more than 10 % off."""
-        is_range = self.measured.low < self.measured.high
-        return bool(self.error) if is_range else abs(self.error) > LARGE
-
 
 @cache
 def cases() -> tuple[MeasurementCase, ...]:
-    """Return the cases of both files."""
+    """Return the cases of all files."""
     found: list[MeasurementCase] = []
     for name in FILES:
         found += load_measurements(Path(__file__).with_name(name)).cases
     return tuple(found)
+
+
+class _Changed(Predictor):
+    """Predicts on devices with some numbers changed."""
+
+    def __init__(self, changes: Mapping[str, str]) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def machine(self, name: str) -> DeviceSpec:
+        """Return a device or node with the changes."""
+        if name not in self._machines:
+            self._machines[name] = load_machine(name, None if "_x" in name else self.changes)
+        return self._machines[name]
 
 
 @cache
@@ -111,231 +107,146 @@ def _as_filed() -> Predictor:
     return Predictor()
 
 
-def rows(pattern: str = "*") -> list[Row]:
-    """Return every quantity of the cases of that name, predicted by the device file as it is."""
+def rows(pattern: str = "*", predictor: Predictor | None = None) -> list[Row]:
+    """Return the residuals of the cases that match."""
+    who = predictor or _as_filed()
     return [
-        Row(case, quantity, measured, _as_filed().quantity(case, quantity))
+        Row(case, quantity, measured, who.quantity(case, quantity), who.is_floor(case, quantity))
         for case in cases()
         if fnmatchcase(case.name, pattern)
         for quantity, measured in case.measured.items()
     ]
 
 
-def record(case: MeasurementCase) -> TimingRecord:
-    """Return what is kept of a case's own run."""
-    timing = record_of(_as_filed().result(case)).timing
-    assert timing is not None
-    return timing
+def class_of(name: str) -> str:
+    """Return the kind of a case."""
+    return next(kind for kind, found in CLASSES.items() if any(fnmatchcase(name, p) for p in found))
 
 
-def band_of(found: list[Row]) -> tuple[float, float]:
-    """Return median and largest absolute error."""
+def counted(found: list[Row]) -> list[Row]:
+    """Return the rows that figures are made of: no paper's, none that the host or another file's row decides."""
+    return [
+        r for r in found
+        if not r.is_floor and class_of(r.case.name) != "papers" and not fnmatchcase(r.case.name, REPLACED)
+    ]  # fmt: skip
+
+
+def summary(found: list[Row]) -> tuple[int, float, float, float]:
+    """Return count, median and worst absolute error, and the share within 20 %."""
     errors = [abs(r.error) for r in found]
-    return median(errors), max(errors)
+    if not errors:
+        return 0, 0.0, 0.0, 1.0
+    return len(errors), median(errors), max(errors), sum(e <= 0.2 for e in errors) / len(errors)
 
 
-# ---------------------------------------------------------------- what would have to be true
+def before() -> dict[str, float]:
+    """Return the errors of the release before, by case and quantity."""
+    data = json.loads(Path(__file__).with_name("before.json").read_text(encoding="utf-8"))
+    errors: dict[str, float] = data["errors"]
+    return errors
 
 
-class Needed(NamedTuple):
-    """What moving one group of constants does to a case.
-
-    ``factor`` brings the prediction to the nearer end of what was measured, None if none within a
-    factor of 4 does; ``low`` and ``high`` are the predictions at a quarter and at four times.
-    """
-
-    group: str
-    factor: float | None
-    low: float
-    high: float
-
-
-def keys_of(device: DeviceSpec, group: str) -> list[str]:
-    """Return the keys of a group's constants in a device file, without those that no model reads."""
-    keys = [key for key, _ in device.quantities() if not key.startswith("facts.")]
-    return [k for k in keys if any(fnmatchcase(k, pattern) for pattern in GROUPS[group])]
-
-
-class _Moved(Predictor):
-    """Predicts with groups of constants multiplied: programs as they are, simulated on other devices."""
-
-    def __init__(self, factors: Mapping[str, float]) -> None:
-        super().__init__()
-        self._factors = factors
-
-    def machine(self, name: str) -> DeviceSpec:
-        """Return a device with the groups moved; whole numbers are rounded."""
-        device = _as_filed().machine(name)
-        values = {key: fact.value for key, fact in device.quantities()}
-        changed: dict[str, str] = {}
-        for group, factor in self._factors.items():
-            for key in keys_of(device, group):
-                value = values[key] * factor
-                changed[key] = str(round(value)) if key.endswith("_cycles") else repr(value)
-        return apply_overrides(device, changed)
-
-    def result(self, case: MeasurementCase) -> RunResult:
-        """Return the run of a case on the moved device."""
-        base, device = _as_filed().result(case), self.machine(case.device)
-        timing = simulate_program(base.program, device, self.method)
-        return replace(base, device=device, timing=timing)
-
-
-def needed(row: Row, group: str) -> Needed:
-    """Return by which factor a group of constants would have to differ for the case to come out."""
-    target = row.measured.low if row.predicted < row.measured.low else row.measured.high
-    case = _shortened(row.case)
-
-    def at(factor: float) -> float:
-        return _Moved({group: factor}).quantity(case, row.quantity)
-
-    ends = {1 / FACTOR: at(1 / FACTOR), FACTOR: at(FACTOR)}
-    low, high = ends[1 / FACTOR], ends[FACTOR]
-    for end, value in ends.items():
-        if (value - target) * (row.predicted - target) <= 0:
-            return Needed(
-                group, _between(at, target, (1.0, row.predicted), (end, value)), low, high
-            )
-    return Needed(group, None, low, high)
-
-
-def _shortened(case: MeasurementCase) -> MeasurementCase:
-    """Return a case with a sequence that is searched in reasonable time."""
-    w = case.workload
-    if w.seq_q is None or w.seq_q <= LONGEST:
-        return case
-    return case.model_copy(
-        update={"workload": w.model_copy(update={"seq_q": LONGEST, "seq_kv": LONGEST})}
-    )
-
-
-def elsewhere(found: list[Row], change: Needed) -> tuple[float, float]:
-    """Return median and largest error of rows once a group of constants is what one case asks for."""
-    assert change.factor is not None
-    moved = _Moved({change.group: change.factor})
-    return band_of([r._replace(predicted=moved.quantity(r.case, r.quantity)) for r in found])
-
-
-def _between(
-    at: Callable[[float], float],
-    target: float,
-    first: tuple[float, float],
-    second: tuple[float, float],
-) -> float:
-    """Return the factor at which ``at`` crosses ``target``: false position in logarithms, kept bracketed."""
-    (a, fa), (b, fb) = first, second
-    for _ in range(STEPS):
-        share = (target - fa) / (fb - fa) if fb != fa else 0.5
-        middle = exp(log(a) + min(0.9, max(0.1, share)) * (log(b) - log(a)))
-        found = at(middle)
-        if abs(found / target - 1) < NEAR:
-            return middle
-        if (found - target) * (fa - target) <= 0:
-            b, fb = middle, found
-        else:
-            a, fa = middle, found
-    return exp((log(a) + log(b)) / 2)
-
-
-def result_of(case: MeasurementCase, **changes: object) -> RunResult:
-    """Return the run of a case with some of its keys replaced (a tiling adds to its own)."""
-    if isinstance(tiling := changes.get("tiling"), dict):
-        changes["tiling"] = {**(case.tiling or {}), **tiling}
-    return _as_filed().result(case.model_copy(update=changes))
-
-
-def predicted(row: Row, **changes: object) -> float:
-    """Return what is predicted of a quantity once keys of its case (not of its baseline) are replaced."""
-    return _as_filed().quantity(row.case.model_copy(update=changes), row.quantity)
-
-
-def twins(found: list[Row]) -> list[Row]:
-    """Return rows with one for each schedule and number of heads: the shortest sequence."""
-    chosen: dict[tuple[object, ...], Row] = {}
-    for row in found:
-        w = row.case.workload
-        key = (row.case.schedule, w.heads, w.kv_heads, row.quantity, row.error > 0)
-        chosen.setdefault(key, row)
-    return list(chosen.values())
-
-
-# ---------------------------------------------------------------- constants taken from kernels
-
-
-def left_out(found: list[Row]) -> dict[str, tuple[float, float]]:
-    """Return for each attention case the launch that the others ask for, in us, and its error then.
-
-    The launch of the device file is an intercept of such timings.  Here it is fitted anew on all cases
-    but one, by least squares of the relative errors, and the one left out is predicted with it.
-    """
-    kernels = {
-        r.case.name: (sum(r.measured) / 2, r.predicted - record(r.case).launch_us) for r in found
+def fitted() -> dict[str, tuple[float, tuple[str, ...]]]:
+    """Return the fitted numbers of the device file, each with its cases."""
+    return {
+        key: (float(q.value), q.fitted_on)
+        for key, q in load_device(DEVICE).quantities()
+        if q.basis == "fitted" and q.fitted_on
     }
-    results = {}
-    for name, (measured, kernel) in kernels.items():
-        others = [kernels[n] for n in kernels if n != name]
-        # d/dx of sum ((k + x) / m - 1)^2 = 0
-        launch = sum((m - k) / m**2 for m, k in others) / sum(1 / m**2 for m, k in others)
-        results[name] = (launch, (kernel + launch) / measured - 1)
-    return results
 
 
-class Reduction(NamedTuple):
-    """A row maximum over a tile: cycles of the block reductions used, and of the vendor's fit."""
-
-    fmt: str
-    columns: int
-    used_cycles: int
-    fitted_cycles: float
+def untouched(found: list[Row]) -> list[Row]:
+    """Return the rows of cases that nothing was fitted on."""
+    used = {name for _, names in fitted().values() for name in names}
+    return [r for r in found if r.case.name not in used]
 
 
-def reductions(rows_count: int) -> list[Reduction]:
-    """Return the vendor's fits of whole-row reductions beside what a reduction costs here."""
-    device = load_device(DEVICE)
-    engine = device.engine("aiv", "VECTOR")
-    assert isinstance(engine, VectorEngine)
-    # Known, but read by no model: <format>.<number>.<quantity>.
-    prefix = "facts.cores.aiv.engines.VECTOR.row_reduce."
-    fits: dict[str, dict[str, float]] = {}
-    for key, fact in device.quantities():
-        if key.startswith(prefix):
-            fit, _, quantity = key.removeprefix(prefix).rpartition(".")
-            fits.setdefault(fit, {})[quantity] = fact.value
-    found = []
-    for name, published in fits.items():
-        fmt, columns = name.partition(".")[0], int(published["columns_count"])
-        tile = Tile("aiv.UB", 0, rows_count, columns, columns, fmt)
-        step = Step(Opcode.ROW_MAX, replace(tile, cols=1, stride=1), (tile,))
-        cycles, _ = vector_cycles(step, engine, None, "aiv.VECTOR")
-        elements = rows_count * columns
-        fitted = published["slope_cycles_per_element"] * elements + published["bias_cycles"]
-        found.append(Reduction(fmt, columns, cycles, fitted))
+def repository(source: str) -> tuple[str, ...]:
+    """Return the patterns of the cases that come from a repository."""
+    return SOURCES[source]
+
+
+class Without(NamedTuple):
+    """A repository's cases predicted by constants that were chosen without them."""
+
+    changes: dict[str, str]
+    filed: tuple[int, float, float, float]
+    alone: tuple[int, float, float, float]
+
+
+def without(source: str) -> Without:
+    """Return how a repository's cases are met as filed, and by constants chosen without them."""
+    changes, patterns = OTHERWISE[source], SOURCES[source]
+    changed = _Changed(changes)
+    filed = [r for p in patterns for r in counted(rows(p))]
+    alone = [r for p in patterns for r in counted(rows(p, changed))]
+    return Without(changes, summary(filed), summary(alone))
+
+
+def tiles_of_16k() -> dict[int, float]:
+    """Return the time of 16k tokens by the keys of a tile, which its source does not state."""
+    case = next(c for c in cases() if c.name == "fa_b2b_910b2_16k")
+    found = {}
+    for keys in (256, 512):
+        other = case.model_copy(update={"tiling": {"block_q": 128, "block_kv": keys}})
+        found[keys] = _as_filed().latency_us(other)
     return found
 
 
-def rounds(found: list[Row], reference: str) -> dict[str, tuple[int, int, float]]:
-    """Return a case's blocks, the rounds that all core groups need for them, and the rounds measured.
+# ---------------------------------------------------------------- like with like
 
-    Measured is the time without launch in units of what one block of ``reference`` takes as measured, by
-    the keys of each.
-    """
-    groups = load_device(DEVICE).group_count.value
-    blocks = {r.case.name: len(result_of(r.case).program.phases[-1].blocks) for r in found}
-    spent = {r.case.name: r.measured.low - record(r.case).launch_us for r in found}
-    keys = {r.case.name: r.case.workload.seq_kv or 0 for r in found}
-    per_key = spent[reference] / ceil_div(blocks[reference], groups) / keys[reference]
-    return {
-        name: (count, ceil_div(count, groups), spent[name] / per_key / keys[name])
-        for name, count in blocks.items()
-    }
+#: The vendor's kernels in CANN: FP32 128 x 512 in slices of 8 rows, FP16 128 x 1024 in slices of 16
+#: (ops-transformer attention/prompt_flash_attention, CVDIFF).
+CANN_FP32: dict[str, Any] = {"block_q": 128, "block_kv": 512, "vector_rows": 8}
+CANN_FP16: dict[str, Any] = {"block_q": 128, "block_kv": 1024, "vector_rows": 16}
 
 
-def rate_of_burst(row: Row) -> tuple[float, float]:
-    """Return cycles a burst in the device file, and what the product's own MTE2 time would ask for."""
-    key = "cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles"
-    value = dict(load_device(row.case.device).quantities())[key].value
-    terms = {c.key: c.cycles for c in record(row.case).constants}
-    device = load_device(row.case.device)
-    wanted = sum(row.measured) / 2 - row.predicted  # us a core
-    cycles = wanted * 1e-6 * device.clock_hz.value * device.group_count.value
-    return value, value * (1 + cycles / terms[key])
+def _us(schedule: str, problem: Problem, precision: str | None = None, **tiling: Any) -> float:
+    return run(
+        schedule, hw=DEVICE, problem=problem, precision=precision, tiling=tiling, numerics=False, trace_groups=()
+    ).latency_us
+
+
+def attention(seq: int, heads: int, *, causal: bool, batch: int = 1, head_dim: int = 128) -> Problem:
+    """Return one device's attention."""
+    return Problem(batch=batch, heads=heads, seq_q=seq, seq_kv=seq, head_dim=head_dim, causal=causal)
+
+
+def pasa(seq: int = 32768) -> dict[str, tuple[float, float]]:
+    """Return speed-up over CANN's FP32 kernel and TFLOP/s of PASA by precision, and of the kernel itself."""
+    problem = attention(seq, 16, causal=False)
+    base = _us("flash", problem, "fa2_fp32", **CANN_FP32)
+    flops = problem.dense_flops() / 1e6
+    found = {"CANN FP32": (1.0, flops / base)}
+    for name in ("fp16_mean", "fp32_mean", "fixed_reference", "fp16_mean,sum_order=tree_halves"):
+        own = _us("pasa", problem, name)
+        found[name] = base / own, flops / own
+    return found
+
+
+def wide() -> float:
+    """Return CANN's FP16 kernel over its FP32 kernel, with the tiles of each."""
+    problem = attention(32768, 16, causal=False)
+    return _us("flash", problem, "fa2_fp32", **CANN_FP32) / _us("flash", problem, "fa16", **CANN_FP16)
+
+
+def speedups() -> dict[int, tuple[float, float, float, float]]:
+    """Return unified and two-level over fused passes and over eager operators, by length (PanGu-38B, 5 heads)."""
+    found = {}
+    for seq in (1024, 2048, 4096, 8192, 16384):
+        problem = attention(seq, 5, causal=True)
+        unified, two = _us("unified", problem, block=128), _us("two_level", problem)
+        fused, eager = _us("standard", problem), _us("standard", problem, operators="eager")
+        found[seq] = fused / unified, fused / two, eager / unified, eager / two
+    return found
+
+
+def deit() -> dict[int, tuple[float, float]]:
+    """Return two-level over fused passes and over eager operators for DeiT-B, by batch."""
+    found = {}
+    for batch in (32, 256, 1024):
+        problem = attention(197, 12, causal=False, batch=batch, head_dim=64)
+        two = _us("two_level", problem)
+        fused = _us("standard", problem)
+        found[batch] = fused / two, _us("standard", problem, operators="eager") / two
+    return found

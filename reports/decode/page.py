@@ -48,9 +48,9 @@ def write(folder: Path) -> list[Path]:
     """Write ``decode.md``, its chart and its data to ``folder``."""
     content = gather("decode", (part() for part in (_splits, _bytes, _price, _fp8)))
     drawn = {
-        f"{hw}, {keys // K}k keys": list(_best(hw, GROUPS[0], keys).tried.items()) for keys in DRAWN for hw in DEVICES
+        f"{hw}, {keys // K}k": list(_best(hw, GROUPS[0], keys).tried.items()) for keys in DRAWN for hw in DEVICES
     }
-    title = "One query a head: time over that of the compulsory bytes"
+    title = "One query a head on 4k and 32k keys: time over that of the compulsory bytes"
     picture = chart(title, "splits", "", drawn, log_x=True, log_y=True)
     return save_page(folder, "decode", content, {"decode_ratio.svg": picture})
 

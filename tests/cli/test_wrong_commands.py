@@ -68,7 +68,7 @@ WRONG = (
     ("run flash --hw loop.yaml", "loop.yaml:1  extends: files extend each other in"),
     ("run flash --hw ascend_910b2_x8", "schedule 'flash' has no mapping for node cores;"),
     ("run volta_flash --hw ascend_910b2", "schedule 'volta_flash' has no mapping for ascend"),
-    ("run volta_flash --hw h200 --no-numerics", "h200: no engine 'WARPS' in sm; it has: TENSOR"),
+    ("run volta_flash --hw h200 --no-numerics", "volta_flash: h200 has no m8n8k4 with lanes to"),
     ("run standard --hw v100", "schedule 'standard' has no mapping for nvidia"),
     ("run tiling_allreduce --hw h200", "schedule 'tiling_allreduce' has no mapping for"),
     ("run two_level --hw h200", "schedule 'two_level' has no mapping for nvidia"),

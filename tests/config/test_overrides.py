@@ -88,7 +88,6 @@ def test_a_value_that_is_neither_number_nor_text_is_refused(value: object, fault
         ("ascend_910b2", "facts.memory.l2.line_bytes", "no model yet; `facts` keeps it"),
         ("ascend_910b2", "architecture", "people"),
         ("v100", "flags.cross_core_latency_cycles", "schedules of ascend devices, whose cores meet"),
-        ("h200", "links.l2.bytes_per_s", "timing, and this device's file has no flags and no launch"),
     ],
 )
 def test_keys_that_change_nothing_are_refused_with_their_reader(

@@ -46,7 +46,7 @@ def test_another_order_of_softmax_is_attention(hw: str) -> None:
     assert found.numerics is not None
     assert found.numerics.error.nan_count == 0
     assert found.numerics.error.rmse < 1e-3
-    assert (found.timing is not None) == (hw == "ascend_910b2")
+    assert found.timing is not None
     plain = npusim.run("flash", hw=hw, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
     assert (found.output != plain.output).any()
 

@@ -296,6 +296,21 @@ def test_runs_of_different_cores_are_split_by_a_unit_of_their_own() -> None:
     assert "aiv0.VECTOR -> sm.B0W0" in reason(found.latency, 1)
 
 
+def test_a_node_is_split_by_its_kernels_and_collectives() -> None:
+    sizes = {"hw": "ascend_910b2_x8", "seq": 256, "numerics": False}
+    old, new = (run("tiling_allreduce", tiling={"blocks": n}, **sizes) for n in (1, 2))
+    found = compare(old, new)
+    assert _sums(found) == [old.cycles, new.cycles]
+    assert found.latency is not None
+    assert found.latency.causes(1)[0].kind in ("work", "wait")
+    names = {m.part.name for m in found.moved}
+    assert {"attention", "allreduce"} <= names
+    for sheet in found.sheets:
+        for unit in sheet.units:
+            assert sum(sheet.rows(unit).values()) == sheet.cycles
+            assert min(sheet.rows(unit).values()) >= 0
+
+
 # ---------------------------------------------------------------- a profiler's file
 
 

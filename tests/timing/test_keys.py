@@ -45,19 +45,28 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
         "flash", small(dtype="float32"), {"block_kv": 64, "block_q": 32}, "fa2_fp32,arithmetic=ieee.f32",
     ),
     "odd": ("flash", small(head_dim=80, seq_q=100, layout="bsnd"), {"block_kv": 64}, None),
+    "byte": ("gemm", GemmProblem(m=256, n=129, k=256), {}, None),
+    "tall": (
+        "gemm", GemmProblem(m=256, n=256, k=1024), {"block_m": 64, "block_n": 32, "block_k": 16, "load_k": 256}, None,
+    ),
     "ragged": (
         "flash", small(seq_q=700, causal=True, head_dim=48),
         {"block_kv": 48, "vector_rows": 5, "block_q": 48}, "fa16",
     ),
-    "thin": (
-        "flash", small(heads=3, seq_q=512, head_dim=48),
-        {"block_q": 32, "block_kv": 48, "vector_rows": 16, "depth": 1}, None,
+    "fixed": (
+        "flash", small(heads=30, seq_q=1, seq_kv=2048, head_dim=256),
+        {"block_q": 16, "block_kv": 256, "vector_rows": 2}, None,
     ),
-    "wide": (
-        "flash", small(heads=3, seq_q=100, head_dim=256, causal=True),
-        {"block_q": 32, "block_kv": 16, "vector_rows": 16, "depth": 3}, None,
+    "fed": (
+        "pasa", small(heads=30, seq_q=1, seq_kv=2048, head_dim=16),
+        {"block_q": 64, "depth": 1, "vector_rows": 2}, None,
     ),
-    "split": ("split_kv", small(), {"splits": 2, "block_kv": 64}, None),
+    "sliced": (
+        "two_level", small(heads=30, seq_q=300, seq_kv=2048, head_dim=128),
+        {"block_kv": 48, "depth": 4, "vector_rows": 16}, None,
+    ),
+    "flood": ("copy", CopyProblem(bytes=1 << 28), {}, None),
+    "split": ("split_kv", small(), {"splits": 2, "block_kv": 64, "barriers": "every"}, None),
     "eight": ("fp8_attention", small(dtype="float8_e4m3fn"), {}, None),
     "pasa": ("pasa", small(causal=True), {"block_kv": 128}, None),
     "unfused": ("standard", small(), {}, None),
@@ -77,10 +86,14 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
 WHERE = {
     "ascend": (
         ("*.log_float32.*", ("split",)), ("*.fractals.bfloat16.*", ("brain",)), ("*.fractals.float32.*", ("single",)),
-        ("*float8_e4m3fn*", ("eight",)), ("*.gm_l1.unaligned_factor", ("odd",)), ("*.unaligned_factor", ("ragged",)),
+        ("*float8_e4m3fn*", ("eight",)), ("*.gm_l1.unaligned_factor", ("odd",)),
+        ("*.gm_l1.unaligned_bytes_per_cycle", ("byte",)),
+        ("*.gm_l1.burst_overhead_cycles", ("tall",)), ("*.row_cycles", ("tall",)), ("*.ub_gm.miss_*", ("flood",)),
+        ("*.unaligned_factor", ("ragged",)),
         ("*.FIXP.issue_interval_cycles", ("ragged",)), ("*.MTE3.queue_depth_count", ("ragged",)),
-        ("cores.aic.*.MTE2.queue_depth_count", ("thin",)), ("cores.aiv.*.MTE2.queue_depth_count", ("wide",)),
-        ("*.CUBE.queue_depth_count", ("gemm",)), ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),
+        ("cores.aic.*.MTE2.queue_depth_count", ("fed",)), ("cores.aiv.*.MTE2.queue_depth_count", ("sliced",)),
+        ("*.FIXP.queue_depth_count", ("fixed",)), ("*.VECTOR.queue_depth_count", ("ragged",)),
+        ("*.CUBE.queue_depth_count", ("tall",)), ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),
     ),
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)), ("*.64.lanes_count", ("narrow",)), ("memory.l2.capacity_bytes", ("long",)),
@@ -106,7 +119,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
 def predicted(program: TileProgram, device: DeviceSpec) -> object:
     result = simulate_program(program, device, "auto")
     busy = tuple(use.busy_cycles for group in result.queues for use in group)
-    return result.latency_s, result.link_bytes, busy, peak_flops_per_s(device, "float16")
+    return result.times_s, result.link_bytes, busy, peak_flops_per_s(device, "float16")
 
 
 @cache
@@ -126,7 +139,7 @@ def with_value(device: DeviceSpec, key: str, value: object) -> DeviceSpec:
 def values(key: str, value: Any) -> Iterator[object]:
     """Yield other values of a key, those that tell most first."""
     if isinstance(value, str):
-        yield {"pipe": "scalar"}.get(value, "hopper.wgmma.k16.f16.f32")
+        yield {"pipe": "scalar", "back": "through", "idle": "always"}.get(value, "hopper.wgmma.k16.f16.f32")
         return
     if key.endswith(("alignment_bytes", "memory_unit_bytes")):
         yield value << 20
@@ -200,7 +213,7 @@ def test_banks_decide_what_a_step_takes(key: str) -> None:
     def cycles(banks: Any, place: int) -> int:
         # Two sources in different groups, so that only the target can meet one of them.
         near, far, target = (Tile("UB", at, 8, 64, 64, "float32") for at in (place, place + 32, 0))
-        return vector_cycles(Step(Opcode.ADD, target, (near, far)), unit, banks, "")[0]
+        return vector_cycles((Step(Opcode.ADD, target, (near, far)),), unit, banks, "")[0]
 
     fewer = {"value": max(1, getattr(buffer.banks, key).value // 2), "basis": "assumed", "source": "a test"}
     changed = type(buffer.banks).model_validate({**buffer.banks.model_dump(), key: fewer})

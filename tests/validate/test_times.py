@@ -111,7 +111,6 @@ def test_a_case_that_cannot_be_predicted_is_an_error(
     ("change", "message"),
     [
         ({"schedule": "flahs"}, "case b: unknown schedule 'flahs'"),
-        ({"device": "h200", "kv": 64}, "case b: h200 has no timing model"),
         ({"kv": "256, warps: 4"}, "case b: warps: unknown tiling field"),
     ],
 )
@@ -137,10 +136,11 @@ def test_a_latency_is_what_its_timing_says(tmp_path: Path) -> None:
     report = times(write(tmp_path, *cases))
     found = {(r.name, r.quantity): r.predicted for r in report.residuals}
     launch = load_device("ascend_910b2").timed_launch()
-    assert launch.task_s and launch.gap_s and launch.host_issue_s
+    assert launch.task_s and launch.task_all_s and launch.gap_s and launch.host_issue_s
+    task = launch.task_s.value + (launch.task_all_s.value - launch.task_s.value) / 23  # two blocks
     core = found["core", "core_us"]
     assert found["core", "latency_us"] == pytest.approx(core)
-    assert found["kernel", "latency_us"] == pytest.approx(core + launch.task_s.value * 1e6)
+    assert found["kernel", "latency_us"] == pytest.approx(core + task * 1e6)
     # A kernel shorter than the host's issue: back to back the host decides.
     assert found["back_to_back", "latency_us"] == pytest.approx(launch.host_issue_s.value * 1e6)
     assert found["call", "latency_us"] == pytest.approx(core + launch.kernel_overhead_s.value * 1e6)
@@ -159,9 +159,11 @@ def test_a_floor_of_the_host_is_kept_and_counts_in_no_figure(tmp_path: Path) -> 
     found = {(r.name, r.quantity): r for r in report.residuals}
     core = found["low", "core_us"].predicted
     launch = load_device("ascend_910b2").timed_launch()
-    assert launch.task_s and launch.gap_s
+    assert launch.task_s and launch.task_all_s and launch.gap_s
     assert found["high", "latency_us"].predicted == 500
-    behind = (launch.task_s.value + launch.gap_s.value) * 1e6
+    # Two blocks: one core group of 23 works beside the first.
+    task = launch.task_s.value + (launch.task_all_s.value - launch.task_s.value) / 23
+    behind = (task + launch.gap_s.value) * 1e6
     assert found["low", "latency_us"].predicted == pytest.approx(core + behind)
     assert found["call", "latency_us"].predicted == pytest.approx(500 + core)
     assert [r.name for r in report.residuals if r.is_floor] == ["high", "call"]
@@ -210,9 +212,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_published_flash_kernels_are_predicted_within_their_goal(shared_folder: Path) -> None:
-    # Issue 5: median 12 %, worst 30 %; nothing of the model is fitted on these kernels.
-    file = shared_folder / "measurements" / "ascend_910b2.yaml"
-    errors = [abs(r.relative_error) for r in times(file, only="fa_910b2_?k").residuals]
+    # Issue 5: median 12 %, worst 30 %; the tile of 16k is not stated.
+    file = shared_folder / "measurements" / "ascend_more.yaml"
+    errors = [abs(r.relative_error) for r in times(file, only="fa_b2b_910b2_?k").residuals]
     assert len(errors) == 4
     assert median(errors) <= 0.12
     assert max(errors) <= 0.30

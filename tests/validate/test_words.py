@@ -23,7 +23,7 @@ GEMM = (
 )
 
 
-def _gemm(name: str, us: float = 10, schedule: str = "gemm", dtype: str = "") -> str:
+def _gemm(name: str, us: float = 23, schedule: str = "gemm", dtype: str = "") -> str:
     return GEMM.format(name=name, us=us, schedule=schedule, dtype=f", dtype: {dtype}" if dtype else "")
 
 

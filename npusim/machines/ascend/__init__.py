@@ -4,13 +4,15 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import (
     AscendTiling,
+    Barriers,
     ProductPlan,
     gemm_tiling,
+    loaded_k,
     slice_elements,
     slice_rows,
 )
 
 __all__ = [
-    "PING_PONG", "SLICE_ELEMENTS", "AscendMachine", "AscendTiling", "ProductPlan", "gemm_tiling", "slice_elements",
-    "slice_rows",
+    "PING_PONG", "SLICE_ELEMENTS", "AscendMachine", "AscendTiling", "Barriers", "ProductPlan", "gemm_tiling",
+    "loaded_k", "slice_elements", "slice_rows",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, VectorEngine
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
+from npusim.ir.op import ALONE, PLAIN, Attributes, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
 from npusim.units import ceil_div
 
@@ -114,7 +114,7 @@ class AscendGroup:
     # ---------------------------------------------------------------- rings
 
     def cube_rings(
-        self, prefix: str, rows: int, cols: int, depth: int, *, operand: str, accumulator: str
+        self, prefix: str, rows: int, cols: int, depth: int, *, operand: str, accumulator: str, halves: int = 1
     ) -> CubeRings:  # fmt: skip
         """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
 
@@ -122,12 +122,12 @@ class AscendGroup:
         """
         half, single = get_format(operand).size_bytes, get_format(accumulator).size_bytes
 
-        def ring(name: str, size: int, producer: str, consumer: str) -> Ring:
+        def ring(name: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
             capacity = self.allocator.spaces[f"{AIC}.{name}"].capacity_bytes
-            slots = max(1, min(PING_PONG, capacity // size))
+            slots = max(1, min(PING_PONG, capacity // size // (halves if part else 1)))
             return self.allocator.ring(
                 f"{AIC}.{name}",
-                f"{prefix}{name}",
+                f"{prefix}{name}{part}",
                 size,
                 slots,
                 producers=[producer],
@@ -137,7 +137,10 @@ class AscendGroup:
         return CubeRings(
             ring("L0A", rows * depth * half, MTE1, CUBE),
             ring("L0B", depth * cols * half, MTE1, CUBE),
-            ring("L0C", rows * cols * single, CUBE, FIXP),
+            tuple(
+                ring("L0C", rows * ceil_div(cols, halves) * single, CUBE, FIXP, f" part {i}" if halves > 1 else "")
+                for i in range(halves)
+            ),
         )
 
     def l1_ring(self, name: str, rows: int, cols: int, fmt: str, depth: int = PING_PONG) -> Ring:
@@ -219,6 +222,12 @@ class AscendGroup:
         start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
         return start, end - start
 
+    def crowd(self, blocks: int) -> float:
+        """Return how many of the other core groups work beside one, on average over ``blocks``: 0 to 1."""
+        groups = self.device.group_count.value
+        busy = blocks / ceil_div(blocks, groups)
+        return (busy - 1) / (groups - 1) if groups > 1 else 0.0
+
     def largest_share(self, rows: int) -> int:
         """Return the most rows one vector core gets of a tile of ``rows``."""
         return ceil_div(rows, len(self.vector_cores))
@@ -254,7 +263,7 @@ class CubeRings:
 
     left: Ring
     right: Ring
-    accumulator: Ring
+    accumulators: tuple[Ring, ...]
 
 
 def move(
@@ -265,9 +274,9 @@ def move(
     return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes, name),))
 
 
-def compute(label: str, queue: str, steps: Sequence[Step]) -> TileOp:
+def compute(label: str, queue: str, steps: Sequence[Step], pace: Pace = ALONE) -> TileOp:
     """Return one queue entry of the unit behind ``queue``."""
-    return TileOp(label, queue, queue, tuple(steps))
+    return TileOp(label, queue, queue, tuple(steps), pace=pace)
 
 
 def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:

@@ -77,7 +77,8 @@ class AscendPhase:
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
         places = tuple(rings), tuple(kept), *map(methods_of, (AscendPhase, Product, VectorShare))
-        return Itself(group.device), self.frame.content(), *places, plans, tiling.elements, tiling.spilled
+        pace = tiling.barriers, tiling.together, tiling.extra, tuple(v.crowd for v in self.vectors)
+        return Itself(group.device), self.frame.content(), *places, plans, tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
         listed = list(self.products.values())

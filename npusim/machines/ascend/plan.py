@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
+from npusim.formats import get_format
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
 
+#: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
+#: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
+Barriers = Literal["needed", "every"]
 #: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the cell to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads.
@@ -25,7 +29,9 @@ Staging = Literal["held", "whole", "panel", "piece"]
 class ProductPlan:
     """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how its operands wait in L1.
 
-    ``panels_outside``: every band of A meets a panel of B before the next panel is loaded.
+    ``load``: how much of k is loaded into L1 at once, a multiple of ``k`` (0: ``k``).  ``halves``: of an
+    accumulator, each drained while the next still adds up (the unit flag).  ``panels_outside``: every band of
+    A meets a panel of B before the next panel is loaded.
     ``loops_over_k``: the pieces of k are a loop of the program, not listed.
     """
 
@@ -38,6 +44,13 @@ class ProductPlan:
     loops_over_k: bool = False
     left_depth: int = PING_PONG
     right_depth: int = PING_PONG
+    load: int = 0
+    halves: int = 1
+
+    @property
+    def load_k(self) -> int:
+        """How much of k is loaded into L1 at once."""
+        return self.load or self.k
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,12 @@ class AscendTiling:
         number one more.
     period
         Releases of such a slot that one flag acknowledges.
+    barriers
+        Between the instructions of a vector core: where one needs what another leaves, or everywhere.
+    together
+        Tiles that cores hand one another at a time: they share what a tile costs (``flags.tile_cycles``).
+    extra
+        Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
         States that stay in global memory between tiles, for want of room in UB.
     """
@@ -62,11 +81,25 @@ class AscendTiling:
     ahead: int = 0
     period: int = 1
     spilled: tuple[str, ...] = ()
+    barriers: Barriers = "every"
+    together: int = 1
+    extra: bool = False
 
 
-def gemm_tiling(stage: str, m: int, n: int, k: int) -> AscendTiling:
-    """Return the tiling of a plain product: operands stream through L1 in pieces of ``k``."""
-    return AscendTiling({stage: ProductPlan(m, n, k, "piece", "piece", loops_over_k=True)})
+def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
+    """Return the tiling of a plain product: operands stream through L1 in pieces of ``load_k`` (0: ``k``)."""
+    plan = ProductPlan(m, n, k, "piece", "piece", loops_over_k=True, load=load_k, halves=halves)
+    return AscendTiling({stage: plan})
+
+
+#: Of k in one load of the vendor's products: four pieces of 64 (stepK 4 of the Ascend C guide's MDL template).
+LOADED_K = 256
+
+
+def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
+    """Return how much of k a product loads at once: whole pieces of `LOADED_K`, in ping-pong in L1."""
+    room = group.capacity_bytes("L1") // PING_PONG // ((m + n) * get_format(fmt).size_bytes)
+    return max(1, min(LOADED_K, room) // k) * k
 
 
 def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.engine import EngineSpec
-    from npusim.ir.op import TileOp
+    from npusim.ir.op import Pace, TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.tile import Operand
 
@@ -35,6 +35,9 @@ class EnginePricing(Moves):
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
         queue = self.queues[op.queue]
+        spec, key, banks = self._unit(queue.core, queue.engine)
+        if isinstance(spec, VectorEngine):
+            return self._with_tile(op.pace, self._sequence(op, spec, key, banks))
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -48,6 +51,26 @@ class EnginePricing(Moves):
                 terms[key] = terms.get(key, 0.0) + cycles
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
+    def _sequence(self, op: TileOp, spec: VectorEngine, key: str, banks: BankSpec | None) -> Cost:
+        """Return the cost of a vector unit's operation, alike ones looked at once."""
+        joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
+        alike = (key, joins, *map(signature, op.steps))
+        known = self._vector.get(alike)
+        if known is None:
+            cycles, terms = vector_cycles(op.steps, spec, banks, key, joins=joins)
+            known = self._vector[alike] = Cost(cycles, terms=terms)
+        return known
+
+    def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
+        """Return a cost with what a tile that is handed over takes beside."""
+        flags, terms = self.device.flags, list(cost.terms)
+        for name, share in (("tile_cycles", pace.tiles), ("tile_extra_cycles", pace.extra)):
+            spec = getattr(flags, name, None)
+            if share and spec is not None:
+                terms.append((f"flags.{name}", spec.value * share))
+        more = sum(cycles for _, cycles in terms[len(cost.terms):])
+        return cost._replace(occupancy_cycles=cost.occupancy_cycles + ceil(more), terms=tuple(terms))
+
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``."""
         spec, key, banks = self._unit(core, engine)
@@ -57,12 +80,8 @@ class EnginePricing(Moves):
             case MatrixEngine():
                 return _product(step, spec, key)
             case VectorEngine():
-                alike = (key, *signature(step))
-                known = self._vector.get(alike)
-                if known is None:
-                    cycles, terms = vector_cycles(step, spec, banks, key)
-                    known = self._vector[alike] = Cost(cycles, terms=terms)
-                return known
+                cycles, terms = vector_cycles((step,), spec, banks, key)
+                return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:

@@ -15,7 +15,7 @@ from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, MTE1, MTE2, CubeRings, compute, move, pass_on
 from npusim.machines.ascend.plan import default_plan
-from npusim.units import chunks
+from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +95,7 @@ class Product:
             case "panel":
                 return self._as_stored(sizes[self.k_axis], plan.n)
             case "piece":
-                return (plan.m, plan.k) if n == self.left else self._as_stored(plan.k, plan.n)
+                return (plan.m, plan.load_k) if n == self.left else self._as_stored(plan.load_k, plan.n)
 
     def _as_stored(self, k: Any, n: Any) -> tuple[Any, Any]:
         """Return what concerns B's rows and columns as B is stored."""
@@ -120,7 +120,7 @@ class Product:
         """Yield loads, products and drains for one tile."""
         frame, plan = self.frame, self.plan
         height, depth, across = (frame.size(cell, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
-        pieces = list(chunks(depth, plan.k))
+        pieces = list(chunks(depth, plan.load_k))
         for n in (self.left, self.right):
             if self.modes[n] == "whole" and n not in self.lifted:
                 yield self._load(n, cell, tile)
@@ -131,13 +131,13 @@ class Product:
             body = partial(self._piece, cell, tile, corner)
             yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
             if plan.loops_over_k and len(pieces) > 2:
-                yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.k))
+                yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.load_k))
             else:
                 for k, size in pieces[1:-1]:
                     yield from body(k, size, starts=False, ends=False)
             if len(pieces) > 1:
                 yield from body(*pieces[-1], starts=False, ends=True)
-            yield from self._drain(cell, tile, corner, corners)
+            yield from self._drains(cell, tile, corner, corners)
 
     def _corners(self, height: int, across: int) -> list[Corner]:
         plan = self.plan
@@ -151,31 +151,60 @@ class Product:
     def _piece(
         self, cell: Cell, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
     ) -> Iterator[TileOp]:
-        """Yield the product of one piece of the sum; ``k`` may be a product of a loop's index."""
-        spans = {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
+        """Yield the loads of one part of the sum and its products; ``k`` may be a product of a loop's index."""
         first, last = corner.is_first and starts, corner.is_last and ends
         for n in self.by_arrival:
             if self.modes[n] == "piece":
-                yield self._load(n, cell, tile, *spans[n], held=(first, last))
+                yield self._load(n, cell, tile, *self._spans(corner, k, size)[n], held=(first, last))
+        for at, piece in chunks(size, self.plan.k):
+            within = at, size, (starts and at == 0, ends and at + piece == size)
+            yield from self._multiply(cell, tile, corner, k + at, piece, *within)
+
+    def _spans(self, corner: Corner, k: int, size: int) -> dict[str, tuple[Span, Span]]:
+        return {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
+
+    def _multiply(
+        self, cell: Cell, tile: Visit, corner: Corner, k: int, size: int, at: int, loaded: int, edges: tuple[bool, bool]
+    ) -> Iterator[TileOp]:
+        """Yield the product of one piece of the sum, ``at`` of the ``loaded`` in L1; ``edges``: first, last of all."""
+        starts, ends = edges
+        spans = self._spans(corner, k, size)
+        first, last = corner.is_first and starts, corner.is_last and ends
         use = {
-            "held": (False, False), "whole": (first, last), "piece": (True, True),
+            "held": (False, False), "whole": (first, last), "piece": (at == 0, at + size == loaded),
             "panel": (corner.band[0] == 0 and starts, corner.is_last_band and ends),
         }  # fmt: skip
-        a, b = (self._operand(n, spans[n], cell, tile, use[self.modes[n]]) for n in (self.left, self.right))
+        names, piece = (self.left, self.right), (at, loaded)
+        a, b = (self._operand(n, spans[n], cell, tile, use[self.modes[n]], piece) for n in names)
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
-        target = self.l0.accumulator.fill(
-            corner.band[1], corner.panel[1], self.how.accumulator_format, first=starts, last=ends
-        )
-        fronts = self.l0.left.front(a.rows, a.cols, a.fmt), self.l0.right.front(b.rows, b.cols, b.fmt)
         how = self.how if starts else replace(self.how, accumulate=True)
-        yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, fronts, how),))
+        parts = self._halves(corner)
+        for part, (ring, (c, cols)) in enumerate(parts):
+            target = ring.fill(corner.band[1], cols, self.how.accumulator_format, first=starts, last=ends)
+            ends_of = {"first": part == 0, "last": part == len(parts) - 1}
+            left = self.l0.left.front(a.rows, a.cols, a.fmt, **ends_of)
+            right = self.l0.right.front(b.rows, b.cols, b.fmt, **ends_of)
+            across = right.part(c, cols, 0, b.cols) if self.how.transpose_b else right.part(0, b.rows, c, cols)
+            yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, (left, across), how),))
 
-    def _drain(self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
+    def _halves(self, corner: Corner) -> list[tuple[Ring, Span]]:
+        """Return the accumulators of a corner, and the columns of its panel that each adds up."""
+        width, rings = corner.panel[1], self.l0.accumulators
+        return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
+
+    def _drains(self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
         """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
+        for ring, (c, cols) in self._halves(corner):
+            done = ring.front(corner.band[1], cols, self.how.accumulator_format)
+            part = corner if cols == corner.panel[1] else replace(corner, panel=(corner.panel[0] + c, cols))
+            yield from self._drain(cell, tile, part, corners, done)
+
+    def _drain(
+        self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner], done: RingTile
+    ) -> Iterator[TileOp]:
         frame, n = self.frame, self.dst
         (m, rows), (c, cols) = corner.band, corner.panel
-        done = self.l0.accumulator.front(rows, cols, self.how.accumulator_format)
         if frame.places[n] == "out":
             target = frame.cut(n, cell, tile, corner.band, corner.panel)
             yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
@@ -230,13 +259,17 @@ class Product:
         return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
 
     def _operand(
-        self, n: str, at: tuple[Span, Span], cell: Cell, tile: Visit, use: tuple[bool, bool]
+        self, n: str, at: tuple[Span, Span], cell: Cell, tile: Visit, use: tuple[bool, bool], piece: Span
     ) -> RingTile:
-        """Return the part of an operand in L1 that one product reads."""
+        """Return the part of an operand in L1 that one product reads; ``piece``: where it begins in what was loaded."""
         (r, rows), (c, cols) = at
         match self.modes[n]:
             case "piece":
-                return self.rings[n].front(rows, cols, self.frame.fmt(n))
+                begin, loaded = piece
+                is_across = n == self.left or self.how.transpose_b  # k runs along its rows
+                shape, corner = ((rows, loaded), (0, begin)) if is_across else ((loaded, cols), (begin, 0))
+                slot = self.rings[n].front(*shape, self.frame.fmt(n), first=use[0], last=use[1])
+                return slot.part(corner[0], rows, corner[1], cols)
             case "panel":
                 across = self._as_stored(rows, cols)[1]
                 depth = self.frame.size(cell, self.k_axis, tile)
@@ -274,5 +307,5 @@ def cube_rings(products: list[Product], group: AscendGroup, prefix: str) -> Cube
     return group.cube_rings(
         prefix, max(p.m for p in plans), max(p.n for p in plans), max(p.k for p in plans),
         operand=max(formats, key=lambda fmt: get_format(fmt).size_bytes),
-        accumulator=products[0].how.accumulator_format,
+        accumulator=products[0].how.accumulator_format, halves=max(p.halves for p in plans),
     )  # fmt: skip

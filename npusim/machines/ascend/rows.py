@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.table import bind, choose
-from npusim.ir.op import Attributes, Opcode, Step
+from npusim.ir.op import Attributes, Opcode, Pace, Step
 from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move, pass_on
 from npusim.units import ceil_div, chunks
 
@@ -85,6 +85,7 @@ class VectorShare:
         cross: Mapping[str, tuple[Ring, ...]],
     ) -> None:  # fmt: skip
         self.frame, self.core, self.group = frame, core, group
+        self.tiling, self.crowd = tiling, group.crowd(len(frame.phase.cells))
         #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
@@ -238,7 +239,7 @@ class VectorShare:
             if not s.moved:
                 own = 0 if self.is_alone else part.row - mine.row
                 bound = self._bindings(s, part, own, views, cell, tile)
-                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part))
+                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
                     yield self._spill(n, mine, part)
@@ -246,6 +247,12 @@ class VectorShare:
                 done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, cell, tile, part))
                 target = self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
+
+    def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
+        """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
+        hands_on = part.first and any(self.frame.places[n] == "up" for n in s.outputs)
+        busy = self.crowd / self.tiling.together if hands_on else 0.0
+        return Pace(self.tiling.barriers == "needed", busy, busy if self.tiling.extra else 0.0)
 
     def _steps(
         self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice

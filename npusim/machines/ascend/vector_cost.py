@@ -1,7 +1,7 @@
 """What a step costs on a vector unit: instructions, repeats, and the banks they meet in.
 
-An instruction costs ``head + slope * repeats + tail``; dependent ones follow each other with a
-barrier between, so that each pays its head and tail.  The slope of an instruction with two sources
+An instruction costs ``head + slope * repeats + tail``; those between two barriers follow one another in
+the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with two sources
 depends on where its operands lie: two that share a bank group are read one after the other.
 """
 
@@ -18,33 +18,98 @@ from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from npusim.config.device import BankSpec
     from npusim.config.engine import VectorEngine, VectorOpSpec
     from npusim.config.quantity import Quantity
     from npusim.ir.cost import Terms
 
-def vector_cycles(
-    step: Step, spec: VectorEngine, banks: BankSpec | None, key: str
-) -> tuple[int, Terms]:
-    """Return a step's cycles and the constants behind them; ``key`` is the engine's in its file.
+#: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
+#: that depend on one another have a barrier between them in PTO's kernels.
+PIPE_REPEATS = 8
 
-    Raises :class:`UnknownOpcodeError` for a step the unit has no instruction for.
+
+def vector_cycles(
+    steps: Sequence[Step], spec: VectorEngine, banks: BankSpec | None, key: str, *, joins: bool = False
+) -> tuple[int, Terms]:
+    """Return the cycles of steps that follow one another, and the constants behind them.
+
+    ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
+    ``joins``: instructions between two barriers are a run that pays the head of its first and the tail of its
+    last; else each pays its own.
     """
-    row = VECTOR_COSTS.get(step.opcode)
-    if row is None:
-        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
-    total, terms = 0.0, dict[str, float]()
-    for name, count in row(step, spec):
-        op = spec.op(name)
-        slope_name, slope = _slope(step, op, banks)
-        fixed = op.head_cycles.value + op.tail_cycles.value
-        total += slope.value * count + fixed
-        for part, cycles in ((slope_name, slope.value * count), ("head_cycles", float(fixed))):
-            where = f"{key}.ops.{name}.{part}"
-            terms[where] = terms.get(where, 0.0) + cycles
-    return ceil(total), tuple(terms.items())
+    terms: dict[str, float] = {}
+    run = _Run(spec, key, terms)
+    for step in steps:
+        row = VECTOR_COSTS.get(step.opcode)
+        if row is None:
+            raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
+        for name, count in row(step, spec):
+            run.add(step, name, count, _slope(step, spec.op(name), banks), joins=joins)
+    run.end()
+    return ceil(sum(terms.values())), tuple(terms.items())
+
+
+class _Run:
+    """Instructions since the last barrier, and what they wrote."""
+
+    def __init__(self, spec: VectorEngine, key: str, terms: dict[str, float]) -> None:
+        self.spec, self.key, self.terms = spec, key, terms
+        self.last = ""
+        self._repeats = 0
+        self._written: dict[object, tuple[int, int, bool]] = {}  # repeats before and behind, whether by a pass
+
+    def add(self, step: Step, name: str, count: int, slope: tuple[str, Quantity], *, joins: bool) -> None:
+        """Add an instruction, behind a barrier where it needs one."""
+        is_broadcast, is_pass = name == "broadcast", step.opcode in (Opcode.ROW_MAX, Opcode.ROW_SUM)
+        sources = [_where(s) for s in step.srcs if not isinstance(s, float)]
+        columns = [_where(s) for s in step.srcs if not isinstance(s, float) and s.cols == 1]
+        spread: list[object] = [("blocks", at) for at in columns]
+        reads, writes = (columns, spread) if is_broadcast else ([*sources, *spread], [_where(step.dst)])
+        if is_pass:
+            reads = [*reads, ("passes", writes[0])]
+            writes = [*writes, ("passes", writes[0])]
+        if self.last and (not joins or self._waits(reads, count, is_pass=is_broadcast or is_pass)):
+            self.end()
+        op = self.spec.op(name)
+        if not self.last:
+            self._book(f"{name}.head_cycles", op.head_cycles.value)
+        self._book(f"{name}.{slope[0]}", slope[1].value * count)
+        floor = self.spec.count_mode_cycles
+        if joins and floor is not None and step.dst.cols == 1 and not is_pass:
+            self._book("count_mode_cycles", floor.value, is_op=False)
+        self._repeats += count
+        for at in writes:
+            self._written[at] = self._repeats - count, self._repeats, is_broadcast or is_pass
+        self.last = name
+
+    def _waits(self, reads: Sequence[object], count: int, *, is_pass: bool) -> bool:
+        """Whether something is read that the run wrote, and that need not be there yet."""
+        for at in reads:
+            if at in self._written:
+                begun, ended, is_whole = self._written[at]
+                # What goes through a tile in order follows its writer; a short one may read its end.
+                since = self._repeats - (ended if count < PIPE_REPEATS else begun)
+                if is_pass or is_whole or since < PIPE_REPEATS:
+                    return True
+        return False
+
+    def end(self) -> None:
+        """Wait for what runs: a barrier, or the end of the operation."""
+        if self.last:
+            self._book(f"{self.last}.tail_cycles", self.spec.op(self.last).tail_cycles.value)
+        self.last, self._repeats = "", 0
+        self._written.clear()
+
+    def _book(self, name: str, cycles: float, *, is_op: bool = True) -> None:
+        where = f"{self.key}.ops.{name}" if is_op else f"{self.key}.{name}"
+        self.terms[where] = self.terms.get(where, 0.0) + cycles
+
+
+def _where(operand: Operand) -> object:
+    """Return what stands for the bytes of an operand: its address, or its cut of global memory."""
+    return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 
 def signature(step: Step) -> tuple[Hashable, ...]:

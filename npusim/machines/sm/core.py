@@ -8,7 +8,7 @@ from npusim.config.engine import WarpMatrixEngine
 from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import SpecError
 from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.machines.sm.plan import FUSED, MUFU, RF, SM, WARPS
+from npusim.machines.sm.plan import FUSED, MUFU, RF, SM, SMEM, WARPS
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -26,11 +26,15 @@ class SmCore:
         self.device = device
         core = device.core(SM)
         self.issue = core.engines.get(WARPS)
-        self.has_exponential_unit = MUFU in core.engines
+        self.has_exponential_unit = MUFU in core.engines and not self.works_beside
         spaces = {
             f"{SM}.{name}": AddressSpace(f"{SM}.{name}", b.capacity_bytes.value, b.alignment_bytes.value)
             for name, b in core.buffers.items()
         }
+        if self.works_beside:
+            # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
+            for name in (RF, SMEM):
+                spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes)
         if self.has_warps:
             # No memory of its own: as large as what passes through it.
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1)
@@ -41,6 +45,11 @@ class SmCore:
     def has_warps(self) -> bool:
         """Whether the file describes warps."""
         return isinstance(self.issue, WarpIssue)
+
+    @property
+    def works_beside(self) -> bool:
+        """Whether warp groups work beside one another, each operation a run of all its instructions."""
+        return works_beside(self.device)
 
     @property
     def is_staged(self) -> bool:
@@ -61,8 +70,14 @@ class SmCore:
 
     def check_lanes(self, what: str, lanes: object) -> None:
         """Raise `SpecError` for a phase that says nothing of lanes on a device that times them."""
-        if self.has_warps and not lanes:
+        if self.has_warps and not self.works_beside and not lanes:
             raise SpecError(
                 f"{self.device.name}: {what} has no warps, which the device's timing needs; flash has, and devices "
                 "for values only (h200) take this one"
             )
+
+
+def works_beside(device: DeviceSpec) -> bool:
+    """Return whether a device's warp groups work beside one another, as its file says how."""
+    issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
+    return isinstance(issue, WarpIssue) and issue.sharing is not None

@@ -7,22 +7,48 @@ from typing import Literal
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 
+#: Fields that have an effect where warp groups work beside one another.
+GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
 
-class SmFields(Tiling):
-    """Tile, warps and layouts of attention; what describes lanes, on devices whose file has warps."""
+
+class GroupFields(Tiling):
+    """Warps, stages and registers of a block: what a kernel and its compiler decide."""
+
+    warps: int = Field(
+        default=4, ge=4, le=32, multiple_of=4,
+        description="of a block, stacked down its rows; each sub-core has as many",
+    )  # fmt: skip
+    stages: int | None = Field(
+        default=2, ge=1, le=4,
+        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers",
+    )  # fmt: skip
+    registers: int | None = Field(
+        default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
+    )
+    spilled_registers: int | None = Field(
+        default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
+    )
+    residents: int | None = Field(
+        default=None, ge=1, description="blocks resident on a core; default: as many as fit"
+    )
+
+
+class BlockFields(Tiling):
+    """Rows and keys of a block."""
 
     block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
     block_kv: int | None = Field(
         default=None, ge=8, multiple_of=8,
         description="keys of a step; default: the most of 64, 32 and 16 that fit",
     )  # fmt: skip
+
+
+class SmFields(GroupFields, BlockFields):
+    """Tile, warps and layouts of attention; what describes lanes, on devices whose file has warps."""
+
     q: Literal["auto", "registers", "shared"] = Field(
         default="auto", description="where Q stays; auto: in registers if they suffice"
     )
-    warps: int = Field(
-        default=4, ge=4, le=32, multiple_of=4,
-        description="of a block, stacked down its rows; each sub-core has as many",
-    )  # fmt: skip
     arrangement: Literal["4x1", "2x2", "1x4"] = Field(
         default="4x1", description="quad pairs of a warp, down x across its tile"
     )
@@ -33,12 +59,12 @@ class SmFields(Tiling):
     access_bytes: int = Field(
         default=16, ge=8, le=16, multiple_of=8, description="of a lane's access to shared memory"
     )
-    stages: int = Field(default=1, ge=1, le=4, description="tiles of K, and of V, in shared memory")
+    stages: int | None = Field(
+        default=None, ge=1, le=4,
+        description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
+    )  # fmt: skip
     exchange: Literal["shuffle", "none"] = Field(
         default="shuffle", description="whether P may cross lanes on its way to P V"
-    )
-    residents: int | None = Field(
-        default=None, ge=1, description="blocks resident on a core; default: as many as fit"
     )
     launch: Literal["in_order", "longest_first"] = Field(
         default="in_order", description="blocks start head by head, or those with most keys first"
@@ -50,10 +76,10 @@ class SmFields(Tiling):
         assert self.block_kv is not None
         return self.block_kv
 
-    def check_no_lanes(self, device: str) -> None:
-        """Raise `TilingError` for fields of lanes on a device that is described for its values only."""
-        given = sorted(self.model_fields_set - {"block_q", "block_kv"})
+    def check_no_lanes(self, device: str, known: frozenset[str] = frozenset({"block_q", "block_kv"})) -> None:
+        """Raise `TilingError` for fields of lanes on a device whose file says nothing of them."""
+        given = sorted((self.model_fields_set & set(SmFields.model_fields)) - known)
         if given:
             raise TilingError(
-                f"{', '.join(given)}: without effect on {device}, whose file says nothing of warps; leave them out"
+                f"{', '.join(given)}: without effect on {device}, whose file says nothing of lanes; leave them out"
             )

@@ -113,7 +113,8 @@ def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> S
         raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
     return SmTiling(
         groups=tiling.warps // group, lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
-        padding=padding, depth=tiling.stages, exchanges=bool(found.moved), holds_in_registers=tiling.q == "registers",
+        padding=padding, depth=tiling.stages or 1, exchanges=bool(found.moved),
+        holds_in_registers=tiling.q == "registers",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from npusim.ir.program import Phase as BuiltPhase
 from npusim.ir.program import Queue, TileProgram
 from npusim.machines.frame import Frame
+from npusim.machines.sm.beside import GroupPlace
 from npusim.machines.sm.core import SmCore
 from npusim.machines.sm.place import SmPlace
 from npusim.machines.sm.plan import SM, WARPS
@@ -53,7 +54,8 @@ class SmMachine:
         for phase, tiling in listed:
             core.check_lanes(name, tiling.lanes)
             core.allocator.start_phase()
-            places = [SmPlace(i, Frame(phase), core, tiling) for i in range(tiling.residents)]
+            kind = GroupPlace if core.works_beside else SmPlace
+            places = [kind(i, Frame(phase), core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for place in places:
                 queues |= {q: Queue(q, SM, WARPS, q) for q in (place.loader, *place.warps)}

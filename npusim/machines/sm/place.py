@@ -74,15 +74,17 @@ class SmPlace:
     def _place_operands(self, who: str, *, has_products: bool) -> None:
         frame, tiling = self.frame, self.tiling
 
-        def ring(n: str, name: str, space: str, depth: int, producers: tuple[str, ...]) -> Ring:
+        def ring(
+            n: str, name: str, space: str, depth: int, producers: tuple[str, ...], others: tuple[str, ...] = ()
+        ) -> Ring:
             rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
             return self.core.allocator.ring(
                 space, f"{who} {name}", frame.size_bytes(n, rows * pitch), depth, producers=producers,
-                consumers=self.warps,
+                consumers=(*self.warps, *others),
             )  # fmt: skip
 
         loader, label = (self.loader,), frame.label
-        is_staged = self.core.is_staged
+        is_staged = self.core.is_staged or tiling.stages == 1
         self.home = RF if tiling.holds_in_registers else SMEM
         self.loaded: dict[str, Ring] = {n: ring(n, label(n), self.home, 1, loader) for n in self.held}
         for n in self.visited:
@@ -90,7 +92,9 @@ class SmPlace:
                 # Without products nothing covers a load but the rows before it.
                 self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
             elif is_staged:
-                self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader)
+                # The load of the next operand may wait for this one.
+                others = loader if tiling.stages == 1 and n != self.shared[-1] else ()
+                self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader, others)
         self.near = dict(self.loaded)
         for n in self.shared:
             self.near[n] = ring(n, label(n), SMEM, tiling.depth, self.warps if is_staged else loader)
@@ -303,7 +307,8 @@ class SmPlace:
             near = self.near.get(frame.storage.get(n, n))
             if near is not None:
                 height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
-                bound[n] = near.front(height, width, frame.fmt(n)).part(row, rows)
+                pitch = self._pitch(frame.storage.get(n, n), near.space)
+                bound[n] = near.front(height, width, frame.fmt(n), stride=pitch).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, cell, tile, share)

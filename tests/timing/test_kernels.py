@@ -1,0 +1,150 @@
+"""What kernels do that tiles do not say: runs without barriers, tiles handed over, pieces of k, halves of L0C."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim.config.engine import VectorEngine
+from npusim.config.kernels import GemmProblem
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.errors import SpecError, TilingError
+from npusim.ir.op import Opcode, Step
+from npusim.ir.tile import Tile
+from npusim.machines.ascend.group import AscendGroup
+from npusim.machines.ascend.vector_cost import vector_cycles
+from npusim.run import run
+from npusim.timing import METHODS
+
+if TYPE_CHECKING:
+    from npusim.run_result import RunResult
+
+
+def place(number: int, rows: int = 32, cols: int = 64) -> Tile:
+    # 512 B apart and one row of banks further: no two share a group.
+    return Tile("aiv0.UB", number * (16384 + 32), rows, cols, cols, "float32")
+
+
+def cycles(*steps: Step, joins: bool) -> int:
+    unit = load_device("ascend_910b2").engine("aiv", "VECTOR")
+    assert isinstance(unit, VectorEngine)
+    return vector_cycles(steps, unit, None, "unit", joins=joins)[0]
+
+
+def muls(dst: Tile, src: Tile) -> Step:
+    return Step(Opcode.MUL, dst, (src, 0.5))
+
+
+def test_long_instructions_that_depend_on_one_another_are_one_run() -> None:
+    # 32 repeats each, 1 a repeat; head 11 and tail 15 once, or each.
+    steps = muls(place(1), place(0)), muls(place(2), place(1)), muls(place(3), place(2))
+    assert cycles(*steps, joins=True) == 11 + 3 * 32 + 15
+    assert cycles(*steps, joins=False) == 3 * (11 + 32 + 15)
+
+
+def test_short_ones_that_depend_have_a_barrier_and_others_have_none() -> None:
+    def short(number: int) -> Tile:
+        return place(number, 4)
+
+    # 4 repeats each: behind 4 of its own the first result need not be there yet.
+    assert cycles(muls(short(1), short(0)), muls(short(2), short(1)), joins=True) == 2 * (11 + 4 + 15)
+    assert cycles(muls(short(1), short(0)), muls(short(3), short(2)), joins=True) == 11 + 2 * 4 + 15
+    # 32 others in between are enough.
+    between = muls(short(1), short(0)), muls(place(4), place(3)), muls(short(2), short(1))
+    assert cycles(*between, joins=True) == 11 + 4 + 32 + 4 + 15
+
+
+def test_a_reduction_waits_for_what_it_reads_and_each_pass_for_the_one_before() -> None:
+    column = Tile("aiv0.UB", 100000, 32, 1, 1, "float32")
+    steps = muls(place(1), place(0)), Step(Opcode.ROW_SUM, column, (place(1),))
+    # 64 columns: 32 repeats, then 8 values a row 4 repeats; head 14 and tail 20 each.
+    assert cycles(*steps, joins=True) == 11 + 32 + 15 + 2 * (14 + 20) + 32 + 4
+
+
+def test_a_vector_of_rows_costs_count_mode_only_where_barriers_are_as_needed() -> None:
+    column, other = (Tile("aiv0.UB", at, 32, 1, 1, "float32") for at in (100000, 100512))
+    assert cycles(muls(column, other), joins=True) - cycles(muls(column, other), joins=False) == 16
+
+
+@pytest.mark.parametrize(("blocks", "crowd"), [(1, 0.0), (24, 1.0), (48, 1.0), (8, 7 / 23), (32, 15 / 23)])
+def test_how_many_work_beside_one_is_an_average_over_rounds(blocks: int, crowd: float) -> None:
+    # 32 blocks are a round of 24 and one of 8: 16 on average.
+    assert AscendGroup(load_device("ascend_910b2")).crowd(blocks) == pytest.approx(crowd)
+
+
+def flash(**options: Any) -> RunResult:
+    problem = Problem(heads=24, seq_q=128, seq_kv=4096, head_dim=128)
+    return run("flash", problem=problem, numerics=False, trace_groups=(), **options)
+
+
+def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
+    tiling = {"block_kv": 256, "vector_rows": 32}
+    without = {"flags.tile_cycles": "0", "flags.tile_extra_cycles": "0"}
+    free, filed = flash(tiling=tiling, overrides=without), flash(tiling=tiling)
+    # CANN's kernel: 1,000 a tile on each of 16 tiles, and no more.
+    assert filed.timing is not None and free.timing is not None
+    busy = [t.queues[0] for t in (filed.timing, free.timing)]
+    more = {u.queue: u.busy_cycles - v.busy_cycles for u, v in zip(*busy, strict=True)}
+    assert more["aiv0.VECTOR"] == more["aiv1.VECTOR"] == 16 * 1000
+    assert flash(tiling={**tiling, "together": 2}).cycles < filed.cycles
+    terms = flash(tiling={"block_kv": 256}).timing.term_cycles  # type: ignore[union-attr]
+    assert terms["flags.tile_extra_cycles"] == pytest.approx(0.85 * terms["flags.tile_cycles"])
+
+
+def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunResult:
+    return run("gemm", problem=GemmProblem(m=m, n=n, k=k), tiling=tiling, numerics=False, trace_groups=())
+
+
+def test_larger_pieces_of_k_make_fewer_and_longer_rows() -> None:
+    small, large = gemm(load_k=64), gemm(load_k=256)
+    keys = [f"cores.aic.engines.MTE2.routes.gm_l1.{part}" for part in ("row_cycles", "burst_overhead_cycles")]
+    spent = [sum(r.timing.term_cycles.get(key, 0) for key in keys) for r in (small, large)]  # type: ignore[union-attr]
+    assert spent[0] > 1.2 * spent[1]
+    assert large.cycles < small.cycles
+
+
+def test_a_piece_that_is_no_multiple_is_refused() -> None:
+    with pytest.raises(TilingError, match="load_k: 96 is no multiple of block_k=64"):
+        gemm(load_k=96)
+
+
+def test_halves_of_l0c_drain_while_the_other_adds_up() -> None:
+    # Warm and of little depth: draining 128 x 256 counts.
+    whole, halves = gemm(4096, 2048, 128), gemm(4096, 2048, 128, unit_flag="true")
+    assert halves.cycles < whole.cycles
+    assert gemm(200, 300, 100, unit_flag="true").cycles > 0  # ragged
+
+
+def test_swizzled_blocks_touch_less_of_a_product_beyond_l2() -> None:
+    # A and B of 256 MiB: a row of tiles at a time streams all of B again and again.
+    plain, eight = gemm(16384, 16384, 8192), gemm(16384, 16384, 8192, swizzle=8)
+    assert plain.timing is not None and eight.timing is not None
+    assert eight.timing.link_bytes["hbm"] < 0.6 * plain.timing.link_bytes["hbm"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_eager_operators_give_the_same_values_and_take_longer(causal: bool) -> None:
+    problem = Problem(heads=2, seq_q=197, head_dim=64, causal=causal)
+    fused = run("standard", problem=problem, rows="all", heads="all", trace_groups=())
+    eager = run("standard", problem=problem, eager=True, rows="all", heads="all", trace_groups=())
+    assert np.array_equal(fused.output, eager.output)
+    assert [p.name for p in eager.program.phases] == [
+        "scores", "scale", *(["mask"] if causal else []), "widen", "softmax", "narrow", "values",
+    ]  # fmt: skip
+    assert eager.latency_us > fused.latency_us
+
+
+def test_only_standard_is_eager() -> None:
+    with pytest.raises(SpecError, match="--eager: schedule flash is one kernel; standard runs operator by operator"):
+        flash(eager=True)
+
+
+@pytest.mark.parametrize("tiling", [{"unit_flag": "true"}, {"load_k": 64, "swizzle": 2}])
+def test_all_methods_agree_on_products_with_such_fields(tiling: dict[str, Any]) -> None:
+    program = gemm(300, 600, 300, **tiling).program
+    device = load_device("ascend_910b2")
+    found = {name: METHODS[name](program, device).cycles for name in ("des", "block", "fold", "steady")}
+    assert len(set(found.values())) == 1, found

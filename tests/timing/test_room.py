@@ -1,0 +1,143 @@
+"""Warp groups beside one another: every method's cycles, values that no tiling of time moves, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simpy.core import Environment
+
+import npusim
+from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.errors import TilingError
+from npusim.ir.cost import Share
+from npusim.numerics.executor import execute
+from npusim.timing.gpu_pipes import ONE, Rules
+from npusim.timing.room import Room
+
+METHODS = ("des", "block", "fold", "steady", "auto")
+#: One wave and a bit of few heads: some cores with two blocks, some with one.
+SIZES = {"batch": 1, "heads": 40, "kv_heads": 20, "seq_q": 256, "seq_kv": 288, "head_dim": 64}
+
+
+def cycles(schedule: str, method: str, dtype: str, causal: bool, **tiling: int) -> int:
+    problem = Problem(**SIZES, causal=causal, dtype=dtype)
+    return npusim.run(schedule, hw="h200", problem=problem, tiling=tiling, numerics=False, method=method).cycles
+
+
+@pytest.mark.parametrize(
+    ("schedule", "causal", "tiling"),
+    [
+        ("flash", False, {"block_q": 64, "block_kv": 32, "stages": 1, "warps": 4}),
+        ("flash", True, {"block_q": 64, "block_kv": 64, "stages": 2, "warps": 8}),
+        ("flash", False, {"block_q": 128, "block_kv": 32, "stages": 3, "warps": 8}),
+        ("flash", True, {"block_q": 32, "block_kv": 32, "stages": 2, "warps": 4}),
+        ("flash", False, {}),
+        ("pasa", False, {"block_q": 64, "block_kv": 32, "stages": 2, "warps": 4}),
+        ("fp8_attention", False, {"block_q": 64, "block_kv": 32, "stages": 3, "warps": 8}),
+    ],
+)
+def test_all_methods_give_the_same_cycles(schedule: str, causal: bool, tiling: dict[str, int]) -> None:
+    dtype = "float8_e4m3fn" if schedule == "fp8_attention" else "float16"
+    found = {cycles(schedule, method, dtype, causal, **tiling) for method in METHODS}
+    assert len(found) == 1
+
+
+def test_stages_warps_and_registers_change_time_and_no_bit() -> None:
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=150, seq_kv=200, head_dim=64, causal=True, dtype="float16")
+    tilings = [
+        {"stages": 1}, {"stages": 2}, {"stages": 3, "warps": 8}, {},
+        {"stages": 2, "registers": 255, "spilled_registers": 90},
+    ]  # fmt: skip
+    runs = [
+        npusim.run("flash", hw="h200", problem=problem, tiling={"block_q": 64, "block_kv": 64, **t}, rows="all", seed=3)
+        for t in tilings
+    ]
+    assert len({r.output.tobytes() for r in runs}) == 1
+    assert len({r.cycles for r in runs}) == len(runs)
+
+
+def test_work_beside_other_work_goes_as_fast_as_what_all_ask_for_allows() -> None:
+    ends: dict[str, int] = {}
+    env = Environment()
+    room = Room(env, Rules(ONE, ONE // 2, ONE))
+
+    def begin(name: str, share: Share) -> None:
+        room.join(share, lambda: ends.__setitem__(name, int(env.now)))
+
+    begin("lone", Share(False, 100, issue=ONE // 2))
+    env.run()
+    assert ends.pop("lone") == 100
+    # Three half slots are one and a half: two thirds of the speed.
+    for name in "abc":
+        begin(name, Share(False, 100, issue=ONE // 2))
+    env.run()
+    assert ends == pytest.approx({"a": 250, "b": 250, "c": 250}, abs=1)
+    # Two products that each fill the tensor cores take turns.
+    ends.clear()
+    for name in "ab":
+        begin(name, Share(True, 100, tensor=ONE))
+    env.run()
+    assert ends == pytest.approx({"a": 450, "b": 450}, abs=2)
+    # A product of 100 cycles beside arithmetic of half a slot: both at two thirds until it ends, 150 later.
+    ends.clear()
+    begin("product", Share(True, 100, tensor=ONE))
+    begin("arithmetic", Share(False, 200, issue=ONE // 2))
+    env.run()
+    assert ends == pytest.approx({"product": 600, "arithmetic": 700}, abs=3)
+
+
+def test_what_does_not_fit_says_how_much_and_what_would() -> None:
+    def fault(**tiling: int) -> str:
+        problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=512, seq_kv=512, head_dim=128, causal=False)
+        with pytest.raises(TilingError) as error:
+            npusim.run("flash", hw="h200", problem=problem, tiling=tiling, numerics=False)
+        return str(error.value)
+
+    said = fault(block_q=128, block_kv=256, stages=4)
+    assert "shared memory: tiles 544 KiB = 544 KiB > 227 KiB a block" in said
+    assert "largest that fits" in said
+    assert "stages: 5 must be at most 4" in fault(stages=5)
+    assert "at most 2040 with those spilled" in fault(block_q=512, block_kv=512, stages=1)
+    assert "residents: 9 blocks, but" in fault(block_q=64, block_kv=64, stages=2, residents=9)
+
+
+def test_fields_of_lanes_have_no_effect_there_and_are_refused() -> None:
+    with pytest.raises(TilingError, match="padding: without effect on h200"):
+        npusim.run("flash", hw="h200", problem=Problem(**SIZES, causal=False), tiling={"padding": 4}, numerics=False)
+
+
+@pytest.mark.parametrize("tiling", [{}, {"block_m": 64, "block_n": 64, "splits": 3}, {"block_k": 32, "stages": 2}])
+def test_a_product_of_a_library_is_the_product_and_its_time_that_of_every_method(tiling: dict[str, int]) -> None:
+    problem = GemmProblem(m=200, n=136, k=300)
+    runs = [npusim.run("gemm", hw="h200", problem=problem, tiling=tiling, numerics=False, method=m) for m in METHODS]
+    assert len({r.cycles for r in runs}) == 1
+    rng = np.random.default_rng(5)
+    given = {"a": rng.normal(size=(200, 300)), "b": rng.normal(size=(300, 136))}
+    given = {name: values.astype(np.float16) for name, values in given.items()}
+    done = execute(runs[0].program, lambda name, _batch, _head: given[name])
+    exact = given["a"].astype(float) @ given["b"].astype(float)
+    (found,) = (x for _, x in sorted(done.tensors.written(runs[0].program.tensors["c"]).items()))
+    assert np.abs(found.astype(float) - exact).max() < 0.04
+
+
+def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
+    small = npusim.run("copy", hw="h200", problem=CopyProblem(bytes=1 << 16), tiling={"block_bytes": 4096})
+    bytes_of = np.random.default_rng(7).integers(-128, 128, size=(16, 4096)).astype(np.int8)
+    done = execute(small.program, lambda *_: bytes_of)
+    ((_, copied),) = done.tensors.written(small.program.tensors["target"]).items()
+    assert (copied == bytes_of).all()
+    device, size = load_device("h200"), 256 << 20
+    large = npusim.run("copy", hw="h200", problem=CopyProblem(bytes=size), numerics=False)
+    assert large.latency_us == pytest.approx(2 * size / float(device.link("hbm").bytes_per_s.value) * 1e6, rel=0.05)
+    problem = CopyProblem(bytes=1 << 20)
+    runs = [npusim.run("copy", hw="h200", problem=problem, numerics=False, method=m) for m in METHODS]
+    assert len({r.cycles for r in runs}) == 1
+
+
+def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
+    device = load_device("h200")
+    assert device.sustained(0, 1.0) == 1.0
+    assert device.sustained(10**12, 1.0) == 1.0
+    assert 0.7 < device.sustained(900 * 10**12, 1.0) < device.sustained(700 * 10**12, 1.0) < 1.0
