@@ -87,8 +87,10 @@ def run_figures(record: RunRecord, drawn: dict[str, Any] | None, prefix: str = "
             yield _use(drawn, prefix)
         if timing.roofline is not None:
             yield _roofline(record, timing, prefix)
-    if drawn.get("memories"):
-        yield _memories(drawn, prefix)
+    # Global memory is no buffer: a thousandth of it says nothing.
+    buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
+    if buffers:
+        yield _memories(buffers, prefix)
     if drawn.get("rows"):
         yield _errors(record, drawn, prefix)
     if drawn.get("scores"):
@@ -257,9 +259,7 @@ def _roofline(record: RunRecord, timing: TimingRecord, prefix: str) -> Figure:
     return Figure(f"{prefix}roofline", "Roofline", text, spec, header, rows)
 
 
-def _memories(drawn: dict[str, Any], prefix: str) -> Figure:
-    # Global memory is no buffer: a thousandth of it says nothing.
-    found = [m for m in drawn["memories"] if m["name"] != "gm"]
+def _memories(found: Sequence[Row], prefix: str) -> Figure:
     rows = tuple(
         (
             m["name"], format_bytes(m["used_bytes"]), format_bytes(m["capacity_bytes"]),
