@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Figure", "Tile", "run_figures", "run_tiles"]
 
-BUSY, DATA, ROOM, LATE, OTHER, DONE = (
-    "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "nothing left to do",
+BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
+    "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
+    "nothing left to do",
 )  # fmt: skip
 #: Constants that a page lists, the largest share first.
 CONSTANTS = 12
@@ -138,7 +139,8 @@ def time_parts(timing: TimingRecord) -> list[Row]:
             continue
         parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
         left = timing.cycles - sum(n for *_, n in parts)
-        parts += [(DONE, DONE, left)] if left > 0 else []
+        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for nobody
+        parts += [(rest, rest, left)] if left > 0 else []
         found[str(track_of(queue.group, queue.queue))] = [
             {"kind": kind, "cause": cause, "value": round(n * us, 3), "share": n / timing.cycles}
             for kind, cause, n in parts
@@ -150,7 +152,7 @@ def time_parts(timing: TimingRecord) -> list[Row]:
 def _time(timing: TimingRecord, prefix: str) -> Figure:
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
-    kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, DONE) if k in used]
+    kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE) if k in used]
     table = tuple((r["track"], r["cause"], f"{r['value']:,.2f}", percent(r["share"])) for r in rows)
     return Figure(
         f"{prefix}time", "Where the time goes", _time_text(timing),
