@@ -142,7 +142,7 @@ class LaunchSpec(SpecModel):
     task_s: Quantity | None = Field(
         default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
     )
-    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups")
+    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
@@ -150,7 +150,7 @@ class LaunchSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_are_complete(self) -> Self:
-        parts = {name: getattr(self, name) for name in ("task_s", "task_all_s", "gap_s", "host_issue_s")}
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
         missing = [name for name, part in parts.items() if part is None]
         if missing and len(missing) < len(parts):
             raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")

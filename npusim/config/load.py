@@ -5,6 +5,7 @@ Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -101,7 +102,8 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
     if wanted and isinstance(given, str) and given.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
         raise document.error("schema", f"{given!r} is another kind of file; {wanted!r} is needed here")
     try:
-        return _made(model, _Content(repr(document.data), document))  # type: ignore[return-value]
+        # Which families there are hangs on the packages that can be found.
+        return _made(model, _Content(repr((document.data, sys.path)), document))  # type: ignore[return-value]
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None

@@ -88,6 +88,7 @@ class Measured(SpecModel):
     mte2_us: Range | None = None
     fixp_us: Range | None = None
     vec_us: Range | None = Field(default=None, description="vector unit")
+    phase1_us: Range | None = Field(default=None, description="a call of the first of several kernels alone")
     compute_us: Range | None = None
     attention_us: Range | None = None
     linear_us: Range | None = None

@@ -4,7 +4,7 @@
 * ``fractal``: ND, NZ, ZN, ZZ of the Ascend.
 * ``instruction``, ``fragment``, ``arrangement``: which lane of a warp holds what.
 * ``execute``: products from registers to registers; ``chain``: one into the next.
-* ``memory``: wavefronts of shared-memory banks, sectors of global loads.
+* ``memory``: wavefronts of shared-memory banks.
 
 Importing it imports no numpy.
 """
@@ -16,7 +16,6 @@ from npusim.layout.algebra import (
     complement,
     composition,
     fitted,
-    left_inverse,
     right_inverse,
     row_major,
 )
@@ -29,30 +28,26 @@ from npusim.layout.execute import (
     mma,
     scatter,
     to_registers,
-    warp_product,
 )
 from npusim.layout.fractal import nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
 from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants
 from npusim.layout.memory import (
-    SECTOR_BYTES,
     VOLTA_BANKS,
     BankModel,
     fragment_addresses,
     padded,
     phases,
     return_cycles,
-    sectors,
     swizzled,
     wavefronts,
 )
 from npusim.layout.swizzle import Swizzle, SwizzledLayout
-from npusim.layout.tiling import logical_divide, logical_product, zipped_divide, zipped_product
+from npusim.layout.tiling import logical_divide, logical_product
 
 __all__ = [
     "INSTRUCTIONS",
     "REGISTER_BITS",
-    "SECTOR_BYTES",
     "VOLTA_BANKS",
     "WARP_LANES",
     "Arrangement",
@@ -78,7 +73,6 @@ __all__ = [
     "from_registers",
     "gather",
     "instruction",
-    "left_inverse",
     "logical_divide",
     "logical_product",
     "mma",
@@ -90,14 +84,10 @@ __all__ = [
     "right_inverse",
     "row_major",
     "scatter",
-    "sectors",
     "swizzled",
     "to_registers",
     "variants",
-    "warp_product",
     "wavefronts",
-    "zipped_divide",
-    "zipped_product",
     "zn",
     "zz",
 ]

@@ -34,7 +34,6 @@ __all__ = [
     "complement",
     "composition",
     "fitted",
-    "left_inverse",
     "right_inverse",
     "row_major",
 ]
@@ -291,24 +290,6 @@ def right_inverse(layout: Layout) -> Layout:
         found.append((extent, place))
         covered *= extent
     return coalesce(_of_flat(found))
-
-
-def left_inverse(layout: Layout) -> Layout:
-    """Return the layout that takes an index back to its place.
-
-    Law: ``R(layout(i)) == i`` for i below ``layout.size``, where ``layout`` takes no index twice.
-
-    Raises
-    ------
-    LayoutError
-        ``layout`` has no complement.
-
-    Examples
-    --------
-    >>> str(left_inverse(Layout(4, 2)))
-    '(2,4):(4,1)'
-    """
-    return right_inverse(bundle(layout, complement(layout)))
 
 
 def fitted(function: Callable[[int], int], shape: IntTuple) -> Layout:

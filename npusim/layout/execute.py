@@ -34,7 +34,6 @@ __all__ = [
     "mma",
     "scatter",
     "to_registers",
-    "warp_product",
 ]
 
 
@@ -135,38 +134,13 @@ def mma(
     return gather(instruction.c, product(*tiles))
 
 
-def warp_product(
-    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None
-) -> Array:
-    """Execute a warp's product of whole tiles on registers, k in rising order.
-
-    Parameters
-    ----------
-    a, b, c
-        Registers of `to_registers`: ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)``,
-        ``(..., m, n, 32, values)``; m, n, k count fragments.
-    multiply
-        As in `mma`; one call for each k computes all ``m x n`` fragments.
-
-    Raises
-    ------
-    LayoutError
-        A and B have different numbers of fragments along k.
-    """
-    steps = a.shape[-3]
-    if b.shape[-4] != steps:
-        raise LayoutError(f"{instruction}: A has {steps} fragments along k, B {b.shape[-4]}")
-    for k in range(steps):
-        left, right = a[..., :, k, None, :, :], b[..., None, k, :, :, :]
-        c = mma(instruction, left, right, c, multiply)
-    return c
-
-
 def chained_product(
     instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply
 ) -> Array:
-    """Return what `warp_product` returns, for a ``multiply`` that runs instructions one after the other.
+    """Execute a warp's product of whole tiles on registers, k in rising order, by a ``multiply`` that chains.
 
+    ``a``, ``b``, ``c``: registers of `to_registers`, ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)`` and
+    ``(..., m, n, 32, values)``; m, n, k count fragments.
     Each group's fragments are put side by side: one call multiplies ``(..., groups, m rows, all k)``
     by ``(..., groups, all k, n columns)``, adding up k instruction by instruction in rising order, as
     ``formats.matmul`` does.

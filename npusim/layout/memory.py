@@ -1,4 +1,4 @@
-"""What an access of a warp costs: wavefronts of shared memory, sectors of global memory.
+"""What an access of a warp costs: wavefronts of shared memory.
 
 Pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
 between machines is in `BankModel`.
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     Addresses: TypeAlias = Sequence[int | None]
 
 __all__ = [
-    "SECTOR_BYTES", "VOLTA_BANKS", "BankModel", "fragment_addresses", "padded", "phases", "return_cycles", "sectors",
+    "VOLTA_BANKS", "BankModel", "fragment_addresses", "padded", "phases", "return_cycles",
     "swizzled", "wavefronts",
 ]  # fmt: skip
 
-#: Bytes of a sector, the unit of L2 and of global loads (volta.md §4.2, v100.yaml ``l2.sector``).
-SECTOR_BYTES = 32
 #: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
 #: Bits of the row that a swizzle uses: rows mod 8 (volta.md §4.1).
@@ -140,30 +138,6 @@ def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> i
         if all(b < len(addresses) and addresses[a] == addresses[b] for a, b in pairs):
             return ceil_div(cycles, 2)
     return cycles
-
-
-def sectors(addresses: Addresses, width_bytes: int, *, sector_bytes: int = SECTOR_BYTES) -> int:
-    """Return how many sectors a global access of a warp touches; each is moved whole, once.
-
-    Raises
-    ------
-    LayoutError
-        Too many lanes, or an address that is negative or no multiple of the width.
-
-    Examples
-    --------
-    >>> sectors([16 * lane for lane in range(32)], 16)
-    16
-    >>> sectors([256 * lane for lane in range(32)], 2)
-    32
-    """
-    _check(addresses, width_bytes, (1, 2, 4, 8, 16), width_bytes)
-    touched: set[int] = set()
-    for address in addresses:
-        if address is not None:
-            last = (address + width_bytes - 1) // sector_bytes
-            touched.update(range(address // sector_bytes, last + 1))
-    return len(touched)
 
 
 def _check(addresses: Addresses, width_bytes: int, widths: tuple[int, ...], multiple: int) -> None:

@@ -13,7 +13,7 @@ from npusim.layout.algebra import Layout, bundle, complement, composition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Tiler", "logical_divide", "logical_product", "zipped_divide", "zipped_product"]
+__all__ = ["Tiler", "logical_divide", "logical_product"]
 
 #: What divides or multiplies a layout: a layout, an extent, or one of these for each mode.
 Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...]"
@@ -65,16 +65,6 @@ def logical_product(layout: Layout, tiler: Tiler) -> Layout:
     return bundle(layout, composition(complement(layout, layout.size * copies.cosize), copies))
 
 
-def zipped_divide(layout: Layout, tiler: Tiler) -> Layout:
-    """As `logical_divide`, with the parts of all modes brought together: (tile, rest)."""
-    return _zipped(logical_divide(layout, tiler), tiler)
-
-
-def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
-    """As `logical_product`, with the parts of all modes brought together: (layout, copies)."""
-    return _zipped(logical_product(layout, tiler), tiler)
-
-
 def _by_mode(
     layout: Layout, tiler: tuple[Tiler, ...], apply: Callable[[Layout, Tiler], Layout]
 ) -> list[Layout]:
@@ -82,13 +72,3 @@ def _by_mode(
         raise LayoutError(f"{layout} has {layout.rank} modes, its tiler {len(tiler)} parts")
     parts = [apply(mode, part) for mode, part in zip(layout.modes, tiler, strict=False)]
     return [*parts, *layout.modes[len(tiler) :]]
-
-
-def _zipped(layout: Layout, tiler: Tiler) -> Layout:
-    if not isinstance(tiler, tuple):
-        return layout
-    halves = [_zipped(mode, part) for mode, part in zip(layout.modes, tiler, strict=False)]
-    return bundle(
-        bundle(*(half[0] for half in halves)),
-        bundle(*(half[1] for half in halves), *layout.modes[len(tiler) :]),
-    )

@@ -83,8 +83,8 @@ class TimingRecord:
     ``times_us`` is the time as each kind of measurement has it (`npusim.timing.result.KINDS`).
 
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
-    ``compulsory_bytes`` are those of inputs and outputs.  ``band``: the exact cycles lie within ``1 - band``
-    to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
+    ``compulsory_bytes`` are those of inputs, and outputs that leave L2.  ``band``: the exact cycles lie within
+    ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
     that ends last; None in files of before it was kept.
     """
 

@@ -18,7 +18,7 @@ __all__ = ["Roofline", "peak_flops_per_s", "roofline_of"]
 class Roofline:
     """A run's place under the roofline of its matrix units and its device memory.
 
-    ``intensity`` is the operations a byte that inputs and outputs have at least, ``moved_intensity``
+    ``intensity`` is the operations a byte of inputs, and of outputs that do not stay in L2, ``moved_intensity``
     the operations a byte that crossed the memory's link; rates are in operations a second.
     """
 

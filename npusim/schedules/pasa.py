@@ -11,18 +11,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.cells import Deal
-from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.pasa import PasaPrecision
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
-from npusim.machines.sm import SmMachine, SmTiling
+from npusim.machines.sm import SmMachine
 from npusim.machines.sm.core import works_beside
-from npusim.machines.sm.fields import GroupFields, SmFields
-from npusim.machines.sm.fit import fitted, lanes_of, quad_pairs
+from npusim.machines.sm.fields import GroupFields
 from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
-from npusim.schedules.flash_gpu import EXPONENTIAL
+from npusim.schedules.pasa_lanes import NO_LANES, in_lanes
 from npusim.schedules.pasa_phases import pasa_phases
 from npusim.schedules.registry import Schedule
 
@@ -69,10 +67,6 @@ class PasaTiling(Tiling):
         default="matrix",
         description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
     )
-
-
-#: Row vectors that live together at most: m, m_new, m_tile, l, l_tile, F_new, the shifts old and new, e_old.
-VECTORS = 9
 
 
 class GpuPasaTiling(GroupFields, PasaTiling):
@@ -135,40 +129,10 @@ def build_on_gpu(
         return SmMachine(device).build("pasa", [(ph, fields) for ph, fields, _ in built], problem.flops(), said)
     if device.is_timed and tiling.scale_in == "queries":
         raise TilingError(f"scale_in=queries: {device.name} has no kernel that only scales; take matrix or scores")
-    before_it, attention, said = _in_lanes(problem, tiling, device, precision) if device.is_timed else NO_LANES
+    before_it, attention, said = in_lanes(problem, tiling, device, precision) if device.is_timed else NO_LANES
     (*before, last), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
     placed = [*((phase, before_it) for phase in before), (last, attention)]
     return SmMachine(device).build("pasa", placed, problem.flops(), (*said, *notes))
-
-
-def _in_lanes(
-    problem: Problem, tiling: PasaTiling, device: DeviceSpec, p: PasaPrecision
-) -> tuple[SmTiling, SmTiling, tuple[str, ...]]:
-    """Return how tiles lie in the lanes of warps, before the attention and in it, and what fits.
-
-    What comes before runs a block at a time on a multiprocessor.
-    """
-    like = FlashPrecision(
-        p.name, scores=p.scores, softmax=p.vector, exponential=p.vector, operand=p.operand, running=p.vector,
-        product=p.product, output=p.output,
-    )  # fmt: skip
-    fields = SmFields(block_kv=tiling.block_kv)
-    upright = quad_pairs(tiling.block_kv, fields.warps, "block_kv")
-    pairs = quad_pairs(tiling.block_q, fields.warps, "block_q")
-    fields, found = fitted(
-        problem, fields.model_copy(update={"block_q": tiling.block_q, "arrangement": pairs}), device, like, VECTORS
-    )
-    lanes = lanes_of(fields, like, problem)
-    before = replace(lanes.lanes["value"], arrangement=upright)
-    return (
-        SmTiling(lanes=dict.fromkeys(("head", "value"), before), padding=lanes.padding),
-        replace(lanes, residents=found.blocks),
-        (f"{found}; tiles of {tiling.block_q} x {tiling.block_kv}", EXPONENTIAL),
-    )
-
-
-#: Tiles as a whole, on a device that is described for its values.
-NO_LANES = (SmTiling(), SmTiling(), ())
 
 
 SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def check_sanity(result: TimingResult) -> None:
     """Raise :class:`ProgramError` for a unit busier than time allows, a time below its bound, or
-    fewer bytes beyond L2 than the inputs and outputs have.
+    fewer bytes beyond L2 than inputs, and outputs that do not stay, have.
     """
     for uses in result.queues:
         for use in uses:
@@ -26,5 +26,5 @@ def check_sanity(result: TimingResult) -> None:
     moved = result.link_bytes.get("hbm", result.compulsory_bytes)
     if moved < result.compulsory_bytes:
         raise ProgramError(
-            f"{moved} bytes beyond L2, but inputs and outputs alone have {result.compulsory_bytes}"
+            f"{moved} bytes beyond L2, but inputs, and outputs that do not stay, alone have {result.compulsory_bytes}"
         )

@@ -71,9 +71,10 @@ def launched(core_s: float, shares: Sequence[float], spec: LaunchSpec) -> tuple[
     the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
     """
     overhead, kernels = float(spec.kernel_overhead_s.value), len(shares)
-    if spec.task_s is None or spec.task_all_s is None or spec.gap_s is None or spec.host_issue_s is None:
+    if spec.task_s is None or spec.gap_s is None or spec.host_issue_s is None:
         return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
-    one, every = float(spec.task_s.value), float(spec.task_all_s.value)
+    one = float(spec.task_s.value)
+    every = one if spec.task_all_s is None else float(spec.task_all_s.value)
     gap, issue = float(spec.gap_s.value), float(spec.host_issue_s.value)
     tasks = [one + (every - one) * share for share in shares]
     stream = sum(tasks) + gap * kernels

@@ -21,7 +21,7 @@ from npusim.node.result import NodeTiming
 from npusim.request import Request
 from npusim.schedules import find_schedule
 from npusim.simulate import run_request
-from npusim.timing.result import method_text
+from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -231,6 +231,9 @@ class Predictor:
             return self.latency_us(case)
         if quantity == "core_us":
             return result.device.seconds(result.cycles) * MICROSECONDS
+        if quantity == "phase1_us" and isinstance(result.timing, TimingResult) and result.timing.account is not None:
+            first = result.device.seconds(result.timing.account.phases[0].cycles)
+            return (first + result.device.timed_launch().kernel_overhead_s.value) * MICROSECONDS
         if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
             return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
@@ -256,7 +259,7 @@ class Predictor:
         if case.kind not in times:
             raise SpecError(
                 f"case {case.name}: timing: {case.kind}: the file of {case.device} says nothing of "
-                f"launch.task_s, task_all_s, gap_s and host_issue_s; it has {', '.join(times)}"
+                f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
             )
         if floor is not None and case.kind == "call":
             return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS

@@ -17,13 +17,10 @@ from npusim.layout import (
     complement,
     composition,
     fitted,
-    left_inverse,
     logical_divide,
     logical_product,
     right_inverse,
     row_major,
-    zipped_divide,
-    zipped_product,
 )
 
 LAYOUTS = [
@@ -211,12 +208,6 @@ def test_right_inverse_finds_the_places_of_0_1_2(oracle: Any, layout: Layout) ->
         assert inverse.size == layout.size
 
 
-@pytest.mark.parametrize("layout", INJECTIVE, ids=spell)
-def test_left_inverse_takes_each_index_back(layout: Layout) -> None:
-    inverse = left_inverse(layout)
-    assert [inverse(layout(i)) for i in range(layout.size)] == list(range(layout.size))
-
-
 DIVISIONS = [
     (Layout(24, 2), 4), (Layout(24, 2), Layout(4, 3)), (Layout((4, 6)), Layout((2, 3), (1, 4))),
     (Layout((8, 16), (20, 1)), (2, 4)), (Layout((8, 16), (20, 1)), (Layout(4, 2), 8)), (Layout((8, 16, 3)), (4, 4)),
@@ -234,22 +225,11 @@ def as_oracle_tiler(oracle: Any, tiler: Any) -> Any:
 def test_division_takes_the_same_indices_a_tile_at_a_time(
     oracle: Any, layout: Layout, tiler: Any
 ) -> None:
-    divided, zipped = logical_divide(layout, tiler), zipped_divide(layout, tiler)
+    divided = logical_divide(layout, tiler)
     everything = sorted(layout(i) for i in range(layout.size))
     assert sorted(divided(i) for i in range(divided.size)) == everything
-    assert sorted(zipped(i) for i in range(zipped.size)) == everything
-    assert zipped.rank == 2
     other = as_oracle_tiler(oracle, tiler)
     assert same(divided, oracle.logical_divide(theirs(oracle, layout), other))
-    assert same(zipped, oracle.zipped_divide(theirs(oracle, layout), other))
-
-
-def test_zipped_division_is_tile_and_rest() -> None:
-    tiles = zipped_divide(row_major((8, 16)), (2, 4))
-    for row in range(8):
-        for column in range(16):
-            within, which = (row % 2, column % 4), (row // 2, column // 4)
-            assert tiles(within, which) == 16 * row + column
 
 
 PRODUCTS = [
@@ -272,14 +252,6 @@ def test_products_are_copies_side_by_side(oracle: Any, layout: Layout, tiler: An
         indices = [product(i) for i in range(product.size)]
         assert len(set(indices)) == len(indices)
         assert product[0] == layout
-        assert zipped_product(layout, tiler) == product
-
-
-def test_zipped_product_of_modes_is_layout_and_copies() -> None:
-    product = zipped_product(Layout((2, 4), (1, 2)), (3, Layout(2, 1)))
-    assert product.rank == 2
-    assert product[0].size == 8
-    assert product[1].size == 6
 
 
 def test_a_tiler_that_does_not_fit_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layout.warp import warp_product
 from npusim.errors import LayoutError
 from npusim.layout import (
     Arrangement,
@@ -20,7 +21,6 @@ from npusim.layout import (
     instruction,
     right_inverse,
     to_registers,
-    warp_product,
 )
 from tests.layout.orders import best_order, in_place_table, tally_orders
 

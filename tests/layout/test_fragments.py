@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from layout.warp import warp_product
 from npusim.errors import LayoutError
 from npusim.layout import (
     Arrangement,
@@ -19,7 +20,6 @@ from npusim.layout import (
     scatter,
     to_registers,
     variants,
-    warp_product,
 )
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Wavefronts, exact for the table of volta.md §4.1, and sectors of global loads."""
+"""Wavefronts, exact for the table of volta.md §4.1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from npusim.layout import (
     padded,
     phases,
     return_cycles,
-    sectors,
     swizzled,
     wavefronts,
 )
@@ -104,16 +103,6 @@ def test_returns_pack_where_neighbours_agree_and_only_there() -> None:
     assert return_cycles([0, None], 8, VOLTA_BANKS) == 2
 
 
-def test_sectors_of_global_loads() -> None:
-    assert sectors([4 * lane for lane in LANES], 4) == 4
-    assert sectors([16 * lane for lane in LANES], 16) == 16
-    assert sectors([4 * lane + 16 for lane in range(24)] + [None] * 8, 4) == 4
-    assert sectors([2 * lane + 28 for lane in LANES], 2) == 3
-    assert sectors([128 * lane for lane in LANES], 4) == 32
-    assert sectors([0] * 32, 4) == 1
-    assert sectors([64 * lane for lane in LANES], 4, sector_bytes=64) == 32
-
-
 def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
     tile = swizzled(32, 64)
     elements = [tile(r, c) for r in range(32) for c in range(64)]
@@ -131,7 +120,7 @@ def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
         (lambda: wavefronts([2], 2, VOLTA_BANKS), "access of 2 bytes a lane: choose one of 4, 8, 16"),
         (lambda: wavefronts([0] * 33, 4, VOLTA_BANKS), "33 addresses: a warp has 32 lanes"),
         (lambda: wavefronts([0, 6], 4, VOLTA_BANKS), "lane 1: address 6 is no multiple of 4 bytes"),
-        (lambda: sectors([-4], 4), "lane 0: address -4"),
+        (lambda: wavefronts([-4], 4, VOLTA_BANKS), "lane 0: address -4"),
         (lambda: padded(4, 64, padding=-1), "padding of -1"),
         (lambda: swizzled(32, 32), "rows of 32 elements cannot be swizzled"),
         (lambda: swizzled(32, 80), "rows of 80 elements cannot be swizzled"),

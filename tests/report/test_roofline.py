@@ -31,10 +31,10 @@ def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
 def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(
     result: RunResult,
 ) -> None:
-    # 5 causal heads of 512 x 128: Q, K, V and O in float16, each once.
+    # 5 causal heads of 512 x 128: Q, K and V in float16, each once; O stays in L2.
     found, problem = roofline_of(result), result.problem
     assert found is not None
-    tensors = 4 * 5 * 512 * 128 * 2
+    tensors = 3 * 5 * 512 * 128 * 2
     pairs = 512 * 513 // 2
     assert problem.flops() == 5 * pairs * 4 * 128
     assert found.intensity == pytest.approx(problem.flops() / tensors)

@@ -157,7 +157,8 @@ class GroupModel:
             busy, memory, lone, end, issued = self._of_warps(step, a, b, depth, work)
         tail += end
         cycles = max(1, ceil(lone))
-        terms[f"{self.key}.{TENSOR}.{work.generation}"] = lone + end
+        constant = "columns_per_cycle" if work.generation == "wgmma" else "pipe_cycles"
+        terms[f"{self.key}.{TENSOR}.{work.generation}.{constant}"] = lone + end
         share = Share(True, cycles, _part(issued, cycles), tensor=_part(busy, cycles), memory=_part(memory, cycles))
         pipes = ((f"{self.core}.{TENSOR}", ceil(busy)), (f"{self.core}.{LSU}", ceil(memory)))
         return Cost(ceil(tail), 0, (), tuple(terms.items()), tuple(p for p in pipes if p[1]), share)
