@@ -201,13 +201,14 @@ def _show(
 
 def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
     from npusim.errors import OutputError, reason_of
-    from npusim.report.explore_sections import front_of, map_of, varied
-    from npusim.report.page import svg
 
     files: dict[Path, str] = {}
     if best is not None and found.best is not None:
         files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
     if plot is not None:
+        from npusim.report.explore_sections import front_of, map_of, varied
+        from npusim.report.page import svg
+
         rows = [o.row() for o in found.outcomes]
         names = varied(rows)
         if found.front:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Figure", "Tile", "run_figures", "run_tiles"]
 
-BUSY, DATA, ROOM, LATE, OTHER, DONE = (
-    "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "nothing left to do",
+BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
+    "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
+    "nothing left to do",
 )  # fmt: skip
 #: Constants that a page lists, the largest share first.
 CONSTANTS = 12
@@ -87,8 +88,10 @@ def run_figures(record: RunRecord, drawn: dict[str, Any] | None, prefix: str = "
             yield _use(drawn, prefix)
         if timing.roofline is not None:
             yield _roofline(record, timing, prefix)
-    if drawn.get("memories"):
-        yield _memories(drawn, prefix)
+    # Global memory is no buffer: a thousandth of it says nothing.
+    buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
+    if buffers:
+        yield _memories(buffers, prefix)
     if drawn.get("rows"):
         yield _errors(record, drawn, prefix)
     if drawn.get("scores"):
@@ -136,7 +139,8 @@ def time_parts(timing: TimingRecord) -> list[Row]:
             continue
         parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
         left = timing.cycles - sum(n for *_, n in parts)
-        parts += [(DONE, DONE, left)] if left > 0 else []
+        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for nobody
+        parts += [(rest, rest, left)] if left > 0 else []
         found[str(track_of(queue.group, queue.queue))] = [
             {"kind": kind, "cause": cause, "value": round(n * us, 3), "share": n / timing.cycles}
             for kind, cause, n in parts
@@ -148,7 +152,7 @@ def time_parts(timing: TimingRecord) -> list[Row]:
 def _time(timing: TimingRecord, prefix: str) -> Figure:
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
-    kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, DONE) if k in used]
+    kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE) if k in used]
     table = tuple((r["track"], r["cause"], f"{r['value']:,.2f}", percent(r["share"])) for r in rows)
     return Figure(
         f"{prefix}time", "Where the time goes", _time_text(timing),
@@ -257,9 +261,7 @@ def _roofline(record: RunRecord, timing: TimingRecord, prefix: str) -> Figure:
     return Figure(f"{prefix}roofline", "Roofline", text, spec, header, rows)
 
 
-def _memories(drawn: dict[str, Any], prefix: str) -> Figure:
-    # Global memory is no buffer: a thousandth of it says nothing.
-    found = [m for m in drawn["memories"] if m["name"] != "gm"]
+def _memories(found: Sequence[Row], prefix: str) -> Figure:
     rows = tuple(
         (
             m["name"], format_bytes(m["used_bytes"]), format_bytes(m["capacity_bytes"]),

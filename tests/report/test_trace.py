@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_workload
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import chrome_trace, perfetto_trace
 from npusim.run import run
+from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
@@ -257,3 +259,28 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
             assert [s.name for s in marked] == ["S.drain"] * 4
             assert [f"key={n} " in s.events[0] for n, s in enumerate(marked)] == [True] * 4
             assert all("16384 elements" in s.events[0] for s in marked)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("schedule", "family"), sorted(SCHEDULES))
+def test_traces_of_every_schedule_balance_rise_and_pair_their_flows(schedule: str, family: str) -> None:
+    hardware = {"ascend": "ascend_910b2", "node": "ascend_910b2_x8", "volta": "v100", "hopper": "h200"}
+    given: dict[str, Any] = {"problem": GemmProblem(m=256, n=256, k=256)} if schedule == "gemm" else {"seq": 512}
+    if schedule == "copy":
+        given = {"problem": CopyProblem(bytes=1 << 20)}
+    try:
+        result = run(schedule, hw=hardware.get(family), numerics=False, **given)
+    except NpusimError as error:
+        pytest.skip(f"{schedule} on {family}: {error}")
+    if result.timing is None:
+        pytest.skip(f"{result.device.name} has values only")
+    timeline = timeline_of(result)
+    assert any(timeline.tracks.values())
+    for read in (_chrome, _perfetto):
+        for events in read(result).values():
+            assert [at for _, at, *_ in events] == sorted(at for _, at, *_ in events)
+            assert [e[0] for e in events if e[0] in "BE"] == ["B", "E"] * (sum(e[0] in "BE" for e in events) // 2)
+    packets = _parsed(result).packet
+    leaving = sorted(n for p in packets for n in p.track_event.flow_ids)
+    assert leaving == sorted(n for p in packets for n in p.track_event.terminating_flow_ids)
+    assert len(leaving) == len(timeline.flows)
