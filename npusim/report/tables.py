@@ -149,10 +149,10 @@ def _parts(timing: TimingRecord, parts_us: dict[str, float]) -> list[str]:
 
 def _roofline(at: Roofline) -> tuple[str, str]:
     """Return which roof is above a run and how near it comes, and the intensities it has."""
-    roof = "matrix units" if at.intensity >= at.ridge else "device memory"
+    roof = "matrix units allow" if at.intensity >= at.ridge else "device memory allows"
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
-        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof} allow, {percent(at.reached)} "
+        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} "
         "(cores alone)",
         f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
         f"ridge {at.ridge:,.0f}",

@@ -1,6 +1,6 @@
-"""Which tile of each schedule, and which schedule, wins on each device: kept in ``baselines/``.
+"""Which tile of each schedule, and which schedule, wins on each device: kept in ``tests/baselines/``.
 
-``npusim check baselines --update --reason "..."`` accepts what is new.
+``npusim check tests/baselines --update --reason "..."`` accepts what is new.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from npusim.config.baseline_file import DecisionFile, load_case
 from npusim.config.load import list_devices, load_device
 from npusim.schedules import SCHEDULES
 
-FOLDER = Path(__file__).resolve().parents[2] / "baselines"
+FOLDER = Path(__file__).resolve().parents[1] / "baselines"
 #: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations.
 LEFT_OUT = {"fp8_attention": "a study without FP8 products", "rows": "part of a layer, run on its node"}
 
