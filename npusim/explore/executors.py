@@ -170,12 +170,12 @@ class DaskExecutor:
 
 @contextmanager
 def _dask(jobs: int, cluster: str) -> Iterator[Any]:
+    if cluster != "local" and "://" not in cluster:
+        raise SpecError(f"--cluster {cluster}: write local, or a scheduler's address: tcp://host:8786")
     try:
         import distributed
     except ImportError:
         raise NpusimError("--cluster needs dask.distributed: python -m pip install 'npusim[cluster]'") from None
-    if cluster != "local" and "://" not in cluster:
-        raise SpecError(f"--cluster {cluster}: write local, or a scheduler's address: tcp://host:8786")
     import dask
 
     with dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1}):
