@@ -43,6 +43,7 @@ from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.core import works_beside
 from npusim.machines.sm.fields import GroupFields
 from npusim.machines.sm.groups import group_tiling
+from npusim.numerics.reference import attention_scores
 from npusim.schedules import plugins
 from npusim.schedules.attention import causal_mask
 from npusim.schedules.registry import Schedule
@@ -58,8 +59,8 @@ __all__ = [
     "CopyProblem", "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask",
     "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision",
     "Stacked", "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
-    "attention_tensors", "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid", "kv_runs",
-    "name", "product", "replace", "row", "schedule", "split_kv", "tiles_of", "varying", "with_columns",
+    "attention_scores", "attention_tensors", "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid",
+    "kv_runs", "name", "product", "replace", "row", "schedule", "split_kv", "tiles_of", "varying", "with_columns",
 ]  # fmt: skip
 
 #: The stages of FlashAttention-2 by name, to change one of them: ``FLASH["softmax"].rows``.
@@ -89,7 +90,7 @@ class AttentionTiling(Tiling):
 def schedule(
     called: str, phases: Callable[[Any, Any, Any], Phases], *, precisions: Sequence[Precision],
     tiling: type[Tiling] = AttentionTiling, problem: type[SpecModel] = Problem, summary: str = "",
-    families: Sequence[str] = (),
+    families: Sequence[str] = (), reference: Callable[..., Any] | None = None,
 ) -> tuple[Schedule, ...]:  # fmt: skip
     """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
 
@@ -107,6 +108,10 @@ def schedule(
     families
         Core families it is for; none: all there are, those that installed packages bring too. The machine of one
         of these is given the tiling.
+    reference
+        ``reference(q, k, v, problem, row)`` returns what it computes, (rows, dv), in float64: errors are against it.
+        q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys, float64;
+        `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
     presets = MappingProxyType({p.name: p for p in precisions})
     if not presets:
@@ -115,7 +120,7 @@ def schedule(
         Schedule(
             name=called, family=family, summary=summary, tiling=tiling, precisions=presets,
             default_precision=precisions[0].name, build=partial(_build, called, phases), problem=problem,
-            origin=plugins.origin_of(phases),
+            origin=plugins.origin_of(phases), reference=reference,
         )
         for family in families or (*FAMILIES, *installed(MACHINES))
     )  # fmt: skip

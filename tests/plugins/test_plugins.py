@@ -215,3 +215,41 @@ def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytes
     assert {s.family for s in plugins.load(LATE)} >= {"ascend", "nvidia"}
     with pytest.raises(SpecError, match=r"'flash' is a schedule of npusim's own; give the entry point another name"):
         find_schedule("flash", "ascend")
+
+
+# ---------------------------------------------------------------- attention without softmax
+
+SIGMOID = f"{HERE / 'sigmoid.py'}:SIGMOID_ATTENTION"
+
+
+def changed(tmp_path: Path, *changes: tuple[str, str]) -> str:
+    """Return the sigmoid's schedule with some of its text replaced."""
+    text = (HERE / "sigmoid.py").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "sigmoid.py"
+    file.write_text(text, encoding="utf-8")
+    return f"{file}:SIGMOID_ATTENTION"
+
+
+def test_errors_are_against_what_the_schedule_computes(tmp_path: Path) -> None:
+    own = npusim.run(SIGMOID, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
+    assert own.numerics.error.rmse < 1e-3
+    assert "against reference() in float64 on all 300 rows" in str(own)
+    path = changed(tmp_path, (", reference=reference", ""))
+    none = npusim.run(path, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
+    assert none.numerics.error.rmse > 0.1
+    assert "against softmax(QK^T)V in float64 on all 300 rows" in str(none)
+    assert (none.output == own.output).all()
+
+
+def test_a_search_rejects_by_the_schedules_own_error() -> None:
+    found = explore(SIGMOID, {"block_kv": (64, 128)}, problem=Problem(**SIZES), jobs=2, max_rmse=1e-3)
+    assert found.counts() == {"ok": 2}
+
+
+def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("row))) @ v", "row))) @ v[:, :3]"))
+    with pytest.raises(SpecError, match=r"sigmoid\.py:\d+: reference: returned shape \(\d+, 3\), wanted \(rows, dv\)"):
+        npusim.run(path, problem=Problem(**SIZES), tiling=SMALL)
