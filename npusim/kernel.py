@@ -22,7 +22,7 @@ from npusim.algorithms.cells import (
     kv_runs,
     with_columns,
 )
-from npusim.algorithms.flash import FlashPrecision, attention_phase, flash, flash_names
+from npusim.algorithms.flash import FlashPrecision, attention_phase, exponent_factor, flash, flash_names
 from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Stacked, Visit, name
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
@@ -55,12 +55,13 @@ if TYPE_CHECKING:
     from npusim.schedules.precision import Precision
 
 __all__ = [
-    "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell",
-    "CopyProblem", "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask",
-    "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision",
-    "Stacked", "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
-    "attention_scores", "attention_tensors", "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid",
-    "kv_runs", "name", "product", "replace", "row", "schedule", "split_kv", "tiles_of", "varying", "with_columns",
+    "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell", "CopyProblem",
+    "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask", "Name", "Opcode",
+    "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision", "Stacked",
+    "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
+    "attention_scores", "attention_tensors", "causal_mask", "choose", "dealt", "exponent_factor", "flash",
+    "flash_names", "for_inputs", "grid", "kv_runs", "name", "product", "replace", "row", "schedule", "split_kv",
+    "tiles_of", "varying", "with_columns",
 ]  # fmt: skip
 
 #: The stages of FlashAttention-2 by name, to change one of them: ``FLASH["softmax"].rows``.
