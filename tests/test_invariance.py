@@ -58,8 +58,8 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
     assert batch.cost_us is not None
     times = {t.what: t.latency_us for t in one.tried}
     assert one.cost_us == pytest.approx(times["splits=1"] - free.base.latency_us)
-    untimed = npusim.invariant("split_kv", problem=DECODE, hw="h200", tiling=FIELDS, vary=["splits"])["splits"]
-    assert (untimed.verdict, untimed.guarantee, untimed.cost_us) == ("changes", "splits=1", None)
+    gpu = npusim.invariant("split_kv", problem=DECODE, hw="h200", tiling=FIELDS, vary=["splits"])["splits"]
+    assert (gpu.verdict, gpu.guarantee) == ("changes", "splits=1")
     with pytest.raises(SpecError, match=r"aspect 'pack': examined are batch, position"):
         free.holds("pack")
 

@@ -94,7 +94,7 @@ class GroupProductSpec(SpecModel):
     """Products of a warp group of four warps (wgmma), B and as a rule A in shared memory."""
 
     m_elements: PositiveWhole
-    columns_per_cycle: Positive
+    elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
     drain_cycles: WholeQuantity = Field(description="from the last product's end until the warps go on")
     gap_cycles: Positive = Field(description="of arithmetic that compilers move beside a product waited for alone")
 

@@ -67,7 +67,7 @@ def test_two_layers_one_after_the_other_take_twice_as_long(hw: str, problem: Mod
     shifted = [replace(t, after=tuple(a + len(one) for a in t.after)) for t in one]
     both = [*one, replace(shifted[0], after=(len(one) - 1,)), *shifted[1:]]
     times = [
-        time_on_node(task_program("test", 8, tasks, 0, (COMPUTE, comm.queue)), device, "steady", is_streamed=True)
+        time_on_node(task_program("test", 8, tasks, 0, (COMPUTE, comm.queue)), device, "steady")
         for tasks in (one, both)
     ]
     assert times[1].latency_s == pytest.approx(2 * times[0].latency_s, rel=1e-9)

@@ -200,8 +200,6 @@ def test_other_inputs_and_other_devices_are_refused() -> None:
         program_of(problem(dtype="bfloat16"))
     with pytest.raises(SpecError, match="runs on nvidia"):
         npusim.run("volta_flash", hw="ascend_910b2", problem=problem())
-    with pytest.raises(SpecError, match=r"v100: pasa has no warps.*flash has"):
-        npusim.run("pasa", hw="v100", problem=problem(), numerics=False)
     with pytest.raises(TilingError, match=r"arrangement, smem: without effect on h200, .* leave them out"):
         npusim.run("flash", hw="h200", problem=problem(), tiling={"arrangement": "2x2", "smem": "plain"})
     with pytest.raises(SpecError, match="h200 has no m8n8k4"):

@@ -20,7 +20,7 @@ BAND = 0.25
 
 @pytest.fixture(scope="module")
 def cases(shared_folder: Path) -> dict[str, MeasurementCase]:
-    listed = load_measurements(shared_folder / "measurements" / "ascend_910b2.yaml").cases
+    listed = load_measurements(shared_folder / "measurements" / "ascend_more.yaml").cases
     return {case.name: case for case in listed}
 
 
@@ -34,7 +34,8 @@ def predicted_us(case: MeasurementCase) -> float:
         precision=case.precision,
         numerics=False,
     )
-    return result.latency_us
+    assert result.timing is not None
+    return result.timing.times_s[case.timing or "call"] * 1e6
 
 
 def residual(case: MeasurementCase) -> float:
@@ -42,7 +43,7 @@ def residual(case: MeasurementCase) -> float:
     return case.measured.latency_us.relative_error(predicted_us(case))
 
 
-@pytest.mark.parametrize("name", ["fa_910b2_4k", "fa_910b2_8k", "fa_910b2_16k"])
+@pytest.mark.parametrize("name", ["fa_b2b_910b2_4k", "fa_b2b_910b2_8k", "fa_b2b_910b2_16k"])
 def test_a_single_head_kernel_takes_its_published_time_within_a_quarter(
     name: str, cases: dict[str, MeasurementCase]
 ) -> None:
@@ -53,11 +54,11 @@ def test_a_single_head_kernel_takes_its_published_time_within_a_quarter(
 def test_the_32k_kernel_takes_its_published_time_within_a_quarter(
     cases: dict[str, MeasurementCase],
 ) -> None:
-    assert abs(residual(cases["fa_910b2_32k"])) <= BAND
+    assert abs(residual(cases["fa_b2b_910b2_32k"])) <= BAND
 
 
 def test_time_grows_with_length_in_the_order_measured(cases: dict[str, MeasurementCase]) -> None:
-    names = [f"fa_910b2_{size}" for size in ("1k", "2k", "4k")]
+    names = [f"fa_b2b_910b2_{size}" for size in ("1k", "2k", "4k")]
     predicted = [predicted_us(cases[n]) for n in names]
     assert predicted == sorted(predicted)
 
@@ -66,7 +67,7 @@ def test_the_share_of_time_that_rests_on_assumptions_can_be_stated(
     cases: dict[str, MeasurementCase],
 ) -> None:
     """Every term of the prediction is a number of the device file with a basis."""
-    case = cases["fa_910b2_1k"]
+    case = cases["fa_b2b_910b2_1k"]
     result = npusim.run(
         case.schedule,
         hw=case.device,
@@ -80,4 +81,4 @@ def test_the_share_of_time_that_rests_on_assumptions_can_be_stated(
     for key, cycles in result.timing.term_cycles.items():
         share[basis[key]] = share.get(basis[key], 0.0) + cycles
     assert set(share) <= {"vendor", "measured", "derived", "fitted", "assumed"}
-    assert share["assumed"] + share.get("fitted", 0.0) < sum(share.values())
+    assert share.get("assumed", 0.0) + share.get("fitted", 0.0) < sum(share.values())

@@ -117,7 +117,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
 
     N along the loop's axis (Q K^T): A is held for the whole cell, B comes panel by panel.  Contraction
     along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
-    else they stream through it in pieces of what L0 holds in ping-pong (a GEMM).
+    else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds in ping-pong (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
@@ -134,4 +134,6 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     rows = min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in (
         ("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n),
     ))  # fmt: skip
-    return ProductPlan(m, n, max(1, rows // group.fractal) * group.fractal, "piece", "piece", loops_over_k=True)
+    piece = max(1, rows // group.fractal) * group.fractal
+    load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
+    return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)

@@ -157,7 +157,7 @@ class GroupModel:
             busy, memory, lone, end, issued = self._of_warps(step, a, b, depth, work)
         tail += end
         cycles = max(1, ceil(lone))
-        constant = "columns_per_cycle" if work.generation == "wgmma" else "pipe_cycles"
+        constant = "elements_per_cycle" if work.generation == "wgmma" else "pipe_cycles"
         terms[f"{self.key}.{TENSOR}.{work.generation}.{constant}"] = lone + end
         share = Share(True, cycles, _part(issued, cycles), tensor=_part(busy, cycles), memory=_part(memory, cycles))
         pipes = ((f"{self.core}.{TENSOR}", ceil(busy)), (f"{self.core}.{LSU}", ceil(memory)))
@@ -179,7 +179,7 @@ class GroupModel:
         instructions *= pieces
         from_shared = memory_of(a) == "SMEM"
         row_bytes = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
-        busy, memory = width / spec.columns_per_cycle.value, row_bytes / self.memory_bytes
+        busy, memory = width / spec.elements_per_cycle.value, row_bytes / self.memory_bytes
         each, drain = max(busy, memory), float(spec.drain_cycles.value)
         lone = instructions * each
         if work.is_serial:  # the drains of several warp groups overlap
