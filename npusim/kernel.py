@@ -22,8 +22,25 @@ from npusim.algorithms.cells import (
     kv_runs,
     with_columns,
 )
-from npusim.algorithms.flash import FlashPrecision, attention_phase, exponent_factor, flash, flash_names
-from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Stacked, Visit, name
+from npusim.algorithms.flash import (
+    FlashPrecision,
+    attention_phase,
+    exponent_factor,
+    flash,
+    flash_names,
+)
+from npusim.algorithms.phase import (
+    Cell,
+    Loop,
+    Mask,
+    Name,
+    Phase,
+    Run,
+    Stacked,
+    Visit,
+    name,
+    nothing_per_tile,
+)
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.table import Row, Stage, choose, product, row
@@ -131,7 +148,11 @@ def _build(
     called: str, phases: Callable[[Any, Any, Any], Phases], problem: Any, tiling: Any, device: DeviceSpec,
     precision: Any,
 ) -> TileProgram:  # fmt: skip
-    listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+    made = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+    if getattr(precision, "exp_variant", "").startswith("exp2."):
+        natural = phases(problem, tiling, replace(precision, exp_variant="exp.correct"))
+        _refuse_powers_of_two(called, precision.exp_variant, [p for p, _ in made], natural)
+    listed = [(_as_chosen(called, p, precision), given) for p, given in made]
     if device.family not in FAMILIES:
         return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
     if works_beside(device):
@@ -143,6 +164,52 @@ def _build(
     machine = AscendMachine(device)
     fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
     return machine.build(called, fields, problem.flops())
+
+
+def _refuse_powers_of_two(called: str, variant: str, made: Sequence[Phase], natural: Phases) -> None:
+    """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
+    plain = [p[0] if isinstance(p, tuple) else p for p in natural]
+    if any(r.opcode is Opcode.EXP for p in made for s in p.stages for r in s.rows) and all(
+        a.constants == b.constants and a.per_tile is b.per_tile is nothing_per_tile and _shape(a) == _shape(b)
+        for a, b in zip(made, plain, strict=True)
+    ):
+        raise SpecError(
+            f"schedule {called}: exp_variant={variant} computes 2^x, and its scores are not times log2 e; "
+            "multiply a constant by exponent_factor(precision.exp_variant)"
+        )
+
+
+def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
+    return [(r.opcode, r.dst, r.srcs) for s in phase.stages for r in s.rows]
+
+
+def _as_chosen(called: str, phase: Phase, precision: Any) -> Phase:
+    """Return a phase without names that no row uses, with the precision's named choices where it makes none.
+
+    Raises `SpecError` for products whose arithmetic is another than the one asked for.
+    """
+    used = {*phase.tensors, *phase.masks, *(n for s in phase.stages for n in (*s.read, *s.written))}
+    names = {n: what for n, what in phase.names.items() if n in used}
+    names = {n: what if what.over in names else replace(what, over="") for n, what in names.items()}
+    wanted = getattr(precision, "arithmetic", "")
+    if wanted and phase.arithmetic not in ("", wanted) and any(s.is_product for s in phase.stages):
+        raise SpecError(
+            f"schedule {called}: arithmetic {wanted} is asked for, but its phase {phase.name} says "
+            f"{phase.arithmetic}; leave it out there"
+        )
+    choices = {
+        Opcode.EXP: Attributes(variant=getattr(precision, "exp_variant", "")),
+        Opcode.ROW_SUM: Attributes(order=getattr(precision, "sum_order", "")),
+    }
+
+    def chosen(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        tables = [choose(s.rows, choices) for s in stages]
+        return tuple(s if s.rows == t else replace(s, rows=t) for s, t in zip(stages, tables, strict=True))
+
+    return replace(
+        phase, names=names, arithmetic=phase.arithmetic or wanted, finish=chosen(phase.finish),
+        loops=tuple(replace(loop, stages=chosen(loop.stages)) for loop in phase.loops),
+    )  # fmt: skip
 
 
 def _on_ascend(machine: AscendMachine, phase: Phase, tiling: Any) -> AscendTiling:

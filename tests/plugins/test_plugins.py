@@ -20,6 +20,8 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore
 from npusim.ir.check import check
+from npusim.ir.op import Opcode, Step
+from npusim.ir.walk import Walker, walk
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule, plugins
 from npusim.simulate import flag_budget
@@ -253,3 +255,54 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = changed(tmp_path, ("row))) @ v", "row))) @ v[:, :3]"))
     with pytest.raises(SpecError, match=r"sigmoid\.py:\d+: reference: returned shape \(\d+, 3\), wanted \(rows, dv\)"):
         npusim.run(path, problem=Problem(**SIZES), tiling=SMALL)
+
+
+LITTLE: dict[str, Any] = {"problem": Problem(**SIZES), "tiling": SMALL, "trace_groups": (), "rows": "all"}
+
+
+def test_the_arithmetic_that_is_asked_for_is_computed(tmp_path: Path) -> None:
+    asked = npusim.run(SIGMOID, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
+    assert set(asked.numerics.arithmetic) == {"ascend.cube_fma.k16.f16.f32"}
+    assert set(npusim.run(SIGMOID, **LITTLE).numerics.arithmetic) == {"ascend.cube.k16.f16.f32"}
+    own = "ascend.cube.k16.f16.f32"
+    path = changed(tmp_path, ("finish=(FINISH,))", f"finish=(FINISH,), arithmetic='{own}')"))
+    with pytest.raises(SpecError, match=r"cube_fma\.k16\.f16\.f32 is asked for, but its phase .* says ascend\.cube\."):
+        npusim.run(path, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
+
+
+def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"exp_variant=exp2\.correct computes 2\^x.*exponent_factor"):
+        npusim.run(SIGMOID, **LITTLE, precision="exp_variant=exp2.correct")
+    path = changed(
+        tmp_path, ("-problem.scale", "-problem.scale * exponent_factor(p.exp_variant)"),
+        ("log(problem.seq_kv), \"hidden", "log(problem.seq_kv) * exponent_factor(p.exp_variant), \"hidden"),
+        ("    choose,\n", "    choose,\n    exponent_factor,\n"),
+    )  # fmt: skip
+    assert npusim.run(path, **LITTLE, precision="exp_variant=exp2.correct").numerics.error.rmse < 1e-3
+
+
+def exponentials(path: str) -> list[Step]:
+    """Return the exponentials of a schedule's program."""
+    program = npusim.run(path, **LITTLE, numerics=False).program
+    body = program.phases[0].body(program.phases[0].blocks[0])
+    return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
+
+
+def test_an_exponential_without_a_choice_is_the_precisions(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("choose(SIGMOID, {Opcode.EXP: Attributes(variant=p.exp_variant)})", "SIGMOID"))
+    chosen, own = (npusim.run(p, **LITTLE, precision="exp_variant=exp.correct") for p in (path, SIGMOID))
+    assert (chosen.output == own.output).all()
+    assert {s.attributes.variant for s in exponentials(path)} == {"exp.correct"}
+
+
+def test_names_that_no_row_uses_take_no_room(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("    constants = {", "    names.pop('alpha')\n    constants = {"))
+    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (SIGMOID, path))
+    assert whole.occupancy_bytes() == fewer.occupancy_bytes()
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: str) -> None:
+    path = changed(tmp_path, ('"P", "one", "P")', '"P", "one", "Pp")'))
+    with pytest.raises(NpusimError, match=r"sigmoid\.py:.*stage sigmoid, row 8, DIV P = one, Pp: 'Pp' is no name"):
+        npusim.run(path, **LITTLE, hw=hw, numerics=False)
