@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
+from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
@@ -306,3 +307,34 @@ def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: 
     path = changed(tmp_path, ('"P", "one", "P")', '"P", "one", "Pp")'))
     with pytest.raises(NpusimError, match=r"sigmoid\.py:.*stage sigmoid, row 8, DIV P = one, Pp: 'Pp' is no name"):
         npusim.run(path, **LITTLE, hw=hw, numerics=False)
+
+
+def test_a_file_without_a_name_is_told_what_it_has() -> None:
+    with pytest.raises(SpecError, match=r"sigmoid\.py: add :NAME; it has SIGMOID_ATTENTION$"):
+        npusim.run(SIGMOID.partition(":")[0])
+
+
+def test_a_baselines_schedule_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    changed(tmp_path)
+    case = "schema: npusim.baseline/1\nschedule: {}\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 256\n"
+    (tmp_path / "own.yaml").write_text(case.format("sigmoid.py:SIGMOID_ATTENTION"))
+    (outcome,) = check_baselines(tmp_path, update=True)
+    assert outcome.status == "updated"
+    (tmp_path / "own.yaml").write_text(case.format("no/where.py:S"))
+    (outcome,) = check_baselines(tmp_path)
+    assert outcome.reason.startswith(f"{tmp_path}/no/where.py: no such file")
+
+
+def test_a_search_that_rejects_all_says_by_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["explore", SIGMOID, "-f", "block_kv=64,128", "--seq", "128", "--max-rmse", "1e-9", "-j1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "no point is left: 2 rejected by --max-rmse; the reasons stand in" in " ".join(done.stderr.split())
+
+
+def test_a_device_that_needs_lanes_says_which_takes_the_schedule() -> None:
+    with pytest.raises(SpecError, match=r"v100: sigmoid does not say how .* h200 takes this one, for bits and time"):
+        npusim.run(SIGMOID, **LITTLE, hw="v100")
+    assert npusim.run(SIGMOID, **LITTLE, hw="h200").timing is not None
