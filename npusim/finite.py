@@ -10,6 +10,7 @@ import numpy as np
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.numerics.evaluate import evaluate
+from npusim.numerics.reference import attention
 from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def finite_choices(
     if bits.error.is_finite:
         return ()
     found: list[FiniteChoice] = []
-    for candidate in (schedule, *_others(schedule, problem, device)):
+    others = () if schedule.reference else _others(schedule, problem, device)  # which compute something else
+    for candidate in (schedule, *others):
         is_same = candidate is schedule
         if any((choice.schedule == schedule.name) == is_same for choice in found):
             continue
@@ -84,7 +86,9 @@ def _error(
         # One block that was lost says no soonest.
         if not evaluate(program, problem, inputs, rows=[row], heads=[head]).error.is_finite:
             return None
-        found = evaluate(program, problem, inputs, rows=rows, heads=heads)
+        found = evaluate(
+            program, problem, inputs, rows=rows, heads=heads, reference=schedule.reference or attention
+        )
     except NpusimError:
         return None
     return found.error.rmse if found.error.is_finite else None

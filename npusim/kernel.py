@@ -22,8 +22,25 @@ from npusim.algorithms.cells import (
     kv_runs,
     with_columns,
 )
-from npusim.algorithms.flash import FlashPrecision, attention_phase, flash, flash_names
-from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Stacked, Visit, name
+from npusim.algorithms.flash import (
+    FlashPrecision,
+    attention_phase,
+    exponent_factor,
+    flash,
+    flash_names,
+)
+from npusim.algorithms.phase import (
+    Cell,
+    Loop,
+    Mask,
+    Name,
+    Phase,
+    Run,
+    Stacked,
+    Visit,
+    name,
+    nothing_per_tile,
+)
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.table import Row, Stage, choose, product, row
@@ -43,6 +60,7 @@ from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.core import works_beside
 from npusim.machines.sm.fields import GroupFields
 from npusim.machines.sm.groups import group_tiling
+from npusim.numerics.reference import attention_scores
 from npusim.schedules import plugins
 from npusim.schedules.attention import causal_mask
 from npusim.schedules.registry import Schedule
@@ -54,12 +72,13 @@ if TYPE_CHECKING:
     from npusim.schedules.precision import Precision
 
 __all__ = [
-    "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell",
-    "CopyProblem", "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask",
-    "Name", "Opcode", "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision",
-    "Stacked", "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
-    "attention_tensors", "causal_mask", "choose", "dealt", "flash", "flash_names", "for_inputs", "grid", "kv_runs",
-    "name", "product", "replace", "row", "schedule", "split_kv", "tiles_of", "varying", "with_columns",
+    "FLASH", "MASKED", "AscendTiling", "AttentionTensors", "AttentionTiling", "Attributes", "Cell", "CopyProblem",
+    "Field", "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask", "Name", "Opcode",
+    "Phase", "Problem", "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision", "Stacked",
+    "Stage", "Tiling", "TilingError", "TilingMask", "Visit", "attention_cells", "attention_phase",
+    "attention_scores", "attention_tensors", "causal_mask", "choose", "dealt", "exponent_factor", "flash",
+    "flash_names", "for_inputs", "grid", "kv_runs", "name", "product", "replace", "row", "schedule", "split_kv",
+    "tiles_of", "varying", "with_columns",
 ]  # fmt: skip
 
 #: The stages of FlashAttention-2 by name, to change one of them: ``FLASH["softmax"].rows``.
@@ -89,7 +108,7 @@ class AttentionTiling(Tiling):
 def schedule(
     called: str, phases: Callable[[Any, Any, Any], Phases], *, precisions: Sequence[Precision],
     tiling: type[Tiling] = AttentionTiling, problem: type[SpecModel] = Problem, summary: str = "",
-    families: Sequence[str] = (),
+    families: Sequence[str] = (), reference: Callable[..., Any] | None = None,
 ) -> tuple[Schedule, ...]:  # fmt: skip
     """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
 
@@ -107,6 +126,10 @@ def schedule(
     families
         Core families it is for; none: all there are, those that installed packages bring too. The machine of one
         of these is given the tiling.
+    reference
+        ``reference(q, k, v, problem, row)`` returns what it computes, (rows, dv), in float64: errors are against it.
+        q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys, float64;
+        `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
     presets = MappingProxyType({p.name: p for p in precisions})
     if not presets:
@@ -115,7 +138,7 @@ def schedule(
         Schedule(
             name=called, family=family, summary=summary, tiling=tiling, precisions=presets,
             default_precision=precisions[0].name, build=partial(_build, called, phases), problem=problem,
-            origin=plugins.origin_of(phases),
+            origin=plugins.origin_of(phases), reference=reference,
         )
         for family in families or (*FAMILIES, *installed(MACHINES))
     )  # fmt: skip
@@ -125,7 +148,11 @@ def _build(
     called: str, phases: Callable[[Any, Any, Any], Phases], problem: Any, tiling: Any, device: DeviceSpec,
     precision: Any,
 ) -> TileProgram:  # fmt: skip
-    listed = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+    made = [p if isinstance(p, tuple) else (p, None) for p in phases(problem, tiling, precision)]
+    if getattr(precision, "exp_variant", "").startswith("exp2."):
+        natural = phases(problem, tiling, replace(precision, exp_variant="exp.correct"))
+        _refuse_powers_of_two(called, precision.exp_variant, [p for p, _ in made], natural)
+    listed = [(_as_chosen(called, p, precision), given) for p, given in made]
     if device.family not in FAMILIES:
         return plugins.machine(device.family)(device).build(called, [(p, tiling) for p, _ in listed], problem.flops())
     if works_beside(device):
@@ -137,6 +164,52 @@ def _build(
     machine = AscendMachine(device)
     fields = [(p, given or _on_ascend(machine, p, tiling)) for p, given in listed]
     return machine.build(called, fields, problem.flops())
+
+
+def _refuse_powers_of_two(called: str, variant: str, made: Sequence[Phase], natural: Phases) -> None:
+    """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
+    plain = [p[0] if isinstance(p, tuple) else p for p in natural]
+    if any(r.opcode is Opcode.EXP for p in made for s in p.stages for r in s.rows) and all(
+        a.constants == b.constants and a.per_tile is b.per_tile is nothing_per_tile and _shape(a) == _shape(b)
+        for a, b in zip(made, plain, strict=True)
+    ):
+        raise SpecError(
+            f"schedule {called}: exp_variant={variant} computes 2^x, and its scores are not times log2 e; "
+            "multiply a constant by exponent_factor(precision.exp_variant)"
+        )
+
+
+def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
+    return [(r.opcode, r.dst, r.srcs) for s in phase.stages for r in s.rows]
+
+
+def _as_chosen(called: str, phase: Phase, precision: Any) -> Phase:
+    """Return a phase without names that no row uses, with the precision's named choices where it makes none.
+
+    Raises `SpecError` for products whose arithmetic is another than the one asked for.
+    """
+    used = {*phase.tensors, *phase.masks, *(n for s in phase.stages for n in (*s.read, *s.written))}
+    names = {n: what for n, what in phase.names.items() if n in used}
+    names = {n: what if what.over in names else replace(what, over="") for n, what in names.items()}
+    wanted = getattr(precision, "arithmetic", "")
+    if wanted and phase.arithmetic not in ("", wanted) and any(s.is_product for s in phase.stages):
+        raise SpecError(
+            f"schedule {called}: arithmetic {wanted} is asked for, but its phase {phase.name} says "
+            f"{phase.arithmetic}; leave it out there"
+        )
+    choices = {
+        Opcode.EXP: Attributes(variant=getattr(precision, "exp_variant", "")),
+        Opcode.ROW_SUM: Attributes(order=getattr(precision, "sum_order", "")),
+    }
+
+    def chosen(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        tables = [choose(s.rows, choices) for s in stages]
+        return tuple(s if s.rows == t else replace(s, rows=t) for s, t in zip(stages, tables, strict=True))
+
+    return replace(
+        phase, names=names, arithmetic=phase.arithmetic or wanted, finish=chosen(phase.finish),
+        loops=tuple(replace(loop, stages=chosen(loop.stages)) for loop in phase.loops),
+    )  # fmt: skip
 
 
 def _on_ascend(machine: AscendMachine, phase: Phase, tiling: Any) -> AscendTiling:

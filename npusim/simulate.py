@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling, build_tiling
@@ -17,6 +19,7 @@ from npusim.ir.check import FlagBudget, check
 from npusim.node_layer import Given, NodeBits, given_problem, refuse_on_node
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
+from npusim.numerics.reference import attention
 from npusim.request import refuse
 from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from npusim.config.kernels import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import Reference
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.request import Layout, Request
@@ -149,11 +153,28 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
         return None, {}
     source = plan.source(problem)
     bits = evaluate(
-        program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress
-    )
+        program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress,
+        reference=_reference(plan.schedule),
+    )  # fmt: skip
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
-    return bits, {"spread": spread, "finite": finite}
+    return replace(bits, against=plan.schedule.against), {"spread": spread, "finite": finite}
+
+
+def _reference(schedule: Schedule) -> Reference:
+    """Return what errors are against; what goes wrong in a file's own is told with its place."""
+    own = schedule.reference
+    if own is None:
+        return attention
+
+    def right(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int) -> NDArray[Any]:
+        with told(schedule.origin):
+            found = np.asarray(own(q, k, v, problem, row), np.float64)
+            if found.shape != (len(q), v.shape[1]):
+                raise SpecError(f"reference: returned shape {found.shape}, wanted (rows, dv) = {(len(q), v.shape[1])}")
+            return found
+
+    return right
 
 
 def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
@@ -167,7 +188,10 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
             plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic)))))
         )
         program = other.program()
-        bits = evaluate(program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads)
+        bits = evaluate(
+            program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads,
+            reference=_reference(plan.schedule),
+        )  # fmt: skip
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(found)

@@ -87,15 +87,15 @@ def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
     )
 
 
-def bind(table: Table, tiles: Binding) -> tuple[Step, ...]:
+def bind(table: Table, tiles: Binding, stage: str = "", first: int = 1) -> tuple[Step, ...]:
     """Return the table's rows as steps on the bound tiles.
 
     A row that is left out makes its destination another name for its first source.  A cast between
     a tile and itself is left out: the precision gave both names one format, and the machine one
-    place.  An unbound name raises :class:`ProgramError`.
+    place.  An unbound name raises :class:`ProgramError`, which names the ``stage`` and the row, counted from ``first``.
     """
     steps = []
-    for r in table:
+    for at, r in enumerate(table, first):
         if r.only and r.only not in tiles:
             if r.dst not in r.srcs and r.srcs[0] in tiles:
                 tiles = {**tiles, r.dst: tiles[r.srcs[0]]}
@@ -103,9 +103,12 @@ def bind(table: Table, tiles: Binding) -> tuple[Step, ...]:
         try:
             dst, srcs = tiles[r.dst], tuple(tiles[s] for s in r.srcs)
         except KeyError as missing:
-            raise ProgramError(f"step {r.opcode} {r.dst}: name {missing} is not bound") from None
+            raise ProgramError(
+                f"stage {stage}, row {at}, {r.opcode.name} {r.dst} = {', '.join(r.srcs)}: {missing} is no name that is "
+                "written before, and no constant"
+            ) from None
         if isinstance(dst, float | int):
-            raise ProgramError(f"step {r.opcode}: {r.dst} is a constant, not a tile")
+            raise ProgramError(f"stage {stage}, row {at}: {r.opcode.name} writes {r.dst}, which is a constant")
         if r.opcode is Opcode.CAST and dst == srcs[0]:
             continue
         steps.append(Step(r.opcode, dst, srcs, r.attributes, r.dst))

@@ -47,10 +47,8 @@ def busy_cycles(timing: TimingResult) -> dict[str, int]:
 
 def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
     """Run a case; paths in it are relative to the folder ``beside``."""
-    request = request_of(case, beside)
-    return run_request(
-        replace(request, schedule=case.schedule, tiling=dict(case.tiling), precision=case.precision)
-    )
+    request = request_of(case, case.schedule, beside)
+    return run_request(replace(request, tiling=dict(case.tiling), precision=case.precision))
 
 
 def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> Outcome:

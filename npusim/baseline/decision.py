@@ -127,7 +127,7 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
     request = replace(
-        request_of(case, beside), schedule=candidate.schedule, tiling=dict(candidate.tiling),
+        request_of(case, candidate.schedule, beside), tiling=dict(candidate.tiling),
         precision=candidate.precision, problem=_problem(case),
     )  # fmt: skip
     if candidate.store is not None:

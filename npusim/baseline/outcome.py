@@ -91,10 +91,13 @@ class Update:
         write_whole(self.path, accepted_text(self.path, self.case, new, __version__, reason).encode())
 
 
-def request_of(case: Case, beside: Path) -> Request:
-    """Return what a case asks for, without a schedule; paths in it are relative to the folder ``beside``."""
-    places = {"hw": _resolved(case.hw, beside), "workload": _resolved(case.workload, beside)}
-    return Request.of({"schedule": "", **dict(case), **places, "numerics": False, "trace_groups": ()})
+def request_of(case: Case, schedule: str, beside: Path) -> Request:
+    """Return what a case asks for of a schedule; paths, a schedule's too, are relative to the folder ``beside``."""
+    places = {
+        "hw": _resolved(case.hw, beside), "workload": _resolved(case.workload, beside),
+        "schedule": str(beside / schedule) if schedule.rpartition(":")[0].endswith(".py") else schedule,
+    }  # fmt: skip
+    return Request.of({**dict(case), **places, "numerics": False, "trace_groups": ()})
 
 
 def said(error: NpusimError) -> str:

@@ -153,9 +153,12 @@ def explore(
         raise KeyboardInterrupt
     _write(found, best, plot)
     if found.best is None:
-        closest = found.closest_misfit()
-        said = f". The closest: {closest}" if closest else ""
-        raise TilingError(f"no point fits; the reasons stand in {path}{said}")
+        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{_closest(found)}")
+
+
+def _closest(found: "Exploration") -> str:
+    closest = found.closest_misfit()
+    return f". The closest: {closest}" if closest else ""
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":

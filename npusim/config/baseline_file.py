@@ -84,7 +84,7 @@ class BaselineFile(Case):
     """One case of cycles: what to run, and the cycles it should take."""
 
     schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="of this file")
-    schedule: Text
+    schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
     expect: ExpectedCycles | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -95,6 +96,18 @@ class Exploration:
         """Return an outcome's configuration for a build script."""
         fixed = dict(cast("Any", self.request.tiling or {}))
         return {"schedule": self.request.schedule, **fixed, **outcome.point, "latency_us": outcome.latency_us}
+
+    def why_none(self) -> str:
+        """Return in words why no point is left."""
+        rejected = [o.reason for o in self.outcomes if o.status == "rejected"]
+        if not rejected:
+            return "no point fits"
+        kinds = ("bits:", "the bits cannot be computed"), ("relative RMSE", "--max-rmse"), ("", "not finite")
+        counts = Counter(next(word for start, word in kinds if reason.startswith(start)) for reason in rejected)
+        said = [f"{n} rejected by {word}" if word.startswith("--") else f"{n} {word}" for word, n in counts.items()]
+        if self.infeasible:
+            said.append(f"{len(self.infeasible)} do not fit")
+        return f"no point is left: {', '.join(said)}"
 
     def closest_misfit(self) -> str:
         """Return the point nearest to the defaults that does not fit, and what it lacks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -35,6 +35,8 @@ class OutputBlock(Protocol):
     rows: int
 
 
+#: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
+Reference = Callable[[Array, Array, Array, Any, int], NDArray[np.float64]]
 Choice = Literal["sample", "all"] | Sequence[int]
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
@@ -49,13 +51,14 @@ def evaluate(
     heads: Choice = "sample",
     diagnose: bool = False,
     progress: Progress | None = None,
+    reference: Reference = attention,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
-    all blocks that is done.
+    all blocks that is done.  ``reference`` computes in float64 what errors are against.
     """
     if not isinstance(rows, str):
         check_indices("rows", rows, problem.seq_q)
@@ -69,7 +72,8 @@ def evaluate(
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
-        references.append(attention(q, k, v, problem, row))
+        wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
+        references.append(reference(wide_q, wide_k, wide_v, problem, row))
         if probe:
             probe.look_at_inputs(q, k, row)
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)

@@ -20,16 +20,24 @@ Array = NDArray[Any]
 ULP_BINS = (("0", 0), ("1", 1), ("2", 2), ("3-4", 4), ("5-8", 8))
 
 
+def attention_scores(q: Array, k: Array, problem: Problem, row: int) -> NDArray[np.float64]:
+    """Return float64 ``scale Q K^T`` (rows, keys) for query rows from ``row``, -Inf where the mask hides a key.
+
+    ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are undone.
+    """
+    scores: NDArray[np.float64] = np.asarray(q, np.float64) @ np.asarray(k, np.float64).T * problem.score_scale
+    if problem.causal:
+        queries = np.arange(row, row + len(q))[:, None] + problem.causal_offset
+        scores = np.where(np.arange(len(k))[None, :] <= queries, scores, -np.inf)
+    return scores
+
+
 def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
     ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.
     """
-    wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-    scores = wide_q @ wide_k.T * problem.score_scale
-    if problem.causal:
-        queries = np.arange(row, row + len(q))[:, None] + problem.causal_offset
-        scores = np.where(np.arange(len(k))[None, :] <= queries, scores, -np.inf)
+    wide_v, scores = np.asarray(v, np.float64), attention_scores(q, k, problem, row)
     scores -= scores.max(axis=1, keepdims=True)
     weights = np.exp(scores)
     total = weights.sum(axis=1, keepdims=True)

@@ -88,7 +88,8 @@ class NumericResult:
     `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row
     sums.  ``row_errors`` has the relative error of each row of ``rows``, NaN or Inf where it is not finite;
-    ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked for.
+    ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked for;
+    ``against`` what errors are against, in words.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
@@ -104,6 +105,7 @@ class NumericResult:
     scores: Magnitudes | None = None
     row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     events: tuple[NumericEvent, ...] = field(default=(), repr=False)
+    against: str = "float64"
 
     @cached_property
     def output(self) -> NDArray[Any]:

@@ -116,7 +116,8 @@ class NumericRecord(ErrorSummary):
     """What the computed bits look like beside float64.
 
     ``diagnosis`` has the figures of `npusim.numerics.diagnosis.Diagnosis` that have a meaning; None
-    where none was asked for.  ``row_sums`` maps the orders of row sums to their basis.
+    where none was asked for.  ``row_sums`` maps the orders of row sums to their basis;
+    ``against`` says what errors are against.
     """
 
     sample: str
@@ -126,6 +127,7 @@ class NumericRecord(ErrorSummary):
     arithmetic: dict[str, str]
     diagnosis: dict[str, float] | None = None
     row_sums: dict[str, str] | None = None
+    against: str = "float64"
 
 
 @dataclass(frozen=True)

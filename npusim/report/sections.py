@@ -69,7 +69,7 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     if bits is not None:
         is_finite = not (bits.nan_count or bits.inf_count)
         rmse = "not finite" if bits.rmse is None or not is_finite else f"{bits.rmse:.2e}"
-        found.append(Tile("Relative RMSE", rmse, f"against float64 on {bits.sample}", not is_finite))
+        found.append(Tile("Relative RMSE", rmse, f"against {bits.against} on {bits.sample}", not is_finite))
         overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
         found.append(
             Tile("Overflow, NaN", f"{whole(overflow)}, {whole(nan)}", "elements, on the way", bool(overflow or nan))

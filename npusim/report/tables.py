@@ -256,7 +256,7 @@ def _numerics(record: RunRecord) -> list[Fact]:
     rows = [Cell(f"{_error(bits)}   {events}", "bad" if bad else "")]
     rows += [Cell(f"first {event}", "bad") for event in bits.first_events]
     rows += _finite(record, bits)
-    rows.append(Cell(f"against float64 on {bits.sample}"))
+    rows.append(Cell(f"against {bits.against} on {bits.sample}"))
     found = [("numerics", tuple(rows))]
     if record.orders:
         found.append(("same sums", tuple(Cell(_spread(s)) for s in record.orders)))

@@ -49,7 +49,7 @@ GROUP = "npusim.schedules"
 
 def is_outside(name: str) -> bool:
     """Return whether ``name`` says where a schedule is to be found."""
-    return ":" in name
+    return ":" in name or name.endswith(".py")
 
 
 def offered() -> dict[str, str]:
@@ -83,12 +83,12 @@ def load(name: str) -> tuple[Schedule, ...]:
 
     Raises `SpecError`: no such file, module or name; one that fails to import; no schedule under it.
     """
-    place, _, wanted = name.rpartition(":")
+    place, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
     if not place.endswith(".py"):
         return _schedules(_module(place), wanted, place)
     path = Path(place)
     if not path.is_file():
-        raise SpecError(f"{place}: no such file; a schedule of one's own is FILE.py:NAME")
+        raise SpecError(f"{path.absolute()}: no such file; a schedule of one's own is FILE.py:NAME")
     return _schedules(_file(str(path.resolve()), path.stat().st_mtime_ns), wanted, place)
 
 
@@ -115,10 +115,12 @@ def _module(name: str) -> ModuleType:
 
 
 def _schedules(module: ModuleType, wanted: str, place: str) -> tuple[Schedule, ...]:
-    found: Any = getattr(module, wanted, None)
+    found: Any = getattr(module, wanted, None) if wanted else None
     if _is_schedule(found):
         return tuple(_placed(s, module) for s in (found if isinstance(found, tuple) else (found,)))
     offered = [n for n, v in vars(module).items() if _is_schedule(v)]
+    if not wanted:
+        raise SpecError(f"{place}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
     if found is None:
         there = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
         raise SpecError(f"{place}: no {wanted!r}; {there}")

@@ -50,7 +50,7 @@ class Schedule:
     not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
     own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
-    of the family it does.
+    of the family it does.  ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Schedule:
     beside: tuple[str, ...] = ()
     origin: str = ""
     runs_on: Callable[[DeviceSpec], bool] = _anywhere
+    reference: Callable[..., Any] | None = None
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
@@ -74,6 +75,13 @@ class Schedule:
         Without a name the changes are made to the default preset.
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
+
+    @property
+    def against(self) -> str:
+        """What errors of its bits are against, in words."""
+        if self.reference is not None:
+            return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
+        return "softmax(QK^T)V in float64" if self.origin else "float64"
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
+from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
@@ -20,6 +21,8 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore
 from npusim.ir.check import check
+from npusim.ir.op import Opcode, Step
+from npusim.ir.walk import Walker, walk
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule, plugins
 from npusim.simulate import flag_budget
@@ -215,3 +218,123 @@ def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytes
     assert {s.family for s in plugins.load(LATE)} >= {"ascend", "nvidia"}
     with pytest.raises(SpecError, match=r"'flash' is a schedule of npusim's own; give the entry point another name"):
         find_schedule("flash", "ascend")
+
+
+# ---------------------------------------------------------------- attention without softmax
+
+SIGMOID = f"{HERE / 'sigmoid.py'}:SIGMOID_ATTENTION"
+
+
+def changed(tmp_path: Path, *changes: tuple[str, str]) -> str:
+    """Return the sigmoid's schedule with some of its text replaced."""
+    text = (HERE / "sigmoid.py").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "sigmoid.py"
+    file.write_text(text, encoding="utf-8")
+    return f"{file}:SIGMOID_ATTENTION"
+
+
+def test_errors_are_against_what_the_schedule_computes(tmp_path: Path) -> None:
+    own = npusim.run(SIGMOID, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
+    assert own.numerics.error.rmse < 1e-3
+    assert "against reference() in float64 on all 300 rows" in str(own)
+    path = changed(tmp_path, (", reference=reference", ""))
+    none = npusim.run(path, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
+    assert none.numerics.error.rmse > 0.1
+    assert "against softmax(QK^T)V in float64 on all 300 rows" in str(none)
+    assert (none.output == own.output).all()
+
+
+def test_a_search_rejects_by_the_schedules_own_error() -> None:
+    found = explore(SIGMOID, {"block_kv": (64, 128)}, problem=Problem(**SIZES), jobs=2, max_rmse=1e-3)
+    assert found.counts() == {"ok": 2}
+
+
+def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("row))) @ v", "row))) @ v[:, :3]"))
+    with pytest.raises(SpecError, match=r"sigmoid\.py:\d+: reference: returned shape \(\d+, 3\), wanted \(rows, dv\)"):
+        npusim.run(path, problem=Problem(**SIZES), tiling=SMALL)
+
+
+LITTLE: dict[str, Any] = {"problem": Problem(**SIZES), "tiling": SMALL, "trace_groups": (), "rows": "all"}
+
+
+def test_the_arithmetic_that_is_asked_for_is_computed(tmp_path: Path) -> None:
+    asked = npusim.run(SIGMOID, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
+    assert set(asked.numerics.arithmetic) == {"ascend.cube_fma.k16.f16.f32"}
+    assert set(npusim.run(SIGMOID, **LITTLE).numerics.arithmetic) == {"ascend.cube.k16.f16.f32"}
+    own = "ascend.cube.k16.f16.f32"
+    path = changed(tmp_path, ("finish=(FINISH,))", f"finish=(FINISH,), arithmetic='{own}')"))
+    with pytest.raises(SpecError, match=r"cube_fma\.k16\.f16\.f32 is asked for, but its phase .* says ascend\.cube\."):
+        npusim.run(path, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
+
+
+def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"exp_variant=exp2\.correct computes 2\^x.*exponent_factor"):
+        npusim.run(SIGMOID, **LITTLE, precision="exp_variant=exp2.correct")
+    path = changed(
+        tmp_path, ("-problem.scale", "-problem.scale * exponent_factor(p.exp_variant)"),
+        ("log(problem.seq_kv), \"hidden", "log(problem.seq_kv) * exponent_factor(p.exp_variant), \"hidden"),
+        ("    choose,\n", "    choose,\n    exponent_factor,\n"),
+    )  # fmt: skip
+    assert npusim.run(path, **LITTLE, precision="exp_variant=exp2.correct").numerics.error.rmse < 1e-3
+
+
+def exponentials(path: str) -> list[Step]:
+    """Return the exponentials of a schedule's program."""
+    program = npusim.run(path, **LITTLE, numerics=False).program
+    body = program.phases[0].body(program.phases[0].blocks[0])
+    return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
+
+
+def test_an_exponential_without_a_choice_is_the_precisions(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("choose(SIGMOID, {Opcode.EXP: Attributes(variant=p.exp_variant)})", "SIGMOID"))
+    chosen, own = (npusim.run(p, **LITTLE, precision="exp_variant=exp.correct") for p in (path, SIGMOID))
+    assert (chosen.output == own.output).all()
+    assert {s.attributes.variant for s in exponentials(path)} == {"exp.correct"}
+
+
+def test_names_that_no_row_uses_take_no_room(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("    constants = {", "    names.pop('alpha')\n    constants = {"))
+    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (SIGMOID, path))
+    assert whole.occupancy_bytes() == fewer.occupancy_bytes()
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: str) -> None:
+    path = changed(tmp_path, ('"P", "one", "P")', '"P", "one", "Pp")'))
+    with pytest.raises(NpusimError, match=r"sigmoid\.py:.*stage sigmoid, row 8, DIV P = one, Pp: 'Pp' is no name"):
+        npusim.run(path, **LITTLE, hw=hw, numerics=False)
+
+
+def test_a_file_without_a_name_is_told_what_it_has() -> None:
+    with pytest.raises(SpecError, match=r"sigmoid\.py: add :NAME; it has SIGMOID_ATTENTION$"):
+        npusim.run(SIGMOID.partition(":")[0])
+
+
+def test_a_baselines_schedule_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    changed(tmp_path)
+    case = "schema: npusim.baseline/1\nschedule: {}\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 256\n"
+    (tmp_path / "own.yaml").write_text(case.format("sigmoid.py:SIGMOID_ATTENTION"))
+    (outcome,) = check_baselines(tmp_path, update=True)
+    assert outcome.status == "updated"
+    (tmp_path / "own.yaml").write_text(case.format("no/where.py:S"))
+    (outcome,) = check_baselines(tmp_path)
+    assert outcome.reason.startswith(f"{tmp_path}/no/where.py: no such file")
+
+
+def test_a_search_that_rejects_all_says_by_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["explore", SIGMOID, "-f", "block_kv=64,128", "--seq", "128", "--max-rmse", "1e-9", "-j1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "no point is left: 2 rejected by --max-rmse; the reasons stand in" in " ".join(done.stderr.split())
+
+
+def test_a_device_that_needs_lanes_says_which_takes_the_schedule() -> None:
+    with pytest.raises(SpecError, match=r"v100: sigmoid does not say how .* h200 takes this one, for bits and time"):
+        npusim.run(SIGMOID, **LITTLE, hw="v100")
+    assert npusim.run(SIGMOID, **LITTLE, hw="h200").timing is not None

@@ -260,12 +260,13 @@ class VectorShare:
         """Return a stage's rows as steps; from its first write on a spilled state lies where it is stored from."""
         moved = next((n for n in again if n in s.stage.written), None)
         if moved is None:
-            return bind(s.table, bound)
+            return bind(s.table, bound, s.name)
         at = next(i for i, r in enumerate(s.table) if r.dst == moved)
         first = s.table[at]
         back = self.spilled[moved].back.fill(part.rows, self.frame.width(moved), self.frame.fmt(moved))
         turn = Step(first.opcode, back, tuple(bound[n] for n in first.srcs), first.attributes, first.dst)
-        return (*bind(s.table[:at], bound), turn, *bind(s.table[at + 1 :], {**bound, moved: back}))
+        after = bind(s.table[at + 1 :], {**bound, moved: back}, s.name, at + 2)
+        return (*bind(s.table[:at], bound, s.name), turn, *after)
 
     def _held(self, n: str, mine: RowSlice, part: RowSlice, *, is_write: bool) -> RingTile:
         """Return a slice's place in the share of a spilled state in global memory."""

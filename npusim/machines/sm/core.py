@@ -72,8 +72,8 @@ class SmCore:
         """Raise `SpecError` for a phase that says nothing of lanes on a device that times them."""
         if self.has_warps and not self.works_beside and not lanes:
             raise SpecError(
-                f"{self.device.name}: {what} has no warps, which the device's timing needs; flash has, and devices "
-                "for values only (h200) take this one"
+                f"{self.device.name}: {what} does not say how its tiles lie in a warp's lanes, which this device's "
+                "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
             )
 
 

@@ -285,7 +285,7 @@ class SmPlace:
         if not share[1]:
             return
         run: list[Step] = []
-        for step in bind(self.tables[s], self._bindings(s, cell, tile, group, share)):
+        for step in bind(self.tables[s], self._bindings(s, cell, tile, group, share), s.name):
             if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
                 yield self._op(s.name, s, group, FMA, tuple(run))
                 yield self._op(step.name, s, group, MUFU, (step,))
