@@ -52,10 +52,7 @@ def _rows(columns: int, rows: int, overrides: dict[str, str] | None = None) -> d
     """Return times of an addition of rows of float16."""
     device = load_device("ascend_910b2", overrides)
     machine = AscendMachine(device)
-    tensors = {
-        n: GlobalTensor(n, 1, 1, rows, columns, "float16", role)
-        for n, role in (("x", "input"), ("z", "input"), ("y", "output"))
-    }  # type: ignore[arg-type]
+    tensors = {n: GlobalTensor(n, 1, 1, rows, columns, "float16", "output" if n == "y" else "input") for n in "xzy"}
     names = {n: name("result" if n == "y" else "operand", "row col", "float16") for n in tensors}
     each = len(machine.group.vector_cores)
     phase = Phase(

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.load import load_device, load_workload
-from npusim.config.problem import Problem
+from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.run import run
@@ -147,7 +147,7 @@ def _price() -> Section:
 
 #: FP16 and FP8 on the 950: schedule, inputs, changes of the device, and what the page calls them.
 CAST = "cores.aiv.engines.VECTOR.ops.cast_float8_e4m3fn.slope_cycles_per_repeat"
-WAYS = (
+WAYS: tuple[tuple[str, Dtype, dict[str, str], str], ...] = (
     ("flash", "float16", {}, "FlashAttention, FP16"),
     ("fp8_attention", "float8_e4m3fn", {}, "FP8, cast as PTO's tile operation does it"),
     ("fp8_attention", "float8_e4m3fn", {CAST: "2.0"}, "FP8, cast at 2 cycles a repeat"),

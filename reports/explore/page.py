@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import npusim
 from npusim.config.load import load_device
-from npusim.report.exploration import front_svg, heatmap_svg
+from npusim.report.explore_sections import front_of, map_of
+from npusim.report.page import svg
 from reports.parts.document import Section, gather, save_page, table
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def _best(charts: dict[str, str]) -> Section:
             counts = found.counts()
             simulated, total = simulated + counts["ok"], total + len(found.outcomes)
             if (model, seq) == (MODELS[0], SHORT):
-                flash = [o for o in found.outcomes if o.point["schedule"] == "flash"]
-                charts["heatmap.svg"] = heatmap_svg(flash, "block_kv", "block_q")
+                flash = [o.row() for o in found.outcomes if o.point["schedule"] == "flash"]
+                charts["heatmap.svg"] = svg(map_of(flash, "block_kv", "block_q")[0])
             for name in SCHEDULES:
                 best = next(o for o in found.feasible if o.point["schedule"] == name)
                 usual = npusim.run(name, hw=HW, workload=model, seq=seq, numerics=False)
@@ -69,7 +70,8 @@ def _fronts(charts: dict[str, str]) -> Section:
             found = npusim.explore(
                 schedule, {"precision": own, "block_kv": (128, 256)}, hw=HW, workload=load, seq=SHORT, pareto=True
             )
-            charts[f"front_{schedule}_{load}.svg"] = front_svg(found.outcomes)
+            listed = [o.row() for o in found.outcomes]
+            charts[f"front_{schedule}_{load}.svg"] = svg(front_of(listed, ("precision", "block_kv"))[0])
             for o in found.feasible:
                 error = "not finite" if o.relative_rmse is None else o.relative_rmse
                 is_on = "yes" if o in found.front else ""
