@@ -344,3 +344,23 @@ def test_every_operation_says_what_it_reads_and_computes() -> None:
     assert Opcode.__doc__
     told = re.findall(r"^ +([A-Z_]+)(?: \w+,?)*: ", Opcode.__doc__, re.MULTILINE)
     assert told == [o.name for o in Opcode]
+
+
+OWN = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Own:\n    name = 'own'\n    formats = dict"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("finish=(FINISH,))", "finish=(FINISH,), arithmetic='ascend.cube.k16.f16.f32')"),),
+        (
+            ("precision, problem.dtype)", "FP32, problem.dtype)"), ("precisions=[FP32]", "precisions=[Own()]"),
+            ("def reference", f"{OWN}\n\n\ndef reference"),
+        ),
+    ],
+    ids=["a phase's own arithmetic", "a precision without one"],
+)  # fmt: skip
+def test_a_schedule_that_leaves_no_choice_of_arithmetic_runs(tmp_path: Path, changes: Any) -> None:
+    found = npusim.run(changed(tmp_path, *changes), **LITTLE)
+    assert found.numerics.error.rmse < 1e-3
+    assert not found.spread
