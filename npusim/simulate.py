@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -126,8 +126,11 @@ class Plan:
         return recipe_source(problem) if self.given is None else array_source(self.given, problem.data)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
-        """Return the program, with fields of the precision changed."""
-        precision: Any = replace(cast("Any", self.precision), **(changes or {}))
+        """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
+        precision: Any = self.precision
+        if changes and not changes.keys() <= {f.name for f in fields(precision)}:
+            raise SpecError(f"precision {precision.name}: has no field {', '.join(changes)}")
+        precision = replace(precision, **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.errors import SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.reductions import ORDERS
 from npusim.numerics.evaluate import evaluate
@@ -81,7 +82,8 @@ def spread_over_alternates(
 ) -> tuple[Spread, ...]:
     """Return how much the first computed block changes under each alternative arithmetic.
 
-    ``rebuild(changes)`` gives the program with fields of the precision changed.  Nothing is assumed:
+    ``rebuild(changes)`` gives the program with fields of the precision changed, or raises `SpecError` where
+    the schedule has no such choice.  Nothing is assumed:
     no alternatives.  An output that is not finite is at no distance from another: none either.
     """
     if not bits.rows:
@@ -92,7 +94,11 @@ def spread_over_alternates(
         return ()
     found = []
     for name, changes in _alternatives(bits, device):
-        again = evaluate(rebuild(changes), problem, inputs, rows=[row], heads=[head])
+        try:
+            program = rebuild(changes)
+        except SpecError:  # the schedule leaves no choice of it
+            continue
+        again = evaluate(program, problem, inputs, rows=[row], heads=[head])
         after = again.rows[batch, head, row].astype(np.float64)
         found.append(Spread(name, *_distance(before, after)))
     return tuple(found)

@@ -20,22 +20,41 @@ if TYPE_CHECKING:
 
 @unique
 class Opcode(Enum):
-    """What one step computes; each member has one row in ``numerics.semantics``, and a cost a core family."""
+    """What one step computes; each member has one row in ``numerics.semantics``, and a cost a core family.
 
-    COPY = "copy"  #: dst = src, bit for bit (a data move or a register copy)
-    CAST = "cast"  #: dst = src rounded once to dst's format
-    FILL = "fill"  #: dst = constant
-    MATMUL = "matmul"  #: dst = a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
-    ADD = "add"  #: dst = a + b
-    SUB = "sub"  #: dst = a - b
-    MUL = "mul"  #: dst = a * b
-    DIV = "div"  #: dst = a / b
-    MAX = "max"  #: dst = max(a, b)
-    EXP = "exp"  #: dst = e^a, or another exponential named by ``variant``
-    LOG = "log"  #: dst = ln a, or another logarithm named by ``variant``
-    ROW_MAX = "row_max"  #: dst (rows, 1) = maximum of each row
-    ROW_SUM = "row_sum"  #: dst (rows, 1) = sum of each row, in the named order
-    SELECT = "select"  #: dst = a where mask (int8) is non-zero, else the constant
+    Sources in the order of a row, ``row(Opcode.DIV, "dst", "a", "b")``.  A tile is (rows, columns); where
+    a and b stand, one may be a row vector (rows, 1), its value taken for the whole row, or a constant.
+
+    COPY a: a, bit for bit (a data move or a register copy)
+    CAST a: a rounded once to dst's format
+    FILL constant: the constant everywhere
+    MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
+    ADD a, b: a + b
+    SUB a, b: a - b
+    MUL a, b: a * b
+    DIV a, b: a / b
+    MAX a, b: the larger of a and b
+    EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
+    LOG a: ln a, or another logarithm named by ``variant``
+    ROW_MAX a: (rows, 1), the maximum of each row
+    ROW_SUM a: (rows, 1), the sum of each row in the named order
+    SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
+    """
+
+    COPY = "copy"
+    CAST = "cast"
+    FILL = "fill"
+    MATMUL = "matmul"
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    MAX = "max"
+    EXP = "exp"
+    LOG = "log"
+    ROW_MAX = "row_max"
+    ROW_SUM = "row_sum"
+    SELECT = "select"
 
     def __repr__(self) -> str:
         return self.name

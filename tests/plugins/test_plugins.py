@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.baseline import check_baselines
 from npusim.cli.app import app
+from npusim.cli.guide import guides
 from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
@@ -222,12 +223,14 @@ def test_entry_points_are_found_by_name_and_may_not_take_ours(monkeypatch: pytes
 
 # ---------------------------------------------------------------- attention without softmax
 
-SIGMOID = f"{HERE / 'sigmoid.py'}:SIGMOID_ATTENTION"
+#: The guide's example.
+TEXT = re.search(r"<!-- file: sigmoid\.py -->\n```python\n(.*?)```", guides()["schedule"], re.DOTALL)
 
 
 def changed(tmp_path: Path, *changes: tuple[str, str]) -> str:
     """Return the sigmoid's schedule with some of its text replaced."""
-    text = (HERE / "sigmoid.py").read_text(encoding="utf-8")
+    assert TEXT
+    text = TEXT[1]
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -236,8 +239,14 @@ def changed(tmp_path: Path, *changes: tuple[str, str]) -> str:
     return f"{file}:SIGMOID_ATTENTION"
 
 
-def test_errors_are_against_what_the_schedule_computes(tmp_path: Path) -> None:
-    own = npusim.run(SIGMOID, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
+@pytest.fixture(scope="module")
+def sigmoid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Attention without softmax, as the guide has it."""
+    return changed(tmp_path_factory.mktemp("guide"))
+
+
+def test_errors_are_against_what_the_schedule_computes(sigmoid: str, tmp_path: Path) -> None:
+    own = npusim.run(sigmoid, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
     assert own.numerics.error.rmse < 1e-3
     assert "against reference() in float64 on all 300 rows" in str(own)
     path = changed(tmp_path, (", reference=reference", ""))
@@ -247,8 +256,8 @@ def test_errors_are_against_what_the_schedule_computes(tmp_path: Path) -> None:
     assert (none.output == own.output).all()
 
 
-def test_a_search_rejects_by_the_schedules_own_error() -> None:
-    found = explore(SIGMOID, {"block_kv": (64, 128)}, problem=Problem(**SIZES), jobs=2, max_rmse=1e-3)
+def test_a_search_rejects_by_the_schedules_own_error(sigmoid: str) -> None:
+    found = explore(sigmoid, {"block_kv": (64, 128)}, problem=Problem(**SIZES), jobs=2, max_rmse=1e-3)
     assert found.counts() == {"ok": 2}
 
 
@@ -261,44 +270,35 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
 LITTLE: dict[str, Any] = {"problem": Problem(**SIZES), "tiling": SMALL, "trace_groups": (), "rows": "all"}
 
 
-def test_the_arithmetic_that_is_asked_for_is_computed(tmp_path: Path) -> None:
-    asked = npusim.run(SIGMOID, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
+def test_the_arithmetic_that_is_asked_for_is_computed(sigmoid: str, tmp_path: Path) -> None:
+    asked = npusim.run(sigmoid, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
     assert set(asked.numerics.arithmetic) == {"ascend.cube_fma.k16.f16.f32"}
-    assert set(npusim.run(SIGMOID, **LITTLE).numerics.arithmetic) == {"ascend.cube.k16.f16.f32"}
+    assert set(npusim.run(sigmoid, **LITTLE).numerics.arithmetic) == {"ascend.cube.k16.f16.f32"}
     own = "ascend.cube.k16.f16.f32"
     path = changed(tmp_path, ("finish=(FINISH,))", f"finish=(FINISH,), arithmetic='{own}')"))
     with pytest.raises(SpecError, match=r"cube_fma\.k16\.f16\.f32 is asked for, but its phase .* says ascend\.cube\."):
         npusim.run(path, **LITTLE, arithmetic="ascend.cube_fma.k16.f16.f32")
 
 
-def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(tmp_path: Path) -> None:
+def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(sigmoid: str, tmp_path: Path) -> None:
+    own = npusim.run(sigmoid, **LITTLE, precision="exp_variant=exp2.correct")
+    assert own.numerics.error.rmse < 1e-3
+    assert {s.attributes.variant for s in exponentials(sigmoid, "exp_variant=exp2.correct")} == {"exp2.correct"}
+    path = changed(tmp_path, ("factor = exponent_factor(p.exp_variant)", "factor = 1.0"))
     with pytest.raises(SpecError, match=r"exp_variant=exp2\.correct computes 2\^x.*exponent_factor"):
-        npusim.run(SIGMOID, **LITTLE, precision="exp_variant=exp2.correct")
-    path = changed(
-        tmp_path, ("-problem.scale", "-problem.scale * exponent_factor(p.exp_variant)"),
-        ("log(problem.seq_kv), \"hidden", "log(problem.seq_kv) * exponent_factor(p.exp_variant), \"hidden"),
-        ("    choose,\n", "    choose,\n    exponent_factor,\n"),
-    )  # fmt: skip
-    assert npusim.run(path, **LITTLE, precision="exp_variant=exp2.correct").numerics.error.rmse < 1e-3
+        npusim.run(path, **LITTLE, precision="exp_variant=exp2.correct")
 
 
-def exponentials(path: str) -> list[Step]:
+def exponentials(path: str, precision: str) -> list[Step]:
     """Return the exponentials of a schedule's program."""
-    program = npusim.run(path, **LITTLE, numerics=False).program
+    program = npusim.run(path, **LITTLE, numerics=False, precision=precision).program
     body = program.phases[0].body(program.phases[0].blocks[0])
     return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
 
 
-def test_an_exponential_without_a_choice_is_the_precisions(tmp_path: Path) -> None:
-    path = changed(tmp_path, ("choose(SIGMOID, {Opcode.EXP: Attributes(variant=p.exp_variant)})", "SIGMOID"))
-    chosen, own = (npusim.run(p, **LITTLE, precision="exp_variant=exp.correct") for p in (path, SIGMOID))
-    assert (chosen.output == own.output).all()
-    assert {s.attributes.variant for s in exponentials(path)} == {"exp.correct"}
-
-
-def test_names_that_no_row_uses_take_no_room(tmp_path: Path) -> None:
+def test_names_that_no_row_uses_take_no_room(sigmoid: str, tmp_path: Path) -> None:
     path = changed(tmp_path, ("    constants = {", "    names.pop('alpha')\n    constants = {"))
-    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (SIGMOID, path))
+    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (sigmoid, path))
     assert whole.occupancy_bytes() == fewer.occupancy_bytes()
 
 
@@ -309,9 +309,9 @@ def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: 
         npusim.run(path, **LITTLE, hw=hw, numerics=False)
 
 
-def test_a_file_without_a_name_is_told_what_it_has() -> None:
+def test_a_file_without_a_name_is_told_what_it_has(sigmoid: str) -> None:
     with pytest.raises(SpecError, match=r"sigmoid\.py: add :NAME; it has SIGMOID_ATTENTION$"):
-        npusim.run(SIGMOID.partition(":")[0])
+        npusim.run(sigmoid.partition(":")[0])
 
 
 def test_a_baselines_schedule_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,15 +326,41 @@ def test_a_baselines_schedule_lies_beside_it(tmp_path: Path, monkeypatch: pytest
     assert outcome.reason.startswith(f"{tmp_path}/no/where.py: no such file")
 
 
-def test_a_search_that_rejects_all_says_by_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_rejects_all_says_by_what(sigmoid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["explore", SIGMOID, "-f", "block_kv=64,128", "--seq", "128", "--max-rmse", "1e-9", "-j1"]
+    words = ["explore", sigmoid, "-f", "block_kv=64,128", "--seq", "128", "--max-rmse", "1e-9", "-j1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert "no point is left: 2 rejected by --max-rmse; the reasons stand in" in " ".join(done.stderr.split())
 
 
-def test_a_device_that_needs_lanes_says_which_takes_the_schedule() -> None:
+def test_a_device_that_needs_lanes_says_which_takes_the_schedule(sigmoid: str) -> None:
     with pytest.raises(SpecError, match=r"v100: sigmoid does not say how .* h200 takes this one, for bits and time"):
-        npusim.run(SIGMOID, **LITTLE, hw="v100")
-    assert npusim.run(SIGMOID, **LITTLE, hw="h200").timing is not None
+        npusim.run(sigmoid, **LITTLE, hw="v100")
+    assert npusim.run(sigmoid, **LITTLE, hw="h200").timing is not None
+
+
+def test_every_operation_says_what_it_reads_and_computes() -> None:
+    assert Opcode.__doc__
+    told = re.findall(r"^ +([A-Z_]+)(?: \w+,?)*: ", Opcode.__doc__, re.MULTILINE)
+    assert told == [o.name for o in Opcode]
+
+
+OWN = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Own:\n    name = 'own'\n    formats = dict"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("finish=(FINISH,))", "finish=(FINISH,), arithmetic='ascend.cube.k16.f16.f32')"),),
+        (
+            ("precision, problem.dtype)", "FP32, problem.dtype)"), ("precisions=[FP32]", "precisions=[Own()]"),
+            ("def reference", f"{OWN}\n\n\ndef reference"),
+        ),
+    ],
+    ids=["a phase's own arithmetic", "a precision without one"],
+)  # fmt: skip
+def test_a_schedule_that_leaves_no_choice_of_arithmetic_runs(tmp_path: Path, changes: Any) -> None:
+    found = npusim.run(changed(tmp_path, *changes), **LITTLE)
+    assert found.numerics.error.rmse < 1e-3
+    assert not found.spread
