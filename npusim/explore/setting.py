@@ -106,6 +106,8 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, 
     spaces = {}
     for name, own in free.items():
         here = {n: v for n, v in given.items() if n in (*own, *SIZES, *keys) or n not in everywhere}
+        if not given and len(schedules) > 1:  # schedules alone are compared by what each of them can compute in
+            here = {"precision": tuple(_schedule(replace(request, schedule=name)).precisions)}
         fields = [f.name for f in tiling_fields(_schedule(replace(request, schedule=name)).tiling)]
         spaces[name] = _space(here, fields, [n for n in own if n not in fields], keys)
     for name in schedules:

@@ -13,6 +13,7 @@ from npusim.explore.store import read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.request import Request
 from npusim.run import run
+from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,12 @@ def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
     about, rows = read_store(tmp_path / "s.sqlite")
     assert about["schedules"] == ["flash", "two_level"]
     assert rows == found.outcomes
+
+
+def test_schedules_without_fields_are_compared_by_their_presets() -> None:
+    found = explore(("flash", "two_level"), {}, workload="pangu_38b", seq=256, exhaustive=True)
+    tried = {(o.point["schedule"], o.point["precision"]) for o in found.outcomes}
+    assert tried == {(s, p) for s in ("flash", "two_level") for p in find_schedule(s, "ascend").precisions}
 
 
 def test_the_front_is_of_latency_and_error() -> None:
