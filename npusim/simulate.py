@@ -65,6 +65,7 @@ def run_request(request: Request) -> RunResult:
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
+    r = _with_inputs(r)
     plan = _planned(r, load, as_asked(r.problem or _problem(r, load, given)), given)
     chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
@@ -78,8 +79,16 @@ def run_request(request: Request) -> RunResult:
 
 def plan_of(request: Request) -> Plan:
     """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
-    load = request.load()
+    request, load = _with_inputs(request), request.load()
     return _planned(request, load, request.problem or _problem(request, load, None), None)
+
+
+def _with_inputs(request: Request) -> Request:
+    """Return the request with the format of inputs that its schedule is for, where nothing says one."""
+    if request.dtype is not None or request.problem is not None or request.tensors is not None:
+        return request
+    device = request.machine()
+    return replace(request, dtype=find_schedule(request.schedule, device.family).inputs(device))
 
 
 def _planned(r: Request, load: Workload, what: AnyProblem, given: Mapping[str, NDArray[Any]] | None) -> Plan:

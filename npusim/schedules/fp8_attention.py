@@ -24,7 +24,7 @@ from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.config.problem import Problem
+    from npusim.config.problem import Dtype, Problem
     from npusim.ir.program import TileProgram
 
 
@@ -125,10 +125,15 @@ def study(problem: Problem, device: DeviceSpec) -> str:
     return f"{device.name} {why}: {what}, its time that of no real kernel"
 
 
+def inputs(device: DeviceSpec) -> Dtype | None:
+    """Return the format that Q, K and V have where a call does not say: E4M3 where products are FP8."""
+    return "float8_e4m3fn" if _has_fp8(device) else None
+
+
 SUMMARY = "P cast to E4M3 with a scale, forward or reverse key order"
 ASCEND = Schedule(
     name="fp8_attention", family="ascend", summary=SUMMARY, tiling=Fp8Tiling, precisions=ASCEND_PRECISIONS,
-    default_precision="hpc_ops", build=build_on_ascend, reads_scales=True, study=study,
+    default_precision="hpc_ops", build=build_on_ascend, reads_scales=True, study=study, inputs=inputs,
 )  # fmt: skip
 GPU = replace(
     ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu, study=None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.problem import Problem
+from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling
 from npusim.errors import BufferOverflowError, SpecError
 from npusim.schedules.fit import fitted_defaults, largest_that_fit
@@ -40,6 +40,10 @@ def _anywhere(_device: DeviceSpec) -> bool:
     return True
 
 
+def _of_workload(_device: DeviceSpec) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """One algorithm on one core family.
@@ -50,7 +54,9 @@ class Schedule:
     not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
     own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
-    of the family it does.  ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
+    of the family it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
+    none; None: the workload's.  ``reference(q, k, v, problem, row)``: what it computes, in float64; None:
+    softmax(QK^T)V.
     """
 
     name: str
@@ -67,6 +73,7 @@ class Schedule:
     beside: tuple[str, ...] = ()
     origin: str = ""
     runs_on: Callable[[DeviceSpec], bool] = _anywhere
+    inputs: Callable[[DeviceSpec], Dtype | None] = _of_workload
     reference: Callable[..., Any] | None = None
 
     def precision(self, text: str | None = None) -> Precision:

@@ -141,6 +141,12 @@ def test_a_gpu_takes_fp8_or_isolating_float32_inputs_only() -> None:
         run("fp8_attention", hw="h200", problem=Problem(**SIZES))
 
 
+@pytest.mark.parametrize(("hw", "dtype"), [("h200", E4M3), ("ascend_950", E4M3), ("ascend_910b2", "float16")])
+def test_inputs_are_fp8_where_products_are_and_a_call_says_nothing(hw: str, dtype: str) -> None:
+    found = run("fp8_attention", hw=hw, seq=256, numerics=False, trace_groups=())
+    assert found.problem.dtype == dtype
+
+
 @pytest.mark.parametrize("precision", ["fa3", "flashinfer", "fa3,accumulate=fresh"])
 @pytest.mark.parametrize("size", [1.0, 2e19])
 def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: float) -> None:
