@@ -247,6 +247,8 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
         found["busiest pipe", "text"] = None if busiest is None else busiest.pipe
         found.update({(name, "share"): share for name, share in _busy(timing).items()})
         found.update({(f"{n} bytes", "bytes"): size for n, size in timing.link_bytes.items()})
+    if record.numerics is not None and record.numerics.against != "float64":
+        found["errors against", "text"] = record.numerics.against
     for name, value in _numeric_values(record.numerics).items():
         found[name, "error" if name in ("relative RMSE", "max |error|") else "count"] = value
     return found

@@ -364,3 +364,8 @@ def test_a_schedule_that_leaves_no_choice_of_arithmetic_runs(tmp_path: Path, cha
     found = npusim.run(changed(tmp_path, *changes), **LITTLE)
     assert found.numerics.error.rmse < 1e-3
     assert not found.spread
+
+
+def test_a_comparison_says_what_errors_are_against(sigmoid: str) -> None:
+    done = CliRunner().invoke(app, ["compare", "flash", sigmoid, "--seq", "128"])
+    assert re.search(r"errors against +.* reference\(\) in float64", done.stdout)
