@@ -161,7 +161,7 @@ class DaskExecutor:
         futures = {
             self.client.submit(function, task, pure=False, retries=0): number for number, task in enumerate(tasks)
         }
-        for future in completed(list(futures), loop=self.client.loop):  # type: ignore[no-untyped-call]
+        for future in completed(list(futures), loop=self.client.loop):
             try:
                 yield futures[future], future.result()
             except KilledWorker as error:
@@ -182,11 +182,11 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
         local = None
         try:
             if cluster == "local":
-                local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
+                local = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None,
                     silence_logs=logging.ERROR,
                 )  # fmt: skip
-            client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)  # type: ignore[no-untyped-call]
+            client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, ImportError) as error:
             why = " ".join(str(error).split())
             raise NpusimError(
@@ -196,7 +196,7 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
         try:
             yield client
         finally:
-            client.close()  # type: ignore[no-untyped-call]
+            client.close()
             if local is not None:
                 local.close()
 
