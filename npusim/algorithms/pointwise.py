@@ -47,25 +47,24 @@ ROTARY = (
     row(O.MUL, "b", "x", "sin"),
     row(O.ADD, "y", "a", "b"),
 )
-#: SiLU of the gate times the other half (Shazeer 2020): x / (1 + exp(-x)).
-GATE = (
-    row(O.CAST, "wide", "x"),
-    row(O.MUL, "low", "wide", "minus_one"),
-    row(O.EXP, "low", "low"),
-    row(O.ADD, "low", "low", "one"),
-    row(O.DIV, "wide", "wide", "low"),
-    row(O.CAST, "y", "wide"),
-    row(O.MUL, "y", "y", "update"),
-)
+
+
+def _weighted(slope: str) -> Table:
+    """Return y = x / (1 + exp(slope x)): x times its sigmoid."""
+    return (
+        row(O.CAST, "wide", "x"),
+        row(O.MUL, "low", "wide", slope),
+        row(O.EXP, "low", "low"),
+        row(O.ADD, "low", "low", "one"),
+        row(O.DIV, "wide", "wide", "low"),
+        row(O.CAST, "y", "wide"),
+    )
+
+
+#: SiLU of the gate times the other half (Shazeer 2020).
+GATE = (*_weighted("minus_one"), row(O.MUL, "y", "y", "update"))
 #: GELU as x sigmoid(1.702 x) (Hendrycks, Gimpel 2016).
-GELU = (
-    row(O.CAST, "wide", "x"),
-    row(O.MUL, "low", "wide", "steep"),
-    row(O.EXP, "low", "low"),
-    row(O.ADD, "low", "low", "one"),
-    row(O.DIV, "wide", "wide", "low"),
-    row(O.CAST, "y", "wide"),
-)
+GELU = _weighted("steep")
 TABLES: Mapping[str, Table] = MappingProxyType({"norm": NORM, "rotary": ROTARY, "gate": GATE, "gelu": GELU})
 CONSTANTS: Mapping[str, float] = MappingProxyType(
     {

@@ -192,11 +192,21 @@ def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[
     """Return head, row and column of the first value whose bits differ, of what both have; None for none."""
     for head in (h for h in one if h in two):
         count = min(len(one[head]), len(two[head]))
-        a, b = (np.ascontiguousarray(x[head][:count]).view(f"u{x[head].itemsize}") for x in (one, two))
-        rows, columns = np.nonzero(a != b)
-        if len(rows):
-            return head, int(rows[0]), int(columns[0])
+        at = first_unlike(one[head][:count], two[head][:count])
+        if at is not None:
+            return head, *at
     return None
+
+
+def first_unlike(one: NDArray[Any], two: NDArray[Any]) -> tuple[int, int] | None:
+    """Return row and column of the first value of two matrices of one format whose bits differ; None for none."""
+    rows, columns = np.nonzero(bits_of(one) != bits_of(two))
+    return (int(rows[0]), int(columns[0])) if len(rows) else None
+
+
+def bits_of(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of values, as unsigned integers of their size."""
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def parting(one: list[Event], two: list[Event]) -> Parting | None:

@@ -11,7 +11,7 @@ import numpy as np
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
-from npusim.invariance.paths import Place, compute, parting
+from npusim.invariance.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.numerics.evaluate import chosen_heads, execute_rows
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.simulate import run_request
@@ -193,19 +193,15 @@ class _Search:
 
     def _first(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int, int, int] | None:
         for (n, h, r), block in sorted(written.items()):
-            rows, columns = np.nonzero(_bits(block) != _bits(self.out[n, h, r : r + len(block)]))
-            if len(rows):
-                return n, h, r + int(rows[0]), int(columns[0])
+            at = first_unlike(block, self.out[n, h, r : r + len(block)])
+            if at is not None:
+                return n, h, r + at[0], at[1]
         return None
 
 
 def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
     """Return how many values have equal bits; none where the formats differ."""
-    return int((_bits(a) == _bits(b)).sum()) if a.dtype == b.dtype else 0
-
-
-def _bits(values: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+    return int((bits_of(a) == bits_of(b)).sum()) if a.dtype == b.dtype else 0
 
 
 def _output(output: str | Path | NDArray[Any], problem: Problem, fmt: str) -> NDArray[Any]:
