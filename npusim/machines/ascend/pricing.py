@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
+from npusim.ir.content import Itself
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
-from npusim.machines.ascend.vector_cost import signature, vector_cycles
+from npusim.machines.ascend.vector_cost import known_cycles, signature, vector_cycles
 from npusim.machines.moves import Moves
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.engine import EngineSpec
     from npusim.ir.op import Pace, TileOp
@@ -29,7 +28,8 @@ class EnginePricing(Moves):
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
-        self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
+        #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
+        self._vector = known_cycles(Itself(device), vector_cycles)
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
@@ -54,7 +54,7 @@ class EnginePricing(Moves):
     def _sequence(self, op: TileOp, spec: VectorEngine, key: str, banks: BankSpec | None) -> Cost:
         """Return the cost of a vector unit's operation, alike ones looked at once."""
         joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-        alike = (key, joins, *map(signature, op.steps))
+        alike = (key, joins, signature(op.steps, banks))
         known = self._vector.get(alike)
         if known is None:
             cycles, terms = vector_cycles(op.steps, spec, banks, key, joins=joins)

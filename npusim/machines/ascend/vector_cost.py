@@ -7,6 +7,7 @@ depends on where its operands lie: two that share a bank group are read one afte
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.device import BankSpec
     from npusim.config.engine import VectorEngine, VectorOpSpec
     from npusim.config.quantity import Quantity
-    from npusim.ir.cost import Terms
+    from npusim.ir.cost import Cost, Terms
 
 #: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
 #: that depend on one another have a barrier between them in PTO's kernels.
@@ -112,15 +113,30 @@ def _where(operand: Operand) -> object:
     return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 
-def signature(step: Step) -> tuple[Hashable, ...]:
-    """Return what :func:`vector_cycles` looks at: the same for the same work of another core."""
-    found: list[Hashable] = [step.opcode, step.attributes.order]
-    for operand in (step.dst, *step.srcs):
-        if isinstance(operand, (Tile, RingTile)):
-            found += (operand.rows, operand.cols, operand.stride, operand.fmt, _place(operand))
-        else:
-            found.append(operand)
+def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
+    """Return what :func:`vector_cycles` looks at: the same for the same work of another core, or of another slice.
+
+    Of addresses that is which are one, and in which bank a tile with columns begins.
+    """
+    found: list[Hashable] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        found += (step.opcode, step.attributes.order)
+        for operand in (step.dst, *step.srcs):
+            if isinstance(operand, (Tile, RingTile)):
+                at, cols = _place(operand), operand.cols
+                bank = _bank(at, banks) if banks is not None and cols > 1 else None
+                which = places.setdefault(at, len(places))
+                found.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
+            else:
+                found.append(None if isinstance(operand, float) else operand)
     return tuple(found)
+
+
+@lru_cache(maxsize=4)  # of devices
+def known_cycles(_device: Hashable, *_by: object) -> dict[Hashable, Cost]:
+    """Return what a vector unit's operations are known to cost on a device by now, to be added to."""
+    return {}
 
 
 def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:
