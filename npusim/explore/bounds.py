@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Pricing
-    from npusim.ir.program import Item, Loop, Phase, TileProgram
+    from npusim.ir.program import Body, Item, Phase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 
@@ -96,18 +96,10 @@ def _of_phase(phase: Phase, works: _Works, groups: int, cutoff: float) -> Ints:
     if phase.makeup is None:
         return found
     examples, held = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    loops: dict[Hashable, tuple[int, Loop]] = {}
-    counts: list[tuple[int, int, int]] = []
-    for at, block in enumerate(examples):
-        own = ((loops.setdefault(loop.key, (len(loops), loop))[0], len(loop.indices)) for loop in phase.makeup(block))
-        counts += ((at, number, count) for number, count in own)
-    per_shape = np.zeros((len(examples), len(loops)), np.int64)
-    for at, number, count in counts:
-        per_shape[at, number] += count
-    often = held @ per_shape
-    listed_loops = [loop for _, loop in loops.values()]
+    made = list(phase.makeup(examples))
+    often = held @ np.array([counts for _, counts in made], np.int64).reshape(len(made), len(examples)).T
     for number in np.argsort(-often.sum(axis=0), kind="stable").tolist():
-        found += often[:, number, None] * works.of(listed_loops[number])
+        found += often[:, number, None] * works.of(made[number][0])
         if found.max() > cutoff:
             break
     return found
@@ -145,13 +137,13 @@ class _Works:
     def _numbers(self) -> dict[str, int]:
         return {queue.name: number for number, queue in enumerate(self.program.queues)}
 
-    def of(self, loop: Loop) -> Ints:
-        """Return the work of one iteration, by queue."""
-        known = known_at(loop.body.home, self.ends, "work")  # type: ignore[attr-defined]  # makeups have homes
-        key = (self.by, loop.key)
+    def of(self, body: Body) -> Ints:
+        """Return the work of a body, by queue."""
+        known = known_at(body.home, self.ends, "work")
+        key = (self.by, body.key)
         if key not in known:
             known[key] = np.zeros(self.queues, np.int64)
-            self._add(loop.body(loop.indices[0]), 1, known[key])
+            self._add(body(0), 1, known[key])
         found: Ints = known[key]
         return found
 

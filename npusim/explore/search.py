@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
 SEEDS = 4
 #: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
-BATCH, TASK, NARROWED = 32, 4, 8
+BATCH, TASK, NARROWED = 64, 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)

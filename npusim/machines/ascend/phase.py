@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Touch
+    from npusim.ir.program import Body, Touch
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
 
@@ -69,14 +69,14 @@ class AscendPhase:
         self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
 
     @cached_property
-    def _works(self) -> tuple[tuple[Stage, Emitter], ...]:
+    def _works(self) -> tuple[Emitter, ...]:
         """The loop's stages with what they do: products on the AIC, rows on the first vector core, who has most.
 
         Products depend on less than the phase: tilings that differ in their slices of rows alone share them.
         """
         of_products = interned(("products", self._products_content))
         return tuple(
-            (s, Emitter(of_products if s.is_product else self.home, ("work", s.name), partial(self._work, s)))
+            Emitter(of_products if s.is_product else self.home, ("work", s.name), partial(self._work, s))
             for s in (self.phase.loops[0].stages if self.parts else ())
         )
 
@@ -151,12 +151,12 @@ class AscendPhase:
             roles=frame.roles, home=self.home, makeup=self._makeup if self.parts else None, bits=self._bits,
         )  # fmt: skip
 
-    def _makeup(self, cell: Cell) -> Iterator[Repeat]:
-        """Yield what a cell does tile after tile, stage by stage, each as often as it runs."""
-        for _, work in self._works:
-            for run in cell.runs:
-                yield Repeat("", range(run.count), body(work, cell, run.visit(0, 0)))
-        yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
+    def _makeup(self, cells: Sequence[Cell]) -> Iterator[tuple[Body, Sequence[int]]]:
+        """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
+        visits = _visits(Itself(cells))
+        for work in self._works:
+            for cell, visit, counts in visits:
+                yield body(work, cell, visit), counts
 
     def _work(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
         if stage.is_product:
@@ -271,6 +271,20 @@ def _touches(frame: Frame, reread: tuple[tuple[str, int], ...]) -> Callable[[Seq
         return ceil_div(cell.rows, rows[name]) if rows.get(name) else 1
 
     return partial(touches, frame, times)
+
+
+@lru_cache(maxsize=4)  # of phases
+def _visits(cells: Itself) -> list[tuple[Cell, Visit, list[int]]]:
+    """Return a tile of each shape, in a cell that has it, and how many of them each of the cells has."""
+    found: dict[Hashable, tuple[Cell, Visit, list[int]]] = {}
+    for at, cell in enumerate(cells.thing):
+        sizes = tuple((axis, size) for axis, _, size in cell.spans)
+        for run in cell.runs:
+            visit = run.visit(0, 0)
+            key = sizes, cell.causal_offset, cell.place, visit.shape
+            _, _, counts = found.setdefault(key, (cell, visit, [0] * len(cells.thing)))
+            counts[at] += run.count
+    return list(found.values())
 
 
 def _step(

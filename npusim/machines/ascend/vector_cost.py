@@ -7,7 +7,6 @@ depends on where its operands lie: two that share a bank group are read one afte
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.device import BankSpec
     from npusim.config.engine import VectorEngine, VectorOpSpec
     from npusim.config.quantity import Quantity
-    from npusim.ir.cost import Cost, Terms
+    from npusim.ir.cost import Terms
 
 #: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
 #: that depend on one another have a barrier between them in PTO's kernels.
@@ -131,12 +130,6 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
             else:
                 found.append(None if isinstance(operand, float) else operand)
     return tuple(found)
-
-
-@lru_cache(maxsize=4)  # of devices
-def known_cycles(_device: Hashable, *_by: object) -> dict[Hashable, Cost]:
-    """Return what a vector unit's operations are known to cost on a device by now, to be added to."""
-    return {}
 
 
 def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:
