@@ -10,6 +10,7 @@ from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.tile import GlobalTile
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.moves import Moves
 from npusim.units import ceil_div, round_up
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.engine import EngineSpec
-    from npusim.ir.op import Pace, TileOp
+    from npusim.ir.op import Pace, Source, TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.tile import Operand
 
@@ -83,6 +84,13 @@ class EnginePricing(Moves):
                 cycles, terms = vector_cycles((step,), spec, banks, key)
                 return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
+
+    def _miss_latency(self, source: Source) -> int:
+        """Return what a read takes longer where it misses L2: a miss of one group is everybody's in its step."""
+        if not isinstance(source, GlobalTile):
+            return 0
+        extra = self.device.memory.l2.miss_extra_latency_cycles.value
+        return ceil(self.residency.read_waits[source.tensor.name] * extra)
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
         """Return an engine, its key in the device file, and the banks of the buffer it works in."""
