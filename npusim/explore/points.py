@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "narrow",
-    "precision_fields", "survey", "swayed", "why_not",
+    "precision_fields", "prove", "survey", "swayed", "why_not",
 ]  # fmt: skip
 
 #: The axis whose values are presets of the precision.
@@ -241,10 +241,21 @@ def _evaluated(job: Job, index: int, point: Point, bound: float) -> Outcome:
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
     built = _built(job.asking, point)
     plan, program = built.plan, built.program
-    with told(plan.schedule.origin):
-        check(program, flag_budget(plan.device))
+    _prove(built)
     timing = simulate_program(program, plan.device, request.method)
     return _outcome(index, point, timing, program, plan.ignored, bound)
+
+
+def prove(job: Job) -> list[int]:
+    """Check points for races and all else that a run is checked for; raise what is wrong with one."""
+    for _, point in job.points:
+        _prove(_built(job.asking, point))
+    return [number for number, _ in job.points]
+
+
+def _prove(built: Built) -> None:
+    with told(built.plan.schedule.origin):
+        check(built.program, flag_budget(built.plan.device))
 
 
 def _of_result(index: int, point: Point, result: RunResult) -> Outcome:
