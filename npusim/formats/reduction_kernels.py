@@ -97,8 +97,9 @@ def fold_rows(x: Any, out: Any, of_neighbours: Any) -> None:
     """
     row = np.empty(x.shape[1], x.dtype)
     for r in range(x.shape[0]):
-        row[:] = x[r]
         count = row.size
+        for i in range(count):  # a slice's assignment takes numba longer to compile than all the rest
+            row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2
             if of_neighbours:
@@ -119,8 +120,9 @@ def fold_rows_rounded(x: Any, out: Any, of_neighbours: Any, plan: Any) -> None:
     mantissa_bits, min_exponent, limit = plan
     row = np.empty(x.shape[1], np.float64)
     for r in range(x.shape[0]):
-        row[:] = x[r]
         count = row.size
+        for i in range(count):
+            row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2
             if of_neighbours:
