@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.errors import SpecError
+
+app = Verbs()
 
 #: What a guide says to its test: the name of a file that a block is.
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
@@ -18,15 +20,6 @@ Topic = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "help",
-        cls=Command,
-        epilog=examples(("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile")),
-    )(show_guide)
-
-
 def guides() -> dict[str, str]:
     """Return the guides' Markdown by topic."""
     folder = files("npusim") / "docs"
@@ -34,6 +27,7 @@ def guides() -> dict[str, str]:
     return {name: path.read_text(encoding="utf-8") for name, path in found}
 
 
+@app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
 def show_guide(topic: Topic = None) -> None:
     """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
     known = guides()
