@@ -29,7 +29,9 @@ def show_fields(request: Request, *, as_json: bool) -> None:
             precisions={n: p.formats() for n, p in schedule.precisions.items()}, default_precision=default,
         )  # fmt: skip
         return
-    rows = [cells(f.name, _default(f), _allowed(f), f.description) for f in fields]
+    rows = [
+        cells(f.name, "auto" if f.default is None else str(f.default), _allowed(f), f.description) for f in fields
+    ]
     presets = [
         (preset, (Cell(" ".join(f"{k}={v}" for k, v in precision.formats().items())),))
         for preset, precision in schedule.precisions.items()
@@ -42,10 +44,6 @@ def show_fields(request: Request, *, as_json: bool) -> None:
             Facts(tuple(presets)),
         ]
     )
-
-
-def _default(field: TilingField) -> str:
-    return "auto" if field.default is None else str(field.default)
 
 
 def _allowed(field: TilingField) -> str:

@@ -33,7 +33,8 @@ def show_guide(topic: Topic = None) -> None:
     known = guides()
     if topic is None:
         width = max(map(len, known))
-        lines = [f"  npusim help {name:<{width}}   {_title(text)}" for name, text in known.items()]
+        titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
+        lines = [f"  npusim help {name:<{width}}   {title}" for name, title in titles.items()]
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
@@ -41,7 +42,3 @@ def show_guide(topic: Topic = None) -> None:
 
         raise SpecError(f"help {topic}: there are {', '.join(known)}{suggest(topic, tuple(known))}")
     typer.echo(_MARK.sub("", known[topic]), nl=False)
-
-
-def _title(text: str) -> str:
-    return text.partition("\n")[0].lstrip("# ")
