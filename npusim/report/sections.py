@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
     from npusim.report.record import RunRecord, TimingRecord
-    from npusim.timing.result import QueueUse
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
@@ -170,12 +169,9 @@ def _time_text(timing: TimingRecord) -> str:
     waiting = [(main_stall(q), q) for q in queues_of(timing, found.queue.group) if main_stall(q) and not q.is_pipe]
     if waiting:
         (cause, cycles), queue = max(waiting, key=lambda one: one[0][1] if one[0] else 0)  # type: ignore[misc]
-        text += f"The longest wait: {_pipe(queue)} for “{cause}”, {percent(cycles / timing.cycles)}."
+        pipe = track_of(queue.group, queue.queue).pipe
+        text += f"The longest wait: {pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
     return text
-
-
-def _pipe(queue: QueueUse) -> str:
-    return track_of(queue.group, queue.queue).pipe
 
 
 def _windows(drawn: dict[str, Any], prefix: str) -> Iterator[Figure]:

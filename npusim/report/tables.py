@@ -36,7 +36,9 @@ _NAMED_CONSTANTS = 2
 def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
     """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
     timing = record.timing
-    blocks: list[Block] = [_heading(record)]
+    blocks: list[Block] = [
+        Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
+    ]
     after = _numerics(record)
     if timing is None:
         blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
@@ -81,16 +83,12 @@ def tiling_text(tiling: dict[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
-def _heading(record: RunRecord) -> Heading:
-    return Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
-
-
 def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     device = record.device
     is_node = record.timing is not None and record.timing.overlap is not None
     parts = "devices" if is_node else "core groups"
     return (
-        ("problem", cells(_problem(record))),
+        ("problem", cells(asked_text(record))),
         *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
@@ -103,7 +101,8 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     )
 
 
-def _problem(record: RunRecord) -> str:
+def asked_text(record: RunRecord) -> str:
+    """Return the sizes of what a run computes; attention's are led by the workload's name."""
     text = problem_text(record.problem)
     return f"{record.workload}: {text}" if "heads" in record.problem else text
 
