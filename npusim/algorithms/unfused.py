@@ -166,9 +166,9 @@ def unfused(
     if operators != "fused":
         own = {n: _own(tensor, problem.heads) for n, tensor in (("q", io.q), ("k", io.k), ("v", io.v), ("o", io.o))}
         given, io = io, replace(io, **own)
-        pairs = (given.q, io.q), (given.k, io.k), (given.v, io.v), (io.o, given.o)
-        first = [copy(a, b, block_rows, b.name) for a, b in pairs[:3] if a != b]
-        last = [copy(a, b, block_rows, a.name) for a, b in pairs[3:] if a != b]
+        pairs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
+        first = [copy(a, b, block_rows, b.name) for a, b in pairs if a != b]
+        last = [copy(io.o, given.o, block_rows, io.o.name)] if io.o != given.o else []
     raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
     mask = TilingMask(max(block_rows, problem.seq_kv)) if problem.causal else None
     sizes, constants = (block_rows, min(problem.seq_kv, widest)), {"scale": problem.scale, "masked": -math.inf}

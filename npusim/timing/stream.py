@@ -85,7 +85,7 @@ class Streams:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
-        shares = (held.read_misses, held.write_misses, held.shared_reads)
+        shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
         #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
         self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)

@@ -6,6 +6,7 @@ import pytest
 
 from npusim.config.measurements import Interval, load_measurements
 from reports.ascend_timing import compare, study
+from reports.ascend_timing.samples import samples
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +78,13 @@ def test_bounds_of_a_fused_kernel_lie_below_it_and_its_operators_add_up() -> Non
     assert found.memory < found.narrow < found.overlapped < found.kernel
     assert found.unfused[0] == found.unfused[1] < found.unfused[2]
     assert sum(p.us for p in parts) < found.unfused[1]  # and launches
+
+
+def test_samples_of_single_mechanisms_are_met() -> None:
+    found = samples()
+    errors = {(s.name.split()[0], s.name, s.quantity): abs(s.error) for s in found}
+    assert {v for v, _, _ in errors} == {"V1", "V2", "V3", "V4", "V5", "V7"}
+    assert max(errors.values()) <= 0.15
+    # Columns of blocks 144 apart fall into one group of banks, 145 apart into eight: both met, sevenfold apart.
+    slow, fast = (next(s for s in found if f"{n} blocks apart" in s.name) for n in (144, 145))
+    assert slow.predicted / fast.predicted == pytest.approx(slow.measured / fast.measured, rel=0.05)
