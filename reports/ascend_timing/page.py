@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.config.load import load_device
-from reports.ascend_timing import compare, study
+from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
@@ -29,7 +29,7 @@ LARGEST = BATCHES[-1]
 def write(folder: Path) -> list[Path]:
     """Write ``ascend_timing.md``, its data and its chart to ``folder``."""
     found = study.rows()
-    parts = (_residuals, _classes, _constants, _without, _samples, _pasa, _layers, _native, _deit)
+    parts = (_residuals, _classes, _causes, _constants, _without, _samples, _pasa, _layers, _native, _deit)
     content = gather("ascend_timing", (part(found) for part in parts))
     return save_page(folder, "ascend_timing", content, {"ascend_timing_attention.svg": _chart(found)})
 
@@ -89,6 +89,22 @@ def _classes(found: list[Row]) -> Section:
         "tiles": ", ".join(f"{us:.0f} us with {keys} keys a tile" for keys, us in study.tiles_of_16k().items()),
     }  # fmt: skip
     return fields, {"classes": {str(line[0]): line[1:] for line in lines}}
+
+
+def _causes(_found: list[Row]) -> Section:
+    """Hosts as the larger of two times and as a sum; the tiles that the tuning bank recorded."""
+    found, tiles = causes.hosts(), causes.tiled()
+    fields: dict[str, object] = {
+        "hosts": table(
+            ("calls one behind the other", "cases", "the larger of host and device", "host, then device"),
+            [[who, count, _percent(larger), _percent(added)] for who, (count, larger, added) in found.items()],
+        ),
+        "tiles_of_bank": table(
+            ("case", "cores", "tile there", "error with it", "with the tile here"),
+            [[t.name, t.cores, t.tile, _signed(t.recorded), _signed(t.error)] for t in tiles],
+        ),
+    }
+    return fields, {"hosts": found, "bank": {t.name: t.recorded for t in tiles}}
 
 
 def _constants(_found: list[Row]) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npusim.config.measurements import Interval, load_measurements
-from reports.ascend_timing import compare, study
+from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 
 
@@ -88,3 +88,11 @@ def test_samples_of_single_mechanisms_are_met() -> None:
     # Columns of blocks 144 apart fall into one group of banks, 145 apart into eight: both met, sevenfold apart.
     slow, fast = (next(s for s in found if f"{n} blocks apart" in s.name) for n in (144, 145))
     assert slow.predicted / fast.predicted == pytest.approx(slow.measured / fast.measured, rel=0.05)
+
+
+def test_a_loop_of_calls_is_the_larger_of_host_and_device_but_for_one_library() -> None:
+    found = causes.hosts()
+    added = {who for who, (_, larger, one_by_one) in found.items() if one_by_one < larger}
+    assert {who for who in found if who.startswith("PTO's kernels")} & added == set()
+    assert "CANN's attention through torch" in added
+    assert sum(count for count, _, _ in found.values()) == 23
