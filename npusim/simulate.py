@@ -30,6 +30,7 @@ from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
 from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
+from npusim.timing.stream import Streams
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -287,12 +288,13 @@ def simulate_program(
     if isinstance(device, NodeDevice):
         return time_on_node(program, device, method, trace_groups)
     told = {"progress": progress} if method == "des" else {}
-    result = METHODS[method](program, device, trace_groups=trace_groups, **told)
+    streams = Streams(program, device)
+    result = METHODS[method](program, device, trace_groups=trace_groups, streams=streams, **told)
     check_sanity(result)
     if not trace_groups or result.spans or not result.operations:
         return result
     until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
-    spans, traced = first_spans(program, device, trace_groups, until)
+    spans, traced = first_spans(streams, trace_groups, until)
     return replace(result, spans=spans, traced_cycles=traced)
 
 
