@@ -28,6 +28,7 @@ from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
+from npusim.timing.ahead import compiled_meanwhile
 from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
 from npusim.timing.stream import Streams
@@ -107,10 +108,20 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     program = warmed(program, device) if r.warm else program
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
-    timing = (
-        simulate_program(program, device, r.method, r.trace_groups, r.progress, r.window) if device.is_timed else None
-    )
-    bits, more = _evaluate(plan, program) if r.numerics else (None, {})
+
+    def timed() -> TimingResult | None:
+        told = (r.method, r.trace_groups, r.progress, r.window)
+        return simulate_program(program, device, *told) if device.is_timed else None
+
+    if not (r.numerics and device.is_timed and r.method != "des"):
+        timing, bits, more = timed(), *(_evaluate(plan, program) if r.numerics else (None, {}))
+    else:
+        with compiled_meanwhile() as wait:
+            timing = None if wait else timed()
+            bits, more = _evaluate(plan, program)
+            if wait:
+                wait()
+                timing = timed()
     return {
         "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),

@@ -23,7 +23,7 @@ from typing import Any
 import numba
 from numba.core.errors import NumbaWarning
 
-__all__ = ["compiled_on_disk", "private_folder"]
+__all__ = ["compiled_on_disk", "is_missing", "private_folder"]
 
 HERE = Path(__file__).parent
 #: Compiles a function; ``cache=True`` asks numba for a cache on disk.
@@ -47,6 +47,12 @@ def compiled_on_disk(compiler: Compile, function: Any) -> Any:
         return None
     file._source_stamp = sources_stamp(Path(function.__code__.co_filename))
     return compiled
+
+
+def is_missing(compiled: Any) -> bool:
+    """Return whether machine code of a function could be kept on disk, but there is none yet, nor in this process."""
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    return file is not None and not compiled.signatures and not file._load_index()
 
 
 @functools.cache
