@@ -79,6 +79,12 @@ class Breakdown:
         """Return how much longer a part is in run ``run`` than in the first, in microseconds."""
         return self.us(part, run) - self.us(part, 0)
 
+    @property
+    def ranked(self) -> tuple[Part, ...]:
+        """The parts, the one that differs most from the first run's in any other before all else."""
+        runs = range(1, len(self.sheets))
+        return tuple(sorted(self.parts, key=lambda p: -max(abs(self.change_us(p, i)) for i in runs)))
+
     def moved(self, run: int) -> tuple[Part, ...]:
         """Return the parts that differ from the first run's, the largest difference first."""
         found = [p for p in self.parts if self.change_us(p, run)]
