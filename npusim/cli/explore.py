@@ -34,7 +34,7 @@ Fields = Annotated[
     ),
 ]  # fmt: skip
 Studies = Annotated[
-    bool, typer.Option("--studies", rich_help_panel=_HOW, help="Rank times too that are those of no real kernel.")
+    bool, typer.Option("--studies", rich_help_panel=_HOW, help="With --auto rank times of no real kernel, too.")
 ]
 Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
 Jobs = Annotated[
@@ -46,6 +46,9 @@ Cluster = Annotated[
 ]
 Exhaustive = Annotated[
     bool, typer.Option("--exhaustive", rich_help_panel=_HOW, help="Simulate every point, prune none.")
+]
+CheckAll = Annotated[
+    bool, typer.Option("--check-all", rich_help_panel=_HOW, help="Check all pruned points for races, not some of each.")
 ]
 Pareto = Annotated[
     bool, typer.Option("--pareto", rich_help_panel=_HOW, help="Compute bits: the front of latency and relative RMSE.")
@@ -94,6 +97,7 @@ def explore(
     max_rmse: MaxRmse = None,
     finite: Finite = False,
     exhaustive: Exhaustive = False,
+    check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
     cluster: Cluster = None,
@@ -130,7 +134,8 @@ def explore(
 
         options = Options(
             jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
-            pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
+            check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
+            on_outcome=on_outcome,
         )  # fmt: skip
         with suppress(KeyboardInterrupt):  # what is done is shown first
             found = search(request, axes, options)
@@ -178,7 +183,7 @@ def _show(
     name: str, done: "list[Outcome]", found: "Exploration | None", axes: "Mapping[str, Any]", *, total: int, top: int,
     is_pareto: bool, robust: bool,
 ) -> None:  # fmt: skip
-    from npusim.report.exploration import exploration_blocks, what_if_blocks
+    from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
 
     scene_names = found.setting.scene_names if found is not None else ("schedule",)
     swayed = found.swayed_by() if found is not None and robust else {}
@@ -186,6 +191,7 @@ def _show(
         name, done, scene_names, total=total, top=top, is_pareto=is_pareto and found is not None, swayed_by=swayed
     )
     if found is not None:
+        blocks += assurances(found)
         blocks += what_if_blocks(done, found.setting.device_keys, found.setting.schedules)
     show(blocks)
 

@@ -84,7 +84,8 @@ def show_one(
 def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
     from npusim.config.messages import suggest
     from npusim.config.quantity import BASES
-    from npusim.report.text import Cell, Grid, Heading
+    from npusim.config.validated import validated_schedules
+    from npusim.report.text import Cell, Facts, Grid, Heading, cells
 
     if basis is not None and basis not in BASES:
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
@@ -99,10 +100,12 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
     if not rows:
         where = f" under --only {only!r}" if only else ""
         raise SpecError(f"{device.name} has no number{where}{f' of basis {basis}' if basis else ''}")
+    held = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
     show(
         [
             Heading(device.name, f"{device.description}; file {device.digest()}"),
             Grid(("key", "value", "basis", "source"), "<><<", tuple(rows)),
+            *([] if only or basis else [Facts((("measured", cells(*held or ["no measurement: predicted only"])),))]),
         ]
     )
 

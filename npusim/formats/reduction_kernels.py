@@ -105,8 +105,9 @@ def fold_rows(x: Any, row: Any, out: Any, of_neighbours: Any, plan: Any) -> None
     x[i] + x[i + half], or ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits.
     """
     for r in range(x.shape[0]):
-        row[:] = x[r]
         count = row.size
+        for i in range(count):  # a slice's assignment takes numba longer to compile than all the rest
+            row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2
             if of_neighbours:

@@ -56,6 +56,9 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     if timing is not None:
         band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
         found.append(Tile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}"))
+        if (held := timing.validated) is not None:
+            value = "never" if held.most_error is None else f"within {percent(held.most_error)}"
+            found.append(Tile("Validated", value, held.text(record.schedule, record.device.name)))
         if timing.flops and timing.latency_us:
             at = timing.roofline
             reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"

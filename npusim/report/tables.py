@@ -46,7 +46,7 @@ def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...
     if timing is None:
         blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
     else:
-        blocks.append(Facts((*_inputs(record), *_time(timing))))
+        blocks.append(Facts((*_inputs(record), *_time(record, timing))))
         blocks += [_pipes(timing), _links(record, timing)]
         after += _constants(timing)
     after += _presets(record)
@@ -110,7 +110,7 @@ def asked_text(record: RunRecord) -> str:
     return f"{record.workload}: {text}" if "heads" in record.problem else text
 
 
-def _time(timing: TimingRecord) -> tuple[Fact, ...]:
+def _time(record: RunRecord, timing: TimingRecord) -> tuple[Fact, ...]:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
         f"{format_duration(timing.latency_us * 1e-6)} = cores "
@@ -122,6 +122,9 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         f"{method_text(timing.method, timing.band)})"
     )
     rows: list[Fact] = [("latency", cells(latency))]
+    if timing.validated is not None:
+        text = timing.validated.text(record.schedule, record.device.name)
+        rows.append(("measured", (Cell(text, "" if timing.validated.cases else "warn"),)))
     if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
         kernel, apart = (format_duration(timing.times_us[kind] * 1e-6) for kind in ("kernel", "back_to_back"))
         text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
