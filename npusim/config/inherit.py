@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeGuard
 
-__all__ = ["read_inherited"]
-
 
 def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:
     """Return a document with everything it extends merged in; ``find`` resolves a name.

@@ -88,7 +88,8 @@ def build_on_ascend(
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
     fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
-    first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
+    cells = dealt(first.cells, groups, tiling.deal)
+    first = first if cells is first.cells else replace(first, cells=cells)
     phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
     return machine.build(name, phases, problem.flops(), notes)
 

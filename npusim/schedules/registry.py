@@ -123,6 +123,8 @@ class Schedule:
         except BufferOverflowError:
             few = _few_blocks(problem)
             smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
+            if smaller is None and not is_hinted:
+                raise
         if smaller is None:
             return tiling, self.program(problem, tiling, device, precision, is_hinted=is_hinted)
         program = self.program(problem, smaller, device, precision)
