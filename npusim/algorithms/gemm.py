@@ -84,13 +84,13 @@ def gemm_tiles(
     return first, last
 
 
-def copy(source: GlobalTensor, target: GlobalTensor, rows: int) -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a cell."""
+def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
+    """Return a copy of a tensor, ``rows`` rows a cell; heads of ``target`` may share those of ``source``."""
     names = {
-        "x": name("operand", "row col", source.fmt, label="copy"),
-        "y": name("result", "row col", target.fmt, label="copy"),
+        "x": name("operand", "row col", source.fmt, label=label),
+        "y": name("result", "row col", target.fmt, label=label),
     }
     return Phase(
-        name="copy", names=names, cells=grid(source, ("row", rows)), sizes={"row": rows, "col": source.cols},
-        loops=(Loop((Stage("copy", (row(Opcode.COPY, "y", "x"),)),)),), tensors={"x": source, "y": target},
+        name=label, names=names, cells=grid(target, ("row", rows)), sizes={"row": rows, "col": source.cols},
+        loops=(Loop((Stage(label, (row(Opcode.COPY, "y", "x"),)),)),), tensors={"x": source, "y": target},
     )  # fmt: skip

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from npusim.explore.store import Outcome as Tried
     from npusim.request import Request
 
-__all__ = ["Decision", "Found", "check_decision", "decide"]
-
 
 class Found(NamedTuple):
     """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""

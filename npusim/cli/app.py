@@ -28,8 +28,6 @@ from npusim.cli.console import say
 from npusim.cli.help import Group, examples
 from npusim.errors import CheckFailedError, NpusimError
 
-__all__ = ["app"]
-
 INTERRUPTED = 130
 
 

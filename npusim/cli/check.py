@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from npusim.baseline import Outcome
     from npusim.report.text import Cell
 
-__all__ = ["add_to"]
-
 SCHEMA_VERSION = 2
 #: Parts of units that moved and are shown; JSON has them all.
 _SHOWN = 6

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from npusim.report.compare import Comparison
     from npusim.run_result import RunResult
 
-__all__ = ["add_to"]
-
 #: Names that are files, whether or not they are there.
 _FILES = (".json", ".csv", ".yaml")
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-__all__ = ["progress", "say", "show", "show_json", "show_markdown", "working"]
-
 #: Seconds for which a run that is not watched on a terminal says nothing.
 QUIET_S = 30.0
 _STYLES = MappingProxyType(

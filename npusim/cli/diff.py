@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from npusim.report.text import Cell
     from npusim.validate.diff import Difference, Explanation
 
-__all__ = ["add_to"]
-
 SCHEMA_VERSION = 1
 #: Explanations that are shown; JSON has them all.
 _SHOWN = 5

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome
 
-__all__ = ["add_to"]
-
 SCHEMA_VERSION = 1
 
 _HOW, _OUT = "How", "Output"

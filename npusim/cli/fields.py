@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from npusim.config.tiling import TilingField
     from npusim.request import Request
 
-__all__ = ["show_fields"]
-
 SCHEMA_VERSION = 1
 
 

@@ -9,8 +9,6 @@ import typer
 from npusim.cli.help import Command, examples
 from npusim.errors import SpecError
 
-__all__ = ["add_to", "guides"]
-
 #: What a guide says to its test: the name of a file that a block is.
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 

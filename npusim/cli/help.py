@@ -9,8 +9,6 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["Command", "Group", "examples"]
-
 #: Heading of options that name none.
 _OTHERS = "Options"
 #: Longer than any summary.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
 
-__all__ = ["app"]
-
 SCHEMA_VERSION = 1
 
 app = typer.Typer(

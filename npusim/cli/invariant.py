@@ -10,8 +10,6 @@ from npusim.cli.help import Command, examples
 from npusim.errors import CheckFailedError, SpecError
 from npusim.request import Request
 
-__all__ = ["add_to"]
-
 Names = "batch, position, splits, merge, tile, packing, ranks, order"
 Require = Annotated[
     str,

@@ -12,8 +12,6 @@ from npusim.cli.help import Command, examples
 if TYPE_CHECKING:
     from npusim.report.layouts import Picture, Square
 
-__all__ = ["add_to"]
-
 Order = Literal["row", "col"]
 
 

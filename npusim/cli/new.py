@@ -13,8 +13,6 @@ from npusim.cli.console import say, show_json
 from npusim.cli.help import Command, Group, examples
 from npusim.errors import OutputError, SpecError, reason_of
 
-__all__ = ["app"]
-
 SCHEMA_VERSION = 1
 
 app = typer.Typer(

@@ -8,8 +8,6 @@ import typer
 from npusim.cli.console import say, working
 from npusim.cli.help import Command, examples
 
-__all__ = ["add_to", "check_reports"]
-
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one store of explore.")]
 Out = Annotated[
     Path | None,

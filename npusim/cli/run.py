@@ -17,8 +17,6 @@ from npusim.request import Request
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
 
-__all__ = ["add_to"]
-
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
 _OUTPUT = "Output"

@@ -13,8 +13,6 @@ from npusim.errors import CheckFailedError, SpecError
 if TYPE_CHECKING:
     from npusim.validate import BitsReport, TimesReport
 
-__all__ = ["add_to"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.report.text import Cell
 
-__all__ = ["app"]
-
 SCHEMA_VERSION = 1
 
 app = typer.Typer(

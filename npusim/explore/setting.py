@@ -178,6 +178,9 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
     found: dict[str, dict[Value, None]] = {}
     for name in schedules:
         schedule = _schedule(replace(request, schedule=name))
+        machine = request.machine()
+        left = frozenset() if isinstance(machine, NodeDevice) else schedule.left(machine)
         for field, values in declared(schedule.tiling).items():
-            found.setdefault(field, {}).update(dict.fromkeys(values))
+            if field not in left:
+                found.setdefault(field, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items()}

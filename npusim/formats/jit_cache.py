@@ -21,8 +21,6 @@ from typing import Any
 import numba
 from numba.core.errors import NumbaWarning
 
-__all__ = ["compiled_on_disk", "private_folder"]
-
 #: Compiles a function; ``cache=True`` asks numba for a cache on disk.
 Compile = Callable[..., Any]
 

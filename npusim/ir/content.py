@@ -16,7 +16,7 @@ class Itself:
 
     __slots__ = ("thing",)
 
-    def __init__(self, thing: object) -> None:
+    def __init__(self, thing: Any) -> None:
         self.thing = thing
 
     def __hash__(self) -> int:
@@ -25,8 +25,11 @@ class Itself:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Itself) and other.thing is self.thing
 
+    def __repr__(self) -> str:
+        return repr(self.thing)
 
-@lru_cache(maxsize=256)
+
+@lru_cache(maxsize=2048)
 def interned(content: Hashable) -> Hashable:
     """Return one object for all equal contents."""
     return Itself(content)

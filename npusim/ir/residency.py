@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from npusim.ir.content import Itself
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import TileProgram, Touch
     from npusim.ir.tile import GlobalTile
 
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
@@ -51,7 +54,8 @@ def residency(
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
     for phase in program.phases:
-        _scan(phase, group_count, cache)
+        for touched in _scanned(Itself(phase.blocks), phase.touches, group_count):
+            cache.step(touched)
     writes = cache.written_back() if writes_back else {
         name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
         for name, t in program.tensors.items()
@@ -173,10 +177,15 @@ class _Use:
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
-def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
-    for start in range(0, len(phase.blocks), group_count):
+@lru_cache(maxsize=4)  # of phases
+def _scanned(
+    blocks: Itself, touches: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
+) -> list[dict[Key, _Use]]:
+    """Return what all groups touch together, step after step."""
+    found: list[dict[Key, _Use]] = []
+    for start in range(0, len(blocks.thing), group_count):
         touched: dict[Key, _Use] = {}
-        for touch in phase.touches(phase.blocks[start : start + group_count]):
+        for touch in touches(blocks.thing[start : start + group_count]):
             region = touch.region
             key = _key(region)
             payload = region.payload_bytes
@@ -190,7 +199,8 @@ def _scan(phase: Phase, group_count: int, cache: _Cache) -> None:
                 use.rows = max(use.rows, region.rows)
                 use.times = max(use.times, touch.times)
                 use.read_bytes += size
-        cache.step(touched)
+        found.append(touched)
+    return found
 
 
 def _key(region: GlobalTile) -> Key:

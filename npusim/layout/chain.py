@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npusim.layout.execute import Array, Index
     from npusim.layout.fragment import Fragment
 
-__all__ = ["Chain", "ChainCost", "Shuffle", "Source", "chain"]
-
 #: (lane, value): where a value is held before the exchange.
 Source = tuple[int, int]
 

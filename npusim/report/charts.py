@@ -14,11 +14,6 @@ from npusim.errors import NpusimError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "CHART_HEIGHT", "ROW_HEIGHT", "Row", "Spec", "altair", "bars", "changes", "chart_of", "finished", "front", "lines",
-    "names_of", "rows_axis", "stacked_bars", "tooltip", "tracks", "use_of_tracks",
-]  # fmt: skip
-
 Spec = dict[str, Any]
 Row = dict[str, Any]
 #: Colours that tiles next to one another take in turn.

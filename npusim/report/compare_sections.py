@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from npusim.report.compare import Comparison
     from npusim.report.parts import Breakdown
 
-__all__ = ["comparison_part"]
-
 #: Parts of the difference that a chart shows; the table beside it has them all.
 SHOWN = 8
 KINDS = MappingProxyType({

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from npusim.explore.store import Outcome
     from npusim.report.text import Block
 
-__all__ = ["exploration_blocks", "what_if_blocks"]
-
 #: Reasons of infeasible points that are shown, the commonest first.
 _SHOWN_REASONS = 3
 #: How points without a time are counted, in the order of the heading.

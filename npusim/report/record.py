@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.timing.result import TimingResult
 
-__all__ = [
-    "ConstantRecord",
-    "DeviceRecord",
-    "NumericRecord",
-    "OverlapRecord",
-    "RunRecord",
-    "TimingRecord",
-    "record_of",
-    "units_of",
-]
-
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
 SHARED_LINKS = "links"
 

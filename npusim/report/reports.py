@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
 
-__all__ = ["REPORT_FILE", "comparison_page", "exploration_page", "place_of", "run_page", "run_part", "saved_page"]
-
 REPORT_FILE = "report.html"
 #: Endings of what a search writes.
 TABLES = (".csv", ".sqlite")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord, TimingRecord
     from npusim.timing.result import QueueUse
 
-__all__ = ["Figure", "Tile", "run_figures", "run_tiles"]
-
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
     "nothing left to do",

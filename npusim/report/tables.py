@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from npusim.spread import Spread
     from npusim.timing.result import QueueUse
 
-__all__ = ["problem_text", "run_table", "tiling_text"]
-
 Fact = tuple[str, tuple[Cell, ...]]
 
 _WEAK_BASES = ("assumed", "fitted", "unknown")

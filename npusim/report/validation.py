@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from npusim.formats.vectors import VectorReport
     from npusim.validate.times import Residual, TimesReport
 
-__all__ = ["validation_document", "validation_table"]
-
 SCHEMA_VERSION = 1
 
 

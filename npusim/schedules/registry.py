@@ -44,6 +44,10 @@ def _of_workload(_device: DeviceSpec) -> None:
     return None
 
 
+def _all(_device: DeviceSpec) -> frozenset[str]:
+    return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """One algorithm on one core family.
@@ -55,8 +59,9 @@ class Schedule:
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
     own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
     of the family it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
-    none; None: the workload's.  ``reference(q, k, v, problem, row)``: what it computes, in float64; None:
-    softmax(QK^T)V.
+    none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
+    without effect there, a compiler's result, or chosen well already.
+    ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Schedule:
     origin: str = ""
     runs_on: Callable[[DeviceSpec], bool] = _anywhere
     inputs: Callable[[DeviceSpec], Dtype | None] = _of_workload
+    left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
 
     def precision(self, text: str | None = None) -> Precision:
@@ -117,6 +123,8 @@ class Schedule:
         except BufferOverflowError:
             few = _few_blocks(problem)
             smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
+            if smaller is None and not is_hinted:
+                raise
         if smaller is None:
             return tiling, self.program(problem, tiling, device, precision, is_hinted=is_hinted)
         program = self.program(problem, smaller, device, precision)

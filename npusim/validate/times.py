@@ -360,6 +360,3 @@ def _regret(pairs: list[tuple[float, float]]) -> float:
     """Return the measured time of the predicted best over the measured best, less 1."""
     chosen = min(pairs, key=lambda p: p[1])[0]
     return chosen / min(p[0] for p in pairs) - 1
-
-
-__all__ = ["GroupRank", "Predictor", "Residual", "TimesReport", "validate_times"]

@@ -42,12 +42,12 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
     for _ in range(4):
         program = random_program(rng, name, 700)
         cycles = fold.simulate(program, DEVICE).cycles
-        work = work_bound(program, DEVICE)
-        alone = alone_bound(Code(Streams(program, DEVICE)))
+        work, groups = work_bound(program, DEVICE)
+        alone = alone_bound(Code(Streams(program, DEVICE)), groups)
         assert 0 < work <= cycles
         assert 0.5 * cycles < alone <= cycles
         # Bodies left out once the cutoff is passed only lower it.
-        assert work_bound(program, DEVICE, work // 3) <= work
+        assert work_bound(program, DEVICE, work // 3).cycles <= work
         assert content_of(program) == content_of(program)
 
 
@@ -57,7 +57,8 @@ def test_bounds_are_never_above_des(name: str) -> None:
     rng = random.Random(f"{name} by des")
     for _ in range(40):
         program = random_program(rng, name, 500)
-        bound = max(work_bound(program, DEVICE), alone_bound(Code(Streams(program, DEVICE))))
+        found = work_bound(program, DEVICE)
+        bound = max(found.cycles, alone_bound(Code(Streams(program, DEVICE)), found.groups))
         assert bound <= des.simulate(program, DEVICE).cycles
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
-from npusim.explore import explore
+from npusim.explore import explore, points
 from npusim.explore.store import read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.request import Request
 from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,13 +96,21 @@ def test_the_front_is_of_latency_and_error() -> None:
     found = explore("flash", fields, seq=256, pareto=True, tiling={"block_q": 64})
     errors = {o.point["precision"]: o.relative_rmse for o in found.front}
     assert errors["fa16"] > errors["fa2_fp32"] > 0
-    # Depths share their bits: one figure each.
     assert len({o.relative_rmse for o in found.outcomes}) == 2
     assert all(o.is_finite for o in found.outcomes)
     most = errors["fa2_fp32"] * 1.01
     strict = explore("flash", fields, seq=256, max_rmse=most, tiling={"block_q": 64})
     assert strict.counts()["rejected"] >= 1
     assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
+
+
+def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    monkeypatch.setattr(points, "run_request", lambda r: computed.append(r.tiling) or run_request(r))
+    fields = {"depth": [1, 2], "vector_rows": [8, 16], "block_kv": [128, 256], "precision": ["fa2_fp32", "fa16"]}
+    found = explore("flash", fields, seq=256, pareto=True)
+    assert len(found.outcomes) == 16
+    assert len(computed) == 4  # tiles of keys, and formats
 
 
 def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
