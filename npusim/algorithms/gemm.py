@@ -58,7 +58,8 @@ def gemm_tiles(
         for i, runs in enumerate(cut_runs(cell.runs, splits))
     )  # fmt: skip
     names = {
-        "a": name("operand", "m k", a.fmt), "b": name("operand", "n k" if is_transposed else "k n", b.fmt),
+        "a": name("operand", "m k", a.fmt, label=a.name),
+        "b": name("operand", "n k" if is_transposed else "k n", b.fmt, label=b.name),
         "sum": name("output", "m n", "float32", start=0.0),
         result: name(role, "m n", tensor_of(out).fmt, label=label),
     }  # fmt: skip

@@ -5,6 +5,7 @@ A warp lives on one sub-core; sub-cores are alike.  What is said of lanes is sai
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -12,6 +13,12 @@ from pydantic import Field
 from npusim.config.model import SpecModel
 from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 from npusim.errors import SpecError
+
+
+class GapSpec(SpecModel):
+    """Time between two steps."""
+
+    gap_cycles: PositiveWhole
 
 
 class MmaStepsSpec(SpecModel):
@@ -34,12 +41,6 @@ class MmaStepsSpec(SpecModel):
     def pipe_cycles(self) -> int:
         """Cycles of its sub-core's pipe that one product of a warp takes."""
         return self.steps_count.value * self.step_cycles.value
-
-
-class GapSpec(SpecModel):
-    """Time between two steps."""
-
-    gap_cycles: PositiveWhole
 
 
 class SharingSpec(SpecModel):
@@ -69,6 +70,33 @@ class SharingSpec(SpecModel):
     reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
     arrival_factor: Positive = Field(description="latency of a tile's last bytes over that of its first")
     new_head_factor: Quantity = Field(description="share of a first wave's misses that later blocks see of new heads")
+
+
+class RowSpec(SpecModel):
+    """A kernel over rows of a matrix, at one length of row."""
+
+    row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
+
+
+class LibrarySpec(SpecModel):
+    """What a framework's kernels take of a multiprocessor, whole, where memory does not hold them up."""
+
+    tile_cycles: WholeQuantity = Field(description="of a product's tile, from the last one's end to its first operand")
+    unaligned_product_cycles: Positive = Field(
+        description="of a multiply-add where rows are no multiple of 16 bytes, which asynchronous copies want"
+    )
+    unaligned_store_cycles: Positive = Field(description="of an element of such a product's result, beside memory")
+    softmax: dict[str, RowSpec] = Field(min_length=1, description="by length of row, ascending")
+    masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
+    add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
+
+    def softmax_cycles(self, columns: int) -> float:
+        """Return the cycles of an element in rows of so many columns, between those stated in proportion."""
+        points = [(int(n), r.row_cycles.value / int(n)) for n, r in self.softmax.items()]
+        for (left, low), (right, high) in pairwise(points):
+            if left <= columns < right:
+                return low + (high - low) * (columns - left) / (right - left)
+        return points[0][1] if columns < points[0][0] else points[-1][1]
 
 
 class LocalMemoryPipe(SpecModel):
@@ -121,6 +149,13 @@ class WarpIssue(SpecModel):
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
     sharing: SharingSpec | None = Field(default=None, description="how warp groups work beside one another")
+    library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
+
+
+class LaneOpSpec(SpecModel):
+    """Instructions that an operation takes for an element, or for those packed in one register."""
+
+    instructions_count: PositiveWhole
 
 
 class LanePipe(SpecModel):
@@ -148,10 +183,16 @@ class LanePipe(SpecModel):
         return self.packed_count.value if is_packed and self.packed_count else 1
 
 
-class LaneOpSpec(SpecModel):
-    """Instructions that an operation takes for an element, or for those packed in one register."""
+class PairSpec(SpecModel):
+    """Lanes that can share a return."""
 
-    instructions_count: PositiveWhole
+    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+
+
+class PhaseSpec(SpecModel):
+    """Lanes that shared memory serves together."""
+
+    lanes_count: PositiveWhole
 
 
 class SharedMemoryPipe(SpecModel):
@@ -167,19 +208,3 @@ class SharedMemoryPipe(SpecModel):
     latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
     shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
-
-
-class PairSpec(SpecModel):
-    """Lanes that can share a return."""
-
-    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
-
-
-class PhaseSpec(SpecModel):
-    """Lanes that shared memory serves together."""
-
-    lanes_count: PositiveWhole
-
-
-for _model in (MmaStepsSpec, LanePipe, SharedMemoryPipe):
-    _model.model_rebuild()

@@ -7,6 +7,7 @@ operator is a kernel (`npusim.algorithms.unfused.OPERATORS`).  The values are th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,9 @@ from npusim.machines.ascend import (
     gemm_tiling,
     loaded_k,
 )
+from npusim.machines.sm.core import works_beside
 from npusim.schedules.registry import Schedule
+from npusim.schedules.standard_gpu import GpuStandardFields, build_on_gpu
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -77,9 +80,11 @@ def build(
     return machine.build("standard", list(zip(phases, fields, strict=True)), p.flops())
 
 
-SCHEDULES = (
-    Schedule(
-        name="standard", family="ascend", summary="unfused: scores, scale and mask, softmax, values",
-        tiling=StandardTiling, precisions=PRECISIONS, default_precision="framework", build=build,
-    ),
+ASCEND = Schedule(
+    name="standard", family="ascend", summary="unfused: scores, scale and mask, softmax, values",
+    tiling=StandardTiling, precisions=PRECISIONS, default_precision="framework", build=build,
 )  # fmt: skip
+GPU = replace(
+    ASCEND, family="nvidia", tiling=GpuStandardFields, build=build_on_gpu, hw="h200", runs_on=works_beside
+)
+SCHEDULES = (ASCEND, GPU)

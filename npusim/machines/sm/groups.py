@@ -230,8 +230,13 @@ def estimated_shared(tile: BlockTile, fields: GroupFields, work: GroupWork) -> i
     return max(q + (k + v) * (fields.stages - (0 if is_wgmma else 1)) + p, out)
 
 
-def product_tiling(device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int) -> SmTiling:
-    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own."""
+def product_tiling(
+    device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int, *, is_aligned: bool = True
+) -> SmTiling:
+    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own.
+
+    Not ``is_aligned``: rows of an operand or the result are no multiple of 16 bytes.
+    """
     m, n, k = tile
     engine, issue = device.engine(SM, TENSOR), device.engine(SM, WARPS)
     assert isinstance(engine, GroupMatrixEngine)
@@ -244,6 +249,11 @@ def product_tiling(device: DeviceSpec, tile: tuple[int, int, int], size_bytes: i
             f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
         )
     work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
+    if not is_aligned and issue.library is not None:
+        work = replace(
+            work, product_cycles=issue.library.unaligned_product_cycles.value,
+            element_cycles=issue.library.unaligned_store_cycles.value,
+        )  # fmt: skip
     groups = max(1, m // GROUP_ROWS)
     # Accumulators and as much again for addresses and operands.
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
