@@ -120,8 +120,10 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not resume:
-            _refuse_other(path)
+        is_blank = path.exists() and _is_blank(path)  # killed before it was begun
+        if path.exists() and (is_blank or not resume):
+            if not is_blank:
+                _refuse_other(path)
             _remove(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
@@ -139,6 +141,14 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
         yield Store(connection, path)
 
 
+def _is_blank(path: Path) -> bool:
+    with closing(sqlite3.connect(path, timeout=10)) as connection:
+        try:
+            return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
+        except sqlite3.DatabaseError:
+            return False
+
+
 def _remove(path: Path) -> None:
     for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         name.unlink(missing_ok=True)
@@ -148,6 +158,7 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
+        connection.execute("BEGIN")  # tables are made one by one otherwise, and a kill leaves some
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
         connection.execute(
             "CREATE TABLE points (key TEXT PRIMARY KEY, number INTEGER, status TEXT, point TEXT, config TEXT, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from npusim.errors import SpecError
 from npusim.explore import explore
 from npusim.explore.store import read_store
 
@@ -35,19 +37,32 @@ def _of_group(group: int) -> list[int]:
     return found
 
 
+def _rows(store: Path) -> dict[int, object]:
+    try:
+        return {o.index: o for o in read_store(store)[1]}
+    except (SpecError, sqlite3.OperationalError):  # not begun yet
+        return {}
+
+
 def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
     store, rng = tmp_path / "s.sqlite", random.Random(9)
     code = "from npusim.cli import main; main()"
     command = [sys.executable, "-c", code, "explore", "flash", *WORDS, "--seq", "512", "-j2", "-o", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     kept: dict[int, object] = {}
+    grown, first_rows_s = 0, 0.0
     for number in range(KILLS):
-        more = ["--resume"] if number else []
+        more, begun = ["--resume"] if number else [], time.monotonic()
         process = subprocess.Popen(
             [*command, *more], env=environment, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        time.sleep(rng.uniform(0.5, 8))
+        if number:  # twice what it took to the first rows: sometimes before there are more, sometimes behind the end
+            time.sleep(rng.uniform(0, 2 * first_rows_s))
+        else:
+            while not (store.exists() and _rows(store)):
+                time.sleep(0.05)
+            first_rows_s = time.monotonic() - begun
         if number % 2:
             os.killpg(process.pid, signal.SIGKILL)
         else:
@@ -57,9 +72,11 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
         while _of_group(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not _of_group(process.pid)
-        rows = {o.index: o for o in read_store(store)[1]} if store.exists() else {}
+        rows = _rows(store)
         assert all(rows[i] == o for i, o in kept.items())  # what was there is there, as it was
-        kept = dict(rows)
+        grown += len(rows) > len(kept)
+        kept = rows
+    assert grown > 1
     assert subprocess.run([*command, "--resume"], env=environment, check=False, capture_output=True).returncode == 0
     whole = explore("flash", FIELDS, seq=512)
     _, rows = read_store(store)

@@ -77,7 +77,9 @@ def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypat
         patched.setattr(storing, "_begin", full)
         fill(path, [ONE])
     assert not path.exists()
+    path.touch()  # killed before its first table
     fill(path, [ONE], resume=True)
+    assert read_store(path)[1] == (ONE,)
 
 
 def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
