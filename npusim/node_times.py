@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from npusim.node.kernel import Child
     from npusim.timing.result import TimingResult
 
-__all__ = ["kernel_timer", "simulated_child"]
-
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
     """Return what gives a kernel's work: the node's table if it has one, else the device's timing.

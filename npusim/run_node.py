@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from npusim.schedules.layer import LayerTiling
     from npusim.schedules.registry import Schedule
 
-__all__ = ["run_on_node", "time_on_node"]
-
 US = 1e6  # microseconds a second
 
 

@@ -80,9 +80,10 @@ def run_request(request: Request) -> RunResult:
 
 
 def plan_of(request: Request) -> Plan:
-    """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
-    request, load = _with_inputs(request), request.load()
-    return _planned(request, load, request.problem or _problem(request, load, None), None)
+    """Return what is asked for, resolved, of one device and without the tensors themselves: what a search builds."""
+    r, load = _with_inputs(request), request.load()
+    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    return _planned(r, load, _as_asked(r.problem or _problem(r, load, given), r.seed, r.layout, scales), None)
 
 
 def _with_inputs(request: Request) -> Request:

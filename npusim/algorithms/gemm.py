@@ -58,7 +58,8 @@ def gemm_tiles(
         for i, runs in enumerate(cut_runs(cell.runs, splits))
     )  # fmt: skip
     names = {
-        "a": name("operand", "m k", a.fmt), "b": name("operand", "n k" if is_transposed else "k n", b.fmt),
+        "a": name("operand", "m k", a.fmt, label=a.name),
+        "b": name("operand", "n k" if is_transposed else "k n", b.fmt, label=b.name),
         "sum": name("output", "m n", "float32", start=0.0),
         result: name(role, "m n", tensor_of(out).fmt, label=label),
     }  # fmt: skip
@@ -83,13 +84,13 @@ def gemm_tiles(
     return first, last
 
 
-def copy(source: GlobalTensor, target: GlobalTensor, rows: int) -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a cell."""
+def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
+    """Return a copy of a tensor, ``rows`` rows a cell; heads of ``target`` may share those of ``source``."""
     names = {
-        "x": name("operand", "row col", source.fmt, label="copy"),
-        "y": name("result", "row col", target.fmt, label="copy"),
+        "x": name("operand", "row col", source.fmt, label=label),
+        "y": name("result", "row col", target.fmt, label=label),
     }
     return Phase(
-        name="copy", names=names, cells=grid(source, ("row", rows)), sizes={"row": rows, "col": source.cols},
-        loops=(Loop((Stage("copy", (row(Opcode.COPY, "y", "x"),)),)),), tensors={"x": source, "y": target},
+        name=label, names=names, cells=grid(target, ("row", rows)), sizes={"row": rows, "col": source.cols},
+        loops=(Loop((Stage(label, (row(Opcode.COPY, "y", "x"),)),)),), tensors={"x": source, "y": target},
     )  # fmt: skip

@@ -1,28 +1,33 @@
 """Attention without fusion, and kernels that prepare inputs: rows in, rows out, phase by phase.
 
 Scores are stored in the inputs' format after each kernel, as frameworks do; softmax works in
-float32 inside its kernel.
+float32 inside its kernel.  What runs between the two products is a list of operators (`OPERATORS`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.cells import MASKED, grid, with_columns
 from npusim.algorithms.flash import chosen
+from npusim.algorithms.gemm import copy, gemm
 from npusim.algorithms.phase import Loop, Phase, name
 from npusim.algorithms.table import Stage, row
+from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.tiling_mask import TilingMask
 from npusim.ir.op import Opcode
+from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.algorithms.phase import Mask
     from npusim.algorithms.table import Table
+    from npusim.config.problem import Problem
     from npusim.ir.program import Serves
-    from npusim.ir.tile import GlobalTensor
 
 O = Opcode  # noqa: E741 - tables read best with one letter
 
@@ -62,8 +67,9 @@ SCALE_MASK = (
     row(O.MUL, "S", "S_in", "scale"),
     row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
 )
-#: The same and the casts around softmax as frameworks run them: an operator a kernel.
+#: The same operator by operator, and casts around softmax.
 SCALE = (row(O.MUL, "S", "S_in", "scale"),)
+CLONE = (row(O.COPY, "S", "S_in"),)
 MASK = (row(O.SELECT, "S", "mask", "S_in", "masked", only="mask"),)
 WIDEN = (row(O.CAST, "S", "S_in"),)
 NARROW = (row(O.CAST, "P", "P_in"),)
@@ -107,6 +113,95 @@ NORMALISE = (
     row(O.DIV, "X", "X", "l"),
     row(O.CAST, "P", "X"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kernel between the two products: its rows (none: softmax), the tensor it leaves and its format."""
+
+    label: str
+    leaves: str
+    table: Table = ()
+    fmt: Literal["scores", "operand", "float32"] = "scores"
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it runs only where there is a mask: its table, or what prepares for it."""
+        return self.table in (MASK, CLONE)
+
+
+_SCALE = Operator("scale", "s_scaled", SCALE)
+#: ``masked_fill`` of PyTorch fills a copy of its input; neither it nor a cast is fused with anything.
+_MASK = Operator("clone", "s_copied", CLONE), Operator("mask", "s_masked", MASK)
+_SOFTMAX = Operator("softmax", "p", fmt="operand")
+#: What runs between Q K^T and P V, by how a framework is used:
+#:   fused          the fewest passes there can be
+#:   eager          operators of PyTorch, a kernel each: mul, masked_fill, softmax.  A matmul reshapes to three axes, so
+#:                  that what does not lie head by head is copied first, as are K and V that heads share.  A softmax of
+#:                  float16 or bfloat16 is one kernel that widens inside, on an NPU (op-plugin hands it to aclnnSoftmax
+#:                  as it is, that launches SoftmaxV2) as on a GPU; products take and leave plain rows on a 910B (CANN
+#:                  ops-nn, batch_matmul_util.cpp: ND on all that have bfloat16)
+#:   eager_float32  the same with softmax(..., dtype=float32) and a cast back, as Transformers' models have it
+OPERATORS = MappingProxyType(
+    {
+        "fused": (Operator("scale_mask", "s_masked", SCALE_MASK), _SOFTMAX),
+        "eager": (_SCALE, *_MASK, _SOFTMAX),
+        "eager_float32": (
+            _SCALE, *_MASK, Operator("widen", "s_wide", WIDEN, "float32"),
+            Operator("softmax", "p_wide", fmt="float32"), Operator("narrow", "p", NARROW, "operand"),
+        ),
+    }
+)  # fmt: skip
+
+
+def unfused(
+    problem: Problem, operators: str, tile: tuple[int, int], block_rows: int, p: UnfusedPrecision, widest: int
+) -> tuple[Phase, ...]:
+    """Return attention as products with a list of `OPERATORS` between them, each a phase over the whole matrix.
+
+    ``tile`` is that of the products; the kernels between them take ``block_rows`` rows a cell, at most ``widest``
+    columns at a time.
+    """
+    io, first, last = attention_tensors(problem, p.output), list[Phase](), list[Phase]()
+    if operators != "fused":
+        own = {n: _own(tensor, problem.heads) for n, tensor in (("q", io.q), ("k", io.k), ("v", io.v), ("o", io.o))}
+        given, io = io, replace(io, **own)
+        pairs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
+        first = [copy(a, b, block_rows, b.name) for a, b in pairs if a != b]
+        last = [copy(io.o, given.o, block_rows, io.o.name)] if io.o != given.o else []
+    raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
+    mask = TilingMask(max(block_rows, problem.seq_kv)) if problem.causal else None
+    sizes, constants = (block_rows, min(problem.seq_kv, widest)), {"scale": problem.scale, "masked": -math.inf}
+    middle: list[Phase] = []
+    source = raw
+    for one in OPERATORS[operators]:
+        if one.is_mask and mask is None:
+            continue
+        out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
+        if one.table:
+            seen = mask if any(r.only for r in one.table) else None
+            offset = problem.causal_offset
+            middle.append(element_wise(one.label, one.table, source, out, sizes, constants, mask=seen, offset=offset))
+        else:
+            middle.append(softmax(source, out, sizes, p))
+        source = out
+    return (
+        *first,
+        gemm(
+            "scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=p.arithmetic, result="S_in", role="score"
+        ),
+        *middle,
+        gemm("values", source, io.v, io.o, tile, arithmetic=p.arithmetic),
+        *last,
+    )  # fmt: skip
+
+
+def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:
+    """Return what a batched product of a framework takes for a tensor: each head's rows together, a head for each."""
+    if tensor.heads == heads and not tensor.is_interleaved:
+        return tensor
+    label = f"{tensor.name}_contiguous" if tensor.heads == heads else f"{tensor.name}_repeated"
+    return replace(tensor, name=label, heads=heads, role="workspace", is_interleaved=False)
 
 
 def element_wise(

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.timing.result import TimingResult
 
-__all__ = ["busy_cycles", "check_cycles", "cycles_of", "run_baseline", "why_of"]
-
 
 def cycles_of(result: RunResult) -> ExpectedCycles:
     """Return the cycles of a result as a baseline keeps them; raise `SpecError` for one without a time."""

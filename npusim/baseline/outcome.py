@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from npusim.config.baseline_file import Case, ExpectedCycles, ExpectedDecision
     from npusim.errors import NpusimError
 
-__all__ = ["Outcome", "Row", "Update", "request_of", "said"]
-
 Status = Literal["ok", "changed", "new", "failed", "updated"]
 #: What an acceptance says where nothing was accepted before.
 FIRST = "first accepted"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-__all__ = ["progress", "say", "show", "show_json", "show_markdown", "working"]
-
 #: Seconds for which a run that is not watched on a terminal says nothing.
 QUIET_S = 30.0
 _STYLES = MappingProxyType(
@@ -65,6 +63,11 @@ def show_markdown(blocks: Iterable[Block]) -> None:
     from npusim.report.text import markdown
 
     typer.echo(markdown(blocks), nl=False)
+
+
+def show_document(kind: str, *, version: int = 1, **content: object) -> None:
+    """Print a verb's own document as JSON, led by its kind and the version of its keys."""
+    show_json({"schema_version": version, "kind": f"npusim.{kind}", **content})
 
 
 def show_json(document: Mapping[str, object]) -> None:

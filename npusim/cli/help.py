@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    import typer
-
-__all__ = ["Command", "Group", "examples"]
+    from collections.abc import Callable
 
 #: Heading of options that name none.
 _OTHERS = "Options"
 #: Longer than any summary.
 _WHOLE = 1000
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def examples(*commands: tuple[str, str]) -> str:
@@ -49,6 +49,17 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write the examples line by line."""
         _write_lines(self.epilog, formatter)
+
+
+class Verbs(typer.Typer):
+    """Verbs of the command line: those of one file, or below a name of their own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": Group, **options})
+
+    def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
+        """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
+        return self.command(name, cls=Command, epilog=examples(*commands) + after)
 
 
 class Group(TyperGroup):

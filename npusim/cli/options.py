@@ -16,8 +16,6 @@ from npusim.request import OPTIONS, Option, Request
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem
 
-__all__ = ["Json", "ScheduleName", "count", "key_values", "required_schedule", "takes", "told", "worded"]
-
 
 def _devices() -> list[str]:
     from npusim.config.load import list_devices

@@ -25,11 +25,6 @@ from npusim.config.model import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "Acceptance", "BaselineFile", "Candidate", "Case", "DecisionFile", "ExpectedChoice", "ExpectedCycles",
-    "ExpectedDecision", "UnitCycles", "accepted_text", "digest_of", "load_case",
-]  # fmt: skip
-
 DECISION = "npusim.decision/1"
 
 

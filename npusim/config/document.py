@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ruamel.yaml import YAML
 
-__all__ = ["Document", "Place", "parse_document", "parse_scalar", "read_document", "read_text"]
-
 _TAG = "tag:yaml.org,2002:"
 #: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
 #: file has 1,500.

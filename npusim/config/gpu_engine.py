@@ -5,6 +5,7 @@ A warp lives on one sub-core; sub-cores are alike.  What is said of lanes is sai
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -71,6 +72,34 @@ class SharingSpec(SpecModel):
     new_head_factor: Quantity = Field(description="share of a first wave's misses that later blocks see of new heads")
 
 
+class RowSpec(SpecModel):
+    """A kernel over rows of a matrix, at one length of row."""
+
+    columns_count: PositiveWhole
+    row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
+
+
+class LibrarySpec(SpecModel):
+    """What a framework's kernels take of a multiprocessor, whole, where memory does not hold them up."""
+
+    tile_cycles: WholeQuantity = Field(description="of a product's tile, from the last one's end to its first operand")
+    unaligned_product_cycles: Positive = Field(
+        description="of a multiply-add where rows are no multiple of 16 bytes, which asynchronous copies want"
+    )
+    unaligned_store_cycles: Positive = Field(description="of an element of such a product's result, beside memory")
+    softmax: tuple[RowSpec, ...] = Field(min_length=1, description="by length of row, ascending")
+    masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
+    add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
+
+    def softmax_cycles(self, columns: int) -> float:
+        """Return the cycles of an element in rows of so many columns, between those stated in proportion."""
+        points = [(r.columns_count.value, r.row_cycles.value / r.columns_count.value) for r in self.softmax]
+        for (left, low), (right, high) in pairwise(points):
+            if left <= columns < right:
+                return low + (high - low) * (columns - left) / (right - left)
+        return points[0][1] if columns < points[0][0] else points[-1][1]
+
+
 class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
@@ -121,6 +150,7 @@ class WarpIssue(SpecModel):
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
     sharing: SharingSpec | None = Field(default=None, description="how warp groups work beside one another")
+    library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
 
 
 class LanePipe(SpecModel):

@@ -30,8 +30,6 @@ from npusim.config.workload import (
 )
 from npusim.errors import SpecError
 
-__all__ = ["import_config", "workload_yaml"]
-
 # Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
 _DEFAULT_SEQ = 4096
 

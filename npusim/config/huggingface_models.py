@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ALIBI", "ENCODERS", "GATED", "LAYER_KINDS", "SINKS", "TWO_MATRIX_DECODERS", "WINDOW_PATTERNS",
-    "with_defaults",
-]  # fmt: skip
-
 ENCODERS = frozenset(
     (
         *("albert", "beit", "bert", "clip_vision_model", "deberta", "deberta-v2", "deit"),

@@ -1,7 +1,8 @@
 """``extends: <name>``: a file that says only what differs from another.
 
 Mappings are merged key by key; a number or choice (a mapping with ``value``) is replaced whole, so
-that a changed value always carries its own basis and source.  A key may be dotted.
+that a changed value always carries its own basis and source.  A key may be dotted; ``null`` takes
+away what the other file has.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number that is taken over says
 so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import TypeGuard
-
-__all__ = ["read_inherited"]
 
 
 def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:
@@ -101,7 +100,13 @@ class _Merge:
             for child, child_value in value.items():
                 self._set(old, f"{path}.{child}", f"{key}.{child}", child_value)
             return
-        node[name] = _copied(value) if isinstance(value, dict) else value
+        if value is None:
+            if name not in node:
+                there = ", ".join(map(str, node)) or "nothing"
+                raise self.override.error(key, f"null takes away what the other file has; it has {there} here")
+            del node[name]
+        else:
+            node[name] = _copied(value) if isinstance(value, dict) else value
         for stale in [known for known in self.places if known.startswith(f"{path}.")]:
             del self.places[stale]
         for given, place in self.override.places.items():

@@ -6,8 +6,6 @@ import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-__all__ = ["clash", "entries", "installed"]
-
 
 def entries(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group, of all packages on the path."""

@@ -7,8 +7,6 @@ from typing import Self
 from npusim.config.model import NonNegativeInt, PositiveInt, StrictBool
 from npusim.config.problem import Problem
 
-__all__ = ["LayerProblem", "ModelProblem", "SharedProblem"]
-
 
 class SharedProblem(Problem):
     """Attention whose heads ``ranks`` devices share; the sizes are those of one device."""

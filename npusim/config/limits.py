@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from npusim.config.quantity import Sourced
 
-__all__ = ["SLOWEST_BYTES_PER_CYCLE", "fault_in", "slow_link"]
-
 #: Least and largest value by unit, the longest ending first; 0 is its key's own affair.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from npusim.config.document import Document
     from npusim.config.workload import Workload
 
-__all__ = [
-    "device_schema",
-    "list_devices",
-    "list_workloads",
-    "load_device",
-    "load_workload",
-    "read_record",
-    "read_spec",
-    "validated",
-    "workload_schema",
-]
-
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)

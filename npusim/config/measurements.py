@@ -22,8 +22,6 @@ from npusim.config.problem import Problem
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import shared_heads
 
-__all__ = ["Interval", "Measured", "MeasurementCase", "MeasurementFile", "load_measurements"]
-
 
 class Interval(NamedTuple):
     """What was measured: a range, or one number as a range of no width."""

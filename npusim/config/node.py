@@ -17,23 +17,6 @@ from npusim.config.packaged import is_node_name, list_packaged, resolve
 from npusim.config.quantity import Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
-__all__ = [
-    "CpuSpec",
-    "DriverMode",
-    "DriverSpec",
-    "HostSpec",
-    "KernelTimes",
-    "NodeDevice",
-    "NodeLink",
-    "NodeSpec",
-    "PcieSpec",
-    "is_node",
-    "list_nodes",
-    "load_machine",
-    "load_node",
-    "load_node_device",
-]
-
 NODE_FAMILY = "node"
 NODE_SCHEMA = "npusim.node/1"
 _HEAD_BYTES = 65536

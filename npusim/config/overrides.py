@@ -18,8 +18,6 @@ from npusim.units import parse_count
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
-__all__ = ["apply_overrides", "reader_of"]
-
 _ASCEND = "schedules of ascend devices"
 #: Keys that change nothing on a device of a family, and what would read them.
 _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(

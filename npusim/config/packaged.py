@@ -13,15 +13,6 @@ from pathlib import Path
 from npusim.config.installed import entries
 from npusim.errors import SpecError
 
-__all__ = [
-    "is_node_name",
-    "list_packaged",
-    "list_tensors",
-    "packaged_folder",
-    "packaged_tensors",
-    "resolve",
-]
-
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")

@@ -7,8 +7,6 @@ from functools import cache
 
 from npusim.config.packaged import packaged_folder
 
-__all__ = ["compiled_registers"]
-
 #: Kernel, dtype, head size, causal, rows, keys, stages, warps -> registers of a thread, spilled ones, shared bytes.
 _Table = dict[tuple[str, str, int, bool, int, int, int, int], tuple[int, int, int]]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -19,10 +20,9 @@ from npusim.schedules import find_schedule
 from npusim.schedules.plugins import told
 from npusim.sensitivity import sensitivity
 from npusim.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
-from npusim.timing import METHODS
 from npusim.timing.block_code import Code
-from npusim.timing.sanity import check_sanity
 from npusim.timing.stream import Streams
+from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 __all__ = [
-    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "precision_fields",
-    "survey", "swayed", "why_not",
+    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "narrow",
+    "precision_fields", "prove", "survey", "swayed", "why_not",
 ]  # fmt: skip
 
 #: The axis whose values are presets of the precision.
@@ -46,6 +46,8 @@ PRECISION = "precision"
 SIZES = (
     "schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype",
 )  # fmt: skip
+#: Seconds of a core's work behind which no launch is hidden.
+LONG_S = 1.0
 #: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
 _COMPILED = ("auto", "block", "fold", "steady")
 
@@ -71,15 +73,19 @@ class Job:
     points: tuple[tuple[int, Point], ...]
     cutoffs: tuple[float, ...]
     needs_bits: bool = False
-    bounds: tuple[float, ...] = field(default=())
+    surveyed: tuple[Surveyed | None, ...] = ()
 
 
 class Surveyed(NamedTuple):
-    """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on."""
+    """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on.
+
+    ``groups`` are the core groups whose time alone is a better bound: none where that is no bound, or is it already.
+    """
 
     bound_us: float
-    same_as: int | None
-    bits: str
+    same_as: int | None = None
+    bits: str = ""
+    groups: tuple[int, ...] = ()
 
 
 # ---------------------------------------------------------------- requests
@@ -140,15 +146,16 @@ class Built(NamedTuple):
     plan: Plan
     program: TileProgram
 
-    def latency_us(self, cycles: int) -> float:
-        """Return the whole call of so many cycles, launches included."""
-        device = self.plan.device
-        launch = float(device.timed_launch().kernel_overhead_s.value) * len(self.program.phases)
-        return (launch + device.seconds(cycles)) * 1e6
+    def latency_us(self, cycles: float) -> float:
+        """Return the least that a call of so many cycles takes, launches included."""
+        times, _ = times_of(self.program, self.plan.device, self.plan.device.seconds(cycles))
+        return times["call"] * 1e6
 
     def cycles(self, latency_us: float) -> float:
-        """Return how many cycles leave so long a call."""
-        return (latency_us - self.latency_us(0)) * 1e-6 * float(self.plan.device.clock_hz.value)
+        """Return how many cycles make a call as long as that, and no shorter one: beyond what the host hides."""
+        clock = float(self.plan.device.clock_hz.value)
+        hidden = LONG_S * 1e6 - self.latency_us(LONG_S * clock)
+        return (latency_us + hidden) * 1e-6 * clock
 
 
 def _built(asking: Asking, point: Point, *, is_hinted: bool = False) -> Built:
@@ -182,9 +189,23 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         content = content_of(built.program)
         key = None if content is None else (built.plan.device.name, content)
         same = None if key is None else seen.setdefault(key, number)
-        cycles = work_bound(built.program, built.plan.device, built.cycles(cutoff))
+        bound = work_bound(built.program, built.plan.device, built.cycles(cutoff))
         bits = _digest(built, number) if job.needs_bits else ""
-        found.append((number, Surveyed(built.latency_us(cycles), None if same == number else same, bits)))
+        is_narrowed = _request(job.asking).method in _COMPILED
+        latency, earlier = built.latency_us(bound.cycles), None if same == number else same
+        found.append((number, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))
+    return found
+
+
+def narrow(job: Job) -> list[tuple[int, float]]:
+    """Return of each point a better bound of its latency in us: its busiest core groups alone."""
+    found = []
+    for (number, point), known in zip(job.points, job.surveyed, strict=True):
+        assert known is not None
+        built = _built(job.asking, point)
+        streams = Streams(built.program, built.plan.device)
+        cycles = 0 if streams.scalar_waits else alone_bound(Code(streams), known.groups)
+        found.append((number, max(known.bound_us, built.latency_us(cycles))))
     return found
 
 
@@ -197,44 +218,44 @@ def _digest(built: Built, number: int) -> str:
     for phase in program.phases:
         content, cells, sums = phase.bits()  # type: ignore[misc]
         said += [repr(content), *sorted(map(repr, cells)), repr(sums)]
-    text = "\n".join(said)
-    # What is shown by its address says nothing of its content.
+    # A function of a module is known by its name; what is shown by its address says nothing of its content.
+    text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(said))
     return f"point {number}" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def evaluate(job: Job) -> list[Outcome]:
-    """Return what each point gives: its time, or that it cannot beat its cutoff, or why it has none."""
+    """Return what each point gives: its time, or why it has none."""
     found = []
     for number, (index, point) in enumerate(job.points):
-        bound = job.bounds[number] if job.bounds else 0.0
+        known = job.surveyed[number] if job.surveyed else None
         try:
-            found.append(_evaluated(job, index, point, job.cutoffs[number], bound))
+            found.append(_evaluated(job, index, point, known.bound_us if known else 0.0))
         except TilingError as error:
             found.append(Outcome(index, point, "infeasible", reason=" ".join(str(error).split())))
     return found
 
 
-def _evaluated(job: Job, index: int, point: Point, cutoff: float, bound: float) -> Outcome:
+def _evaluated(job: Job, index: int, point: Point, bound: float) -> Outcome:
     request = _request(job.asking)
     if is_node(request.place()) or isinstance(request.hw, NodeDevice):
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
     built = _built(job.asking, point)
     plan, program = built.plan, built.program
-    streams = None
-    if request.method in _COMPILED and program.pricing is not None:
-        streams = Streams(program, plan.device)
-        if cutoff < float("inf") and not streams.scalar_waits:
-            bound = max(bound, built.latency_us(alone_bound(Code(streams))))
-            if bound > cutoff:
-                return Outcome(index, point, "pruned", bound_us=bound, ignored=", ".join(plan.ignored))
-    with told(plan.schedule.origin):
-        check(program, flag_budget(plan.device))
-    if streams is None:
-        timing = simulate_program(program, plan.device, request.method)
-    else:
-        timing = METHODS[request.method](program, plan.device, trace_groups=(), streams=streams)
-        check_sanity(timing)
+    _prove(built)
+    timing = simulate_program(program, plan.device, request.method)
     return _outcome(index, point, timing, program, plan.ignored, bound)
+
+
+def prove(job: Job) -> list[int]:
+    """Check points for races and all else that a run is checked for; raise what is wrong with one."""
+    for _, point in job.points:
+        _prove(_built(job.asking, point))
+    return [number for number, _ in job.points]
+
+
+def _prove(built: Built) -> None:
+    with told(built.plan.schedule.origin):
+        check(built.program, flag_budget(built.plan.device))
 
 
 def _of_result(index: int, point: Point, result: RunResult) -> Outcome:

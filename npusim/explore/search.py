@@ -16,7 +16,17 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Asking, Bits, Job, Surveyed, compute_bits, evaluate, survey
+from npusim.explore.points import (
+    Asking,
+    Bits,
+    Job,
+    Surveyed,
+    compute_bits,
+    evaluate,
+    narrow,
+    prove,
+    survey,
+)
 from npusim.explore.setting import Setting, setting_of
 from npusim.explore.space import chunks
 from npusim.explore.store import Outcome, open_store
@@ -35,8 +45,8 @@ __all__ = ["Options", "Search", "run_search"]
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
 SEEDS = 4
-#: Points of a batch, and of one task of it.
-BATCH, TASK = 32, 4
+#: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
+BATCH, TASK, NARROWED = 64, 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +61,8 @@ class Options:
     pareto: bool = False
     max_rmse: float | None = None
     finite: bool = False
-    studies: bool = False
+    studies: bool = True
+    check_all: bool = False
     on_outcome: Callable[[Outcome, int], None] | None = None
 
     @property
@@ -70,6 +81,8 @@ class Search:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     bounds: dict[int, Surveyed] = field(default_factory=dict)
     bits: dict[int, Bits] = field(default_factory=dict)
+    narrowed: set[int] = field(default_factory=set)
+    checked: int = 0
     store: Store | None = None
 
     def __post_init__(self) -> None:
@@ -126,9 +139,8 @@ class Search:
 
     def job(self, indices: Sequence[int]) -> Job:
         """Return a task of these points."""
-        bounds = tuple(self.bounds[i].bound_us if i in self.bounds else 0.0 for i in indices)
-        points = tuple((i, self.points[i]) for i in indices)
-        return Job(self.asking, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, bounds)
+        points, surveyed = tuple((i, self.points[i]) for i in indices), tuple(map(self.bounds.get, indices))
+        return Job(self.asking, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, surveyed)
 
     def done(
         self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
@@ -153,7 +165,7 @@ class Search:
         left = [i for i in range(len(self.points)) if i not in self.outcomes]
         if self.options.exhaustive and not self.options.needs_bits:
             whole = self._chunks(left)
-            parts = [part[n : n + TASK] for part in whole for n in range(0, len(part), TASK)]
+            parts = [some for part in whole for some in _parts(part, TASK)]
             for _, outcomes in self.done(workers, evaluate, parts):
                 self.keep(outcomes)
             return
@@ -164,6 +176,25 @@ class Search:
             self._compute_bits(workers)
         self._simulate(workers)
         self._merge()
+        chosen = self._unchecked()
+        for part, _ in self.done(workers, prove, _parts(chosen, 1)):
+            self.checked += len(part)
+
+    def _unchecked(self) -> list[int]:
+        """Return pruned points to check for races: all, or as few as have every value of an axis that no other has."""
+        pruned = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
+        if self.options.check_all:
+            return list(pruned)
+        seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
+        chosen: list[int] = []
+        while left := {i: new for i, own in pruned.items() if (new := own - seen)}:
+            chosen.append(max(left, key=lambda i: (len(left[i]), -i)))
+            seen |= left[chosen[-1]]
+        return chosen
+
+    def _values(self, index: int) -> set[tuple[object, ...]]:
+        point = self.points[index]
+        return {(point.get("schedule"), name, value) for name, value in point.items()}
 
     def _seed(self, workers: Executor, left: Sequence[int]) -> None:
         """Simulate the points nearest to the defaults: without a time to beat no bound says anything."""
@@ -217,28 +248,44 @@ class Search:
         return f"relative RMSE {error:.2e} > {most:.2e}" if most is not None and error > most else ""
 
     def _simulate(self, workers: Executor) -> None:
-        """Simulate batch after batch what may still win, the lowest bound first."""
+        """Simulate batch after batch what may still win, the lowest bound first.
+
+        Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
+        """
         waiting: dict[object, list[int]] = defaultdict(list)
         for index, what in self.bounds.items():
             if what.same_as is None and index not in self.outcomes:
                 waiting[self.groups[index]].append(index)
-        for own in waiting.values():
-            own.sort(key=lambda i: (self.bounds[i].bound_us, i), reverse=True)
         each = max(1, BATCH // max(1, len(waiting)))
         while any(waiting.values()):
-            batch, pruned = [], []
+            wide: list[int] = []
+            chosen: list[int] = []
             for own in waiting.values():
-                taken = 0
-                while own and taken < each:
-                    index = own.pop()
-                    if self.bounds[index].bound_us > self.cutoff(index):
-                        pruned.append(index)
-                    else:
-                        batch.append(index)
-                        taken += 1
-            self.keep(Outcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
-            for _, outcomes in self.done(workers, evaluate, [batch[n : n + TASK] for n in range(0, len(batch), TASK)]):
+                own.sort(key=lambda i: (self.bounds[i].bound_us, i))
+                self._prune(own)
+                wide += (mine := [i for i in own[:each] if self.bounds[i].groups])
+                ready = [i for i in own[:each] if not self.bounds[i].groups]
+                # A narrow bound says nearly the time: the first few will do away with the others.
+                few = max(1, each // NARROWED) if mine or self.narrowed.intersection(ready) else each
+                chosen += ready[:few]
+                own[:] = [i for i in own if i not in ready[:few]]
+            self.narrowed.update(wide)
+            for _, narrowed in self.done(workers, narrow, _parts(sorted(wide), TASK)):
+                for index, bound in narrowed:
+                    self.bounds[index] = self.bounds[index]._replace(bound_us=bound, groups=())
+            for _, outcomes in self.done(workers, evaluate, _parts(chosen, 1)):
                 self.keep(outcomes)
+
+    def _prune(self, own: list[int]) -> None:
+        """Take out of points by bounds those that cannot beat their cutoff."""
+        if self.options.needs_bits:
+            pruned = [i for i in own if self.bounds[i].bound_us > self.cutoff(i)]
+        else:
+            limit = self.cutoff(own[0]) if own else math.inf
+            pruned = [i for i in own if self.bounds[i].bound_us > limit]
+        gone = set(pruned)
+        own[:] = [i for i in own if i not in gone]
+        self.keep(Outcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
 
     def _merge(self) -> None:
         """Give points that are the same program what that one gave."""
@@ -248,6 +295,10 @@ class Search:
             found, point = self.outcomes.get(what.same_as), self.points[index]
             if found is not None:
                 self.keep([replace(found, index=index, point=point, status="merged", same_as=what.same_as)])
+
+
+def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
 def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], options: Options) -> Search:

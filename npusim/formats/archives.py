@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["check_archive", "read_archive"]
-
 #: Bytes of all arrays of one file: Q, K and V of 32 heads of 128 over half a million tokens.
 MOST_BYTES = 16 << 30
 #: Deflate makes at most 1,032 bytes of one (zlib's technical notes): a member that claims more lies.

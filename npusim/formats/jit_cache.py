@@ -23,8 +23,6 @@ from typing import Any
 import numba
 from numba.core.errors import NumbaWarning
 
-__all__ = ["compiled_on_disk", "is_missing", "private_folder"]
-
 HERE = Path(__file__).parent
 #: Compiles a function; ``cache=True`` asks numba for a cache on disk.
 Compile = Callable[..., Any]

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from npusim.numerics.store import HeadSource
     from npusim.run_result import RunResult
 
-__all__ = ["ASPECTS", "Difference", "Finding", "Invariance", "Tried", "examine", "invariant"]
-
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16
 #: ``cannot``: the same by structure, whatever the inputs; ``not seen``: other steps, but the same bits on

@@ -18,7 +18,7 @@ class Itself:
 
     __slots__ = ("thing",)
 
-    def __init__(self, thing: object) -> None:
+    def __init__(self, thing: Any) -> None:
         self.thing = thing
 
     def __hash__(self) -> int:
@@ -26,6 +26,9 @@ class Itself:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Itself) and other.thing is self.thing
+
+    def __repr__(self) -> str:
+        return repr(self.thing)
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def interned(content: Hashable) -> Hashable:
     """Return one object for all equal contents."""
     return Itself(content)

@@ -145,3 +145,8 @@ class TileOp:
                 found.append(step.dst)
             found.extend(s for s in step.srcs if type(s) is RingTile)
         return found
+
+
+def meets_l2(op: TileOp) -> bool:
+    """Return whether an operation touches global tensors: its cost hangs on what L2 holds of them."""
+    return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)

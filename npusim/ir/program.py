@@ -116,9 +116,9 @@ class Phase:
     ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``home`` stands for all that operations hang on but blocks and depths of rings, ``makeup`` gives a
-    block's bodies as loops, each as often as it runs, in whatever order, ``bits`` what stands for all that values hang
-    on; None where a machine does not say.
+    ``home`` stands for all that operations hang on but blocks and depths of rings, ``makeup`` gives bodies that blocks
+    do, with a home, and how often each of the blocks does them, in whatever order, ``bits`` what stands for all that
+    values hang on; None where a machine does not say.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Phase:
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     home: Hashable = None
-    makeup: Callable[[Block], Iterable[Loop]] | None = None
+    makeup: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:

@@ -63,6 +63,9 @@ class GroupWork:
         Whether an iteration ends here.
     is_even
         Whether elements are dealt out evenly, as no product asks for them in fragments.
+    element_cycles, product_cycles
+        Of a whole core for an element, and for a multiply-add, where a library's kernel is timed whole; none: what
+        instructions take.
     is_specialised
         Whether warps of their own copy, so that products follow one another without a gap.
     """
@@ -82,4 +85,6 @@ class GroupWork:
     cell_bytes: int = 0
     is_step: bool = False
     is_even: bool = False
+    element_cycles: float = 0.0
+    product_cycles: float = 0.0
     is_specialised: bool = False

@@ -27,17 +27,6 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Layout",
-    "bundle",
-    "coalesce",
-    "complement",
-    "composition",
-    "fitted",
-    "right_inverse",
-    "row_major",
-]
-
 
 @dataclass(frozen=True, slots=True, init=False)
 class Layout:

@@ -10,8 +10,6 @@ from npusim.errors import LayoutError
 if TYPE_CHECKING:
     from npusim.layout.fragment import Fragment
 
-__all__ = ["Arrangement", "RowOrder", "arrangement"]
-
 RowOrder = Literal["group", "lane"]
 
 #: A group's lanes read 4 rows at a time (a threadgroup; volta.md §1).

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npusim.layout.execute import Array, Index
     from npusim.layout.fragment import Fragment
 
-__all__ = ["Chain", "ChainCost", "Shuffle", "Source", "chain"]
-
 #: (lane, value): where a value is held before the exchange.
 Source = tuple[int, int]
 
@@ -128,7 +126,8 @@ class Chain:
     def cost(self) -> ChainCost:
         """Instructions for one chained tile of a warp."""
         selects = permutes = 0
-        for recipes in (*self._sent(), *self._formed()):
+        sent = [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
+        for recipes in (*sent, *self._formed()):
             selects += max(len(recipes) - 1, 0)
             permutes += sum(not self._is_whole(recipe) for recipe in recipes)
         count = self.tiles * self.accumulator.values
@@ -200,10 +199,6 @@ class Chain:
             slots = tuple(tuple(slot for slot, _ in row) for row in part)
             found.append(Shuffle(mask, slots, tuple(tuple(v for _, v in row) for row in part)))
         return found
-
-    def _sent(self) -> list[set[tuple[int, ...]]]:
-        """Return, for each shuffle, the different registers that lanes publish."""
-        return [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
 
     def _formed(self) -> list[set[tuple[int, ...]]]:
         """Return, for each operand register, the different registers it is made from.

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     Index: TypeAlias = NDArray[np.intp]
     Multiply: TypeAlias = Callable[[Array, Array, Array], Array]
 
-__all__ = [
-    "chained_product",
-    "from_registers",
-    "gather",
-    "mma",
-    "scatter",
-    "to_registers",
-]
-
 
 def gather(fragment: Fragment, tiles: Array) -> Array:
     """Return the registers that hold one tile a group: ``(..., groups, rows, columns)`` in,

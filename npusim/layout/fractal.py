@@ -12,8 +12,6 @@ from __future__ import annotations
 from npusim.errors import LayoutError
 from npusim.layout.algebra import Layout, row_major
 
-__all__ = ["nd", "nz", "zn", "zz"]
-
 #: One fractal of 16-bit elements, 512 bytes (ascend.md §1.2).
 FRACTAL = (16, 16)
 

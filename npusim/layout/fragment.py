@@ -13,8 +13,6 @@ from npusim.layout.algebra import right_inverse
 if TYPE_CHECKING:
     from npusim.layout.algebra import Layout
 
-__all__ = ["REGISTER_BITS", "WARP_LANES", "Fragment", "Operand", "Order"]
-
 Operand = Literal["A", "B", "C"]
 Order = Literal["row", "col"]
 

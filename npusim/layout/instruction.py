@@ -20,8 +20,6 @@ from npusim.errors import LayoutError
 from npusim.layout.algebra import Layout, fitted
 from npusim.layout.fragment import WARP_LANES, Fragment, Operand, Order
 
-__all__ = ["INSTRUCTIONS", "Accumulator", "Instruction", "Step", "instruction", "variants"]
-
 Accumulator = Literal["f16", "f32"]
 
 #: What is known here (PTX ISA, "Matrix Fragments for mma.m8n8k4 ...", "... mma.m16n8k16 ...").

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     #: Byte address of each lane, or None where it does not take part.
     Addresses: TypeAlias = Sequence[int | None]
 
-__all__ = [
-    "VOLTA_BANKS", "BankModel", "fragment_addresses", "padded", "phases", "return_cycles",
-    "swizzled", "wavefronts",
-]  # fmt: skip
-
 #: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
 #: Bits of the row that a swizzle uses: rows mod 8 (volta.md §4.1).

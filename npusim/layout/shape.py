@@ -15,11 +15,6 @@ from npusim.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "IntTuple", "as_index", "compact", "coordinate_of", "flatten", "is_congruent", "is_int_tuple", "size_of",
-    "spelled", "unflatten",
-]  # fmt: skip
-
 #: An integer, or a tuple of such things.
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 

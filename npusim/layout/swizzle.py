@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from npusim.layout.algebra import Layout
     from npusim.layout.shape import IntTuple
 
-__all__ = ["Swizzle", "SwizzledLayout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Swizzle:

@@ -13,8 +13,6 @@ from npusim.layout.algebra import Layout, bundle, complement, composition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Tiler", "logical_divide", "logical_product"]
-
 #: What divides or multiplies a layout: a layout, an extent, or one of these for each mode.
 Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...]"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from npusim.algorithms.flow import flow, storage
 from npusim.algorithms.phase import BySize, Cell, Stacked, Visit, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
+from npusim.ir.content import interned
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body
 
@@ -148,8 +150,9 @@ class Frame:
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
 
+    @cached_property
     def content(self) -> Hashable:
-        """Return what operations can depend on of the phase, apart from cells and the lengths of tensors.
+        """What operations can depend on of the phase, apart from cells and the lengths of tensors.
 
         Of what has no content of its own (a function, a mask) it is the object itself.
         """
@@ -165,7 +168,7 @@ class Frame:
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
         given = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
-        return (p.name, *tables, tuple(p.sizes.items()), tuple(tensors), given)
+        return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), given))
 
 
 def _alike(t: GlobalTensor) -> Hashable:

@@ -19,17 +19,6 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "ALGORITHMS",
-    "KINDS",
-    "Algorithm",
-    "Collective",
-    "Kind",
-    "Transfer",
-    "collective",
-    "shard_sizes",
-]
-
 Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

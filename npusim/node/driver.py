@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from npusim.node.kernel import CollectiveCall
     from npusim.node.topology import Topology
 
-__all__ = ["AlphaBeta", "Plan", "alpha_beta", "plan_collective"]
-
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.node.collective import Transfer
     from npusim.node.driver import Plan
     from npusim.node.kernel import KernelWork
-    from npusim.node.topology import Edge, Topology
+    from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]
 
@@ -46,10 +46,9 @@ class Fabric:
 
     def __init__(self, env: Environment, topology: Topology) -> None:
         self.env, self.topology = env, topology
-        self.links = {e.name: self._link(e) for e in topology.edges()}
-
-    def _link(self, edge: Edge) -> SharedLink:
-        return SharedLink(self.env, edge.name, edge.bytes_per_s / FEMTOSECONDS, LINK_BITS)
+        self.links = {
+            e.name: SharedLink(env, e.name, e.bytes_per_s / FEMTOSECONDS, LINK_BITS) for e in topology.edges()
+        }
 
 
 class Device:

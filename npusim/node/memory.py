@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from npusim.config.layer import ModelProblem
     from npusim.config.node import NodeDevice
 
-__all__ = ["MemoryPlan", "longest", "paper_layers", "plan", "refuse_too_large", "shape_parameters"]
-
 #: Bytes of an element where equations 34 to 36 count FP16.
 HALF = 2
 #: Tokens beyond which no length is looked for.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Order", "Sums"]
-
 
 @dataclass(slots=True)
 class Order:

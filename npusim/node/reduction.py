@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from npusim.node.collective import Collective, Transfer
 
-__all__ = ["ReductionError", "Watch", "execute", "reduction_error"]
-
 #: Is told the transfer, the first element, both addends and their sum, before the sum is stored.
 Watch = Callable[["Transfer", int, tuple["NDArray[Any]", "NDArray[Any]"], "NDArray[Any]"], None]
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord, TimingRecord
     from npusim.report.trial import Trial
 
-__all__ = ["RULES", "Advice", "Rule", "advise", "decoding"]
-
 #: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
 #: Core groups whose mean end lies below this share of the last end are unevenly loaded.

@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from npusim.report.record import TimingRecord
     from npusim.timing.result import QueueUse
 
-__all__ = [
-    "Bottleneck",
-    "basis_shares",
-    "bottleneck",
-    "deciding_group",
-    "group_ends",
-    "main_stall",
-    "queues_of",
-]
-
 
 @dataclass(frozen=True)
 class Bottleneck:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from npusim.report.sheet import Sheet
     from npusim.run_result import RunResult
 
-__all__ = ["Comparison", "Figure", "Moved", "compare", "comparison_document"]
-
 SCHEMA_VERSION = 2
 Value = int | float | str | None
 Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from npusim.report.compare import Comparison
     from npusim.report.parts import Breakdown
 
-__all__ = ["comparison_part"]
-
 #: Parts of the difference that a chart shows; the table beside it has them all.
 SHOWN = 8
 KINDS = MappingProxyType({
@@ -33,14 +31,8 @@ def comparison_part(c: Comparison) -> Part:
     table = comparison_table(c)
     facts = [b for b in table if isinstance(b, Facts)]
     grids = [b for b in table if isinstance(b, Grid)]
-    said = "Different problems: times are not of the same work." if c.problems else ""
-    return Part(
-        " and ".join(c.labels), said or _subtitle(c), tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c))
-    )
-
-
-def _subtitle(c: Comparison) -> str:
-    return f"compared with {c.labels[0]}"
+    said = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
+    return Part(" and ".join(c.labels), said, tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c)))
 
 
 def _tiles(c: Comparison) -> Iterator[Tile]:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from npusim.report.compare import Comparison, Figure, Kind, Moved, Value
     from npusim.report.parts import Breakdown, Part
 
-__all__ = ["comparison_table", "reason"]
-
 #: Rows of parts and of what moved that are shown; JSON has them all.
 SHOWN = 10
 

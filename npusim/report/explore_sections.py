@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
 
-__all__ = ["exploration_part", "front_of", "map_of", "rows_of", "varied"]
-
 STORE = ".sqlite"
 #: Points that a chart names, and that a table lists; pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from npusim.report.timeline import Slice, Timeline
     from npusim.run_result import RunResult
 
-__all__ = ["FIGURES_FILE", "figures_document", "load_figures"]
-
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1
 KIND = "npusim.figures"

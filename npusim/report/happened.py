@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npusim.timing.result import Span
     from npusim.timing.stream import TimedOp
 
-__all__ = ["Happened", "Operation", "happened"]
-
 #: Cause of a wait: other core groups have yet to end the phase before; then blocks are dealt out.
 BARRIER = "phase barrier"
 #: Cause, first and last cycle.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from npusim.invariance import Finding, Invariance
 
-__all__ = ["invariance_document", "invariance_table"]
-
 SCHEMA_VERSION = 1
 _SAID: Mapping[str, tuple[str, Style]] = MappingProxyType({
     "cannot": ("no: same structure", "good"), "not seen": ("not on these inputs", "warn"),

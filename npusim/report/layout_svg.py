@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from npusim.report.layouts import Picture, Square
 
-__all__ = ["picture_svg"]
-
 # Sizes in pixels: a square, the edge with the numbers of the rows, a line of text.
 _WIDTH, _HEIGHT, _EDGE, _LINE = 66, 42, 34, 18
 _MARK = "#8b0000"

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from npusim.layout import Chain, Fragment, Instruction
 
-__all__ = [
-    "Picture",
-    "Square",
-    "chain_document",
-    "chain_picture",
-    "fragment_document",
-    "fragment_picture",
-    "picture_lines",
-]
-
 SCHEMA_VERSION = 1
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave

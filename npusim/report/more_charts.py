@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
 
-__all__ = ["grid_of_errors", "heatmap", "memory_bars", "roofline", "score_bars"]
-
 
 # ---------------------------------------------------------------- roofs and memories
 

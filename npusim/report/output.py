@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.run_result import RunResult
 
-__all__ = ["check_writable", "default_folder", "save_run", "save_trace", "write_whole"]
-
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
 REPORT_FILE = "report.html"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npusim.report.sections import Figure, Tile
     from npusim.report.text import Block
 
-__all__ = ["Part", "page_html", "svg", "theme"]
-
 TEMPLATES = Path(__file__).with_name("template")
 
 

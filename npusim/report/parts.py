@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from npusim.report.sheet import Row, Sheet
 
-__all__ = ["Breakdown", "Part", "Step", "breakdown", "chain", "parts_of"]
-
 #: Links of a chain of waits that are followed at most.
 LONGEST = 12
 

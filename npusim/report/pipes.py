@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse
 
-__all__ = ["MeasuredPipes", "PipeColumns", "pipe_columns", "pipes_csv", "pipes_frame", "read_pipes"]
-
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]
 

@@ -13,7 +13,7 @@ from npusim.report.figures import load_figures
 from npusim.report.page import Part, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
 from npusim.report.sections import run_figures, run_tiles
-from npusim.report.tables import problem_text, run_table
+from npusim.report.tables import asked_text, run_table
 from npusim.report.text import Facts, Heading
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from npusim.report.compare import Comparison
     from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
-
-__all__ = ["REPORT_FILE", "comparison_page", "exploration_page", "place_of", "run_page", "run_part", "saved_page"]
 
 REPORT_FILE = "report.html"
 #: Endings of what a search writes.
@@ -34,7 +32,8 @@ LEFT_OUT = ("Prologue", "Epilogue")
 
 def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
     """Return the page of one run; ``drawn`` is what stands in ``figures.json``."""
-    return page_html(_title(record), [run_part(record, drawn, trial)])
+    title = f"{record.schedule} on {record.device.name} · npusim"
+    return page_html(title, [run_part(record, drawn, trial)])
 
 
 def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> Part:
@@ -43,7 +42,7 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [b for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))
-    return Part(heading.left, f"{heading.right}; {_problem(record)}", run_tiles(record), facts, figures)
+    return Part(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
 
 
 def saved_page(runs: Sequence[Path]) -> str:
@@ -81,10 +80,3 @@ def _folder(run: Path) -> Path:
     return run.parent if run.name == RESULT_FILE else run
 
 
-def _title(record: RunRecord) -> str:
-    return f"{record.schedule} on {record.device.name} · npusim"
-
-
-def _problem(record: RunRecord) -> str:
-    text = problem_text(record.problem)
-    return f"{record.workload}: {text}" if "heads" in record.problem else text

@@ -15,8 +15,6 @@ from npusim.report.record import RunRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RESULT_FILE", "SCHEMA_VERSION", "load_result", "result_document", "to_json"]
-
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"
 KIND = "npusim.run"

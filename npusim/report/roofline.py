@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.run_result import RunResult
 
-__all__ = ["Roofline", "peak_flops_per_s", "roofline_of"]
-
 
 @dataclass(frozen=True)
 class Roofline:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
     from npusim.report.record import RunRecord, TimingRecord
-    from npusim.timing.result import QueueUse
-
-__all__ = ["Figure", "Tile", "run_figures", "run_tiles"]
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
@@ -59,6 +56,9 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     if timing is not None:
         band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
         found.append(Tile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}"))
+        if (held := timing.validated) is not None:
+            value = "never" if held.most_error is None else f"within {percent(held.most_error)}"
+            found.append(Tile("Validated", value, held.text(record.schedule, record.device.name)))
         if timing.flops and timing.latency_us:
             at = timing.roofline
             reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
@@ -169,12 +169,9 @@ def _time_text(timing: TimingRecord) -> str:
     waiting = [(main_stall(q), q) for q in queues_of(timing, found.queue.group) if main_stall(q) and not q.is_pipe]
     if waiting:
         (cause, cycles), queue = max(waiting, key=lambda one: one[0][1] if one[0] else 0)  # type: ignore[misc]
-        text += f"The longest wait: {_pipe(queue)} for “{cause}”, {percent(cycles / timing.cycles)}."
+        pipe = track_of(queue.group, queue.queue).pipe
+        text += f"The longest wait: {pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
     return text
-
-
-def _pipe(queue: QueueUse) -> str:
-    return track_of(queue.group, queue.queue).pipe
 
 
 def _windows(drawn: dict[str, Any], prefix: str) -> Iterator[Figure]:

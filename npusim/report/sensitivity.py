@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from npusim.sensitivity import Sensitivity
 
-__all__ = ["sensitivity_document", "sensitivity_table"]
-
 
 def sensitivity_document(found: Iterable[Sensitivity]) -> list[dict[str, object]]:
     """Return one entry a constant, the strongest first."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.timing.result import QueueUse
 
-__all__ = ["Row", "Sheet", "Unit", "sheet_of", "sheets_of"]
-
 #: What a unit's time goes to: the kind of it, and which.
 Row = tuple[str, str]
 BUSY: Row = ("work", "all operations")

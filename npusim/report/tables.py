@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from npusim.spread import Spread
     from npusim.timing.result import QueueUse
 
-__all__ = ["problem_text", "run_table", "tiling_text"]
-
 Fact = tuple[str, tuple[Cell, ...]]
 
 _WEAK_BASES = ("assumed", "fitted", "unknown")
@@ -38,12 +36,14 @@ _NAMED_CONSTANTS = 2
 def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
     """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
     timing = record.timing
-    blocks: list[Block] = [_heading(record)]
+    blocks: list[Block] = [
+        Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
+    ]
     after = _numerics(record)
     if timing is None:
         blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
     else:
-        blocks.append(Facts((*_inputs(record), *_time(timing))))
+        blocks.append(Facts((*_inputs(record), *_time(record, timing))))
         blocks += [_pipes(timing), _links(record, timing)]
         after += _constants(timing)
     after += _presets(record)
@@ -83,16 +83,12 @@ def tiling_text(tiling: dict[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
-def _heading(record: RunRecord) -> Heading:
-    return Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
-
-
 def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     device = record.device
     is_node = record.timing is not None and record.timing.overlap is not None
     parts = "devices" if is_node else "core groups"
     return (
-        ("problem", cells(_problem(record))),
+        ("problem", cells(asked_text(record))),
         *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
@@ -105,12 +101,13 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     )
 
 
-def _problem(record: RunRecord) -> str:
+def asked_text(record: RunRecord) -> str:
+    """Return the sizes of what a run computes; attention's are led by the workload's name."""
     text = problem_text(record.problem)
     return f"{record.workload}: {text}" if "heads" in record.problem else text
 
 
-def _time(timing: TimingRecord) -> tuple[Fact, ...]:
+def _time(record: RunRecord, timing: TimingRecord) -> tuple[Fact, ...]:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
         f"{format_duration(timing.latency_us * 1e-6)} = cores "
@@ -122,6 +119,9 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         f"{method_text(timing.method, timing.band)})"
     )
     rows: list[Fact] = [("latency", cells(latency))]
+    if timing.validated is not None:
+        text = timing.validated.text(record.schedule, record.device.name)
+        rows.append(("measured", (Cell(text, "" if timing.validated.cases else "warn"),)))
     if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
         kernel, apart = (format_duration(timing.times_us[kind] * 1e-6) for kind in ("kernel", "back_to_back"))
         text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"

@@ -16,11 +16,6 @@ from npusim.foreign import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "Block", "Cell", "Facts", "Grid", "Heading", "Line", "Style",
-    "cells", "lines", "markdown", "percent", "plain", "pre_html", "whole",
-]  # fmt: skip
-
 Style = Literal["", "title", "label", "good", "warn", "bad", "dim"]
 Line = tuple[tuple[str, Style], ...]
 

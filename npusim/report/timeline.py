@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.timing.result import QueueUse, TimingResult
 
-__all__ = ["Flow", "Slice", "Timeline", "timeline_of"]
-
 _NANOSECONDS = 10**9
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from npusim.machines.tracks import Track
     from npusim.report.timeline import Slice, Timeline
 
-__all__ = ["TRACE_FILES", "TraceFormat", "chrome_trace", "perfetto_trace", "trace_bytes"]
-
 TraceFormat = Literal["perfetto", "chrome"]
 TRACE_FILES = MappingProxyType({"perfetto": "trace.pftrace", "chrome": "trace.json"})
 

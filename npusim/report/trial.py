@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, Phase, TileProgram
     from npusim.run_result import RunResult
 
-__all__ = ["Trial"]
-
 #: Shapes of blocks of a phase that are compared; more only repeat them with other lengths.
 _SHAPES = 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ Made = tuple[tuple["Phase", ...], tuple[str, ...]]
 Make = Callable[["Problem", tuple[int, int], "FlashPrecision", int], Made]
 
 
+@lru_cache(maxsize=4)  # of phases
 def flash_phase(
     problem: Problem, sizes: tuple[int, int], p: FlashPrecision, *, is_packed: bool = False
 ) -> Phase:
@@ -38,8 +40,8 @@ def flash_phase(
         cells = packed_cells(problem, sizes)
         mask = PackedMask(problem.seq_q, sizes[0], sizes[1]) if problem.causal and problem.seq_q > 1 else None
         return flash(problem, sizes, cells, p, tensors, mask)
-    tensors, cells = attention_tensors(problem, p.output), attention_cells(problem, *sizes)
-    return flash(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    causal = causal_mask(problem, sizes)  # what does not fit it is told before cells are made
+    return flash(problem, sizes, attention_cells(problem, *sizes), p, attention_tensors(problem, p.output), causal)
 
 
 def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:

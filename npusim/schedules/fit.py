@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Build = Callable[[Any], TileProgram]
 
-__all__ = ["effective", "fitted_defaults", "largest_that_fit"]
-
 #: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
 #: one after the other, smaller blocks load K and V more often.
 SHRINKING = ("vector_rows", "block_kv", "block_q", "block")

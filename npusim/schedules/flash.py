@@ -15,7 +15,7 @@ from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.precision import for_inputs
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend import AscendMachine, AscendTiling, Barriers
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.fields import SmFields, left_alone
 from npusim.schedules.attention import Make, ascend_tiling, flash_phase, kernel_of
 from npusim.schedules.flash_gpu import build_on_gpu
 from npusim.schedules.registry import Schedule
@@ -88,7 +88,8 @@ def build_on_ascend(
     spilled = ("O",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
     fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
-    first = replace(first, cells=dealt(first.cells, groups, tiling.deal))
+    cells = dealt(first.cells, groups, tiling.deal)
+    first = first if cells is first.cells else replace(first, cells=cells)
     phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
     return machine.build(name, phases, problem.flops(), notes)
 
@@ -98,7 +99,9 @@ ASCEND = Schedule(
     name="flash", family="ascend", summary=SUMMARY, tiling=FlashTiling, precisions=PRECISIONS,
     default_precision="fa2_fp32", build=build_on_ascend,
 )  # fmt: skip
-GPU = replace(ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, build=build_on_gpu)
+GPU = replace(
+    ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, build=build_on_gpu, left=left_alone
+)
 CPU = replace(
     GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
     default_precision="host_fp32",

@@ -16,7 +16,7 @@ from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS, AscendMachine
 from npusim.machines.sm import SmMachine, SmTiling
 from npusim.machines.sm.core import works_beside
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.fields import GroupFields, left_alone
 from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
 from npusim.schedules.fp8_phases import fp8_phase, scale_warnings
@@ -136,6 +136,7 @@ ASCEND = Schedule(
     default_precision="hpc_ops", build=build_on_ascend, reads_scales=True, study=study, inputs=inputs,
 )  # fmt: skip
 GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu, study=None
+    ASCEND, family="nvidia", tiling=GpuFp8Tiling, precisions=GPU_PRECISIONS, build=build_on_gpu, study=None,
+    left=left_alone,
 )
 SCHEDULES = (ASCEND, GPU)

@@ -17,7 +17,7 @@ from npusim.errors import TilingError
 from npusim.machines.ascend import AscendMachine, AscendTiling
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.core import works_beside
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.fields import GroupFields, left_alone
 from npusim.machines.sm.groups import group_tiling
 from npusim.schedules.attention import ascend_tiling
 from npusim.schedules.pasa_lanes import NO_LANES, in_lanes
@@ -142,6 +142,7 @@ ASCEND = Schedule(
     beside=tuple(name for name in PRECISIONS if name != "float64"),
 )  # fmt: skip
 GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu
-)
+    ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu,
+    left=lambda device: left_alone(device) | {"vector_rows", "depth", "deal"},
+)  # fmt: skip
 SCHEDULES = (ASCEND, GPU)

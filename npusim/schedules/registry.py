@@ -36,12 +36,8 @@ _ASKED_WITH: Mapping[str, str] = MappingProxyType(
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
 
-def _anywhere(_device: DeviceSpec) -> bool:
-    return True
-
-
-def _of_workload(_device: DeviceSpec) -> None:
-    return None
+def _all(_device: DeviceSpec) -> frozenset[str]:
+    return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +51,9 @@ class Schedule:
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
     own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
     of the family it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
-    none; None: the workload's.  ``reference(q, k, v, problem, row)``: what it computes, in float64; None:
-    softmax(QK^T)V.
+    none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
+    without effect there, a compiler's result, or chosen well already.
+    ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
     """
 
     name: str
@@ -72,8 +69,9 @@ class Schedule:
     study: Callable[[Any, DeviceSpec], str] | None = None
     beside: tuple[str, ...] = ()
     origin: str = ""
-    runs_on: Callable[[DeviceSpec], bool] = _anywhere
-    inputs: Callable[[DeviceSpec], Dtype | None] = _of_workload
+    runs_on: Callable[[DeviceSpec], bool] = lambda _device: True
+    inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
+    left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
 
     def precision(self, text: str | None = None) -> Precision:
@@ -117,6 +115,8 @@ class Schedule:
         except BufferOverflowError:
             few = _few_blocks(problem)
             smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
+            if smaller is None and not is_hinted:
+                raise
         if smaller is None:
             return tiling, self.program(problem, tiling, device, precision, is_hinted=is_hinted)
         program = self.program(problem, smaller, device, precision)

@@ -29,8 +29,6 @@ from numba.extending import (
     unbox,
 )
 
-__all__ = ["Table"]
-
 #: Bits of an address and of a length.
 WORD_BITS = 64
 WORD = ir.IntType(WORD_BITS)

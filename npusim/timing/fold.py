@@ -82,8 +82,8 @@ def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
     return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
 
 
-def blocks_by_group(code: Code, phase: Phase) -> list[tuple[int, ...]]:
-    """Return each core group's blocks of a phase, by number."""
+def blocks_by_group(code: Code, phase: Phase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
     streams, known = code.streams, dict[Any, int]()
     count = streams.device.group_count.value
 
@@ -95,4 +95,5 @@ def blocks_by_group(code: Code, phase: Phase) -> list[tuple[int, ...]]:
             found = known[shape] = code.block(streams.timed(template, None))
         return found
 
-    return [tuple(map(number, phase.blocks_of_group(group, count))) for group in range(count)]
+    chosen = range(count) if groups is None else groups
+    return [tuple(map(number, phase.blocks_of_group(group, count))) for group in chosen]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, interned, methods_of
-from npusim.ir.tile import GlobalTile
+from npusim.ir.op import meets_l2
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Cost, Share
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import Phase, Queue, TileProgram
     from npusim.timing.block_code import Code
 
 
@@ -86,11 +86,15 @@ class Streams:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
-        shares = (held.read_misses, held.write_misses, held.shared_reads)
+        shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
         #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
         self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
+        self._lags, self._periods = [e.lag for e in self.endpoints], [e.period for e in self.endpoints]
+        self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
+        self._own_issue = [self._issue_of(queue) for queue in program.queues]
+        self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
         self._listed: list[TimedOp] = []
@@ -140,8 +144,8 @@ class Streams:
         key = id(op)
         if key not in self._ops:
             cost = self._cost(op)
-            waits = tuple((e, p, d + self.endpoints[e].lag, self.endpoints[e].period) for e, p, d in op.waits)
-            pipes = tuple((self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles)
+            waits = tuple([(e, p, d + self._lags[e], self._periods[e]) for e, p, d in op.waits])
+            pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
             self._ops[key] = TimedOp(
                 len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
                 waits, op.sets, self._issue_cycles(op), cost.terms, pipes, cost.share,
@@ -151,8 +155,7 @@ class Streams:
 
     def _cost(self, op: OpTemplate) -> Cost:
         """Return what an operation costs; that hangs on the device and on what L2 holds of its tensors."""
-        meets_l2 = any(isinstance(o, GlobalTile) for step in op.op.steps for o in (step.dst, *step.srcs))
-        by = self._priced_by[meets_l2]
+        by = self._priced_by[meets_l2(op.op)]
         if op.costs is None or op.costs[0] is not by:
             op.costs = by, self.costs.of_op(op.op)
         return op.costs[1]
@@ -178,13 +181,14 @@ class Streams:
 
     def _issue_cycles(self, op: OpTemplate) -> int:
         """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
-        queue = self.program.queues[op.queue]
+        crossing = {e for e, _, _ in op.waits if e in self._crossing}
+        sets = [e for e in op.sets if e in self._crossing]
+        return self._own_issue[op.queue] + self._flag_issue * (len(crossing) + len(sets))
+
+    def _issue_of(self, queue: Queue) -> int:
         engines = self.device.core(queue.core).engines.values()
         own = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
-        crossing = {e for e, _, _ in op.waits if self.endpoints[e].is_cross_core}
-        crossing |= {e + len(self.endpoints) for e in op.sets if self.endpoints[e].is_cross_core}
-        per_flag = self.device.timed_flags().cross_core_issue_cycles.value
-        return (int(own.value) if own else 0) + per_flag * len(crossing)
+        return int(own.value) if own else 0
 
     def flag_latency(self, endpoint: int) -> int:
         """Return the cycles from an endpoint's set to the earliest end of a wait for it."""

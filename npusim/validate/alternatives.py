@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.schedules.precision import Precision
 
-__all__ = ["Change", "alternatives"]
-
 #: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
 FORMATS = ("float32", "float16", "bfloat16")
 SCALES = (1.0, 256.0, 448.0)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
     from npusim.validate.alternatives import Change
 
-__all__ = ["Difference", "Explanation", "diff"]
-
 #: Keys under which a file may have the output.
 KEYS = ("o", "out", "output")
 #: Single changes that come nearest, with which all others are tried in pairs.

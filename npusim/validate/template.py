@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TEMPLATE"]
-
 TEMPLATE = """\
 # Times measured on hardware, to hold predictions against:  npusim validate FILE
 # The numbers here are examples, no measurements.  Keys are the words of `npusim run`; all but those

@@ -91,7 +91,7 @@ def test_fixpipe_casts_on_the_way_to_gm_but_keeps_no_float32_for_l1(device: Devi
     engine = device.engine("aic", "FIXP")
     assert isinstance(engine, FixpipeEngine)
     assert engine.casts == ("float32", "float16", "bfloat16", "int8")
-    assert engine.route("L0C", "L1").output_formats == ("float16", "int8")
+    assert engine.route("L0C", "L1").output_formats == ("float16", "bfloat16", "int8")
 
 
 def test_nothing_leads_from_ub_to_the_cube(device: DeviceSpec) -> None:

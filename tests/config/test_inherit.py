@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from npusim.config.inherit import read_inherited
 from npusim.config.load import load_device
+from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +41,13 @@ def test_quantities_are_replaced_whole(write: Callable[..., Path]) -> None:
     document = read_inherited(path, _beside)
     assert document.data == {"a": {"value": 2, "basis": "vendor", "source": "z"}}
     assert "a.fitted_on" not in document.places
+
+
+def test_null_takes_away_what_the_other_file_has_and_nothing_else(write: Callable[..., Path]) -> None:
+    write("a: {b: 1, c: {d: 2}}\ne: 3\n", "base.yaml")
+    assert read_inherited(write("extends: base\na: {c: null}\ne: null\n"), _beside).data == {"a": {"b": 1}}
+    with pytest.raises(SpecError, match=r"mine\.yaml:2  a\.f: null takes away .* it has b, c here"):
+        read_inherited(write("extends: base\na: {f: null}\n"), _beside)
 
 
 def test_what_an_anchor_shares_is_changed_in_one_place_only(write: Callable[..., Path]) -> None:

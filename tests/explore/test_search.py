@@ -8,17 +8,20 @@ import pytest
 
 from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
-from npusim.explore import explore
+from npusim.explore import explore, points
 from npusim.explore.store import read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.request import Request
 from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulate import run_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.store import Outcome
+    from npusim.ir.buffers import Ring
+    from npusim.machines.ascend.group import VectorCore
 
 # 100 is no multiple of 16; 2048 queries a block do not fit UB.
 FIELDS = {"block_kv": [256, 512], "block_q": [128, 100, 2048]}
@@ -95,7 +98,6 @@ def test_the_front_is_of_latency_and_error() -> None:
     found = explore("flash", fields, seq=256, pareto=True, tiling={"block_q": 64})
     errors = {o.point["precision"]: o.relative_rmse for o in found.front}
     assert errors["fa16"] > errors["fa2_fp32"] > 0
-    # Depths share their bits: one figure each.
     assert len({o.relative_rmse for o in found.outcomes}) == 2
     assert all(o.is_finite for o in found.outcomes)
     most = errors["fa2_fp32"] * 1.01
@@ -104,11 +106,39 @@ def test_the_front_is_of_latency_and_error() -> None:
     assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
 
 
+def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    monkeypatch.setattr(points, "run_request", lambda r: computed.append(r.tiling) or run_request(r))
+    fields = {"depth": [1, 2], "vector_rows": [8, 16], "block_kv": [128, 256], "precision": ["fa2_fp32", "fa16"]}
+    found = explore("flash", fields, seq=256, pareto=True)
+    assert len(found.outcomes) == 16
+    assert len(computed) == 4  # tiles of keys, and formats
+
+
 def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = AscendGroup.ub_kept
     monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
     with pytest.raises(RaceError, match="ring rescale"):
         explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
+
+
+@pytest.mark.parametrize(("depths", "check_all"), [((2, 3), False), ((3,), True)])
+def test_a_race_in_points_that_cannot_win_stops_the_search(
+    monkeypatch: pytest.MonkeyPatch, depths: tuple[int, ...], check_all: bool
+) -> None:
+    fields = {"block_q": [16, 64, 128], "block_kv": [64, 256], "depth": [2, 3]}
+    sound = explore("flash", fields, seq=512, tensor_parallel=8)
+    assert {o.status for o in sound.outcomes if o.point["block_q"] == 16} == {"pruned"}
+    assert 0 < sound.checked < sound.counts()["pruned"]
+    kept = AscendGroup.ub_kept
+
+    def planted(group: AscendGroup, core: VectorCore, name: str, size: int, depth: int) -> Ring:
+        is_planted = size == 8 * 4 and depth - 1 in depths  # a core's 8 of 16 rows, float32
+        return kept(group, core, name, size, 1 if is_planted else depth)
+
+    monkeypatch.setattr(AscendGroup, "ub_kept", planted)
+    with pytest.raises(RaceError, match="ring rescale"):
+        explore("flash", fields, seq=512, tensor_parallel=8, check_all=check_all)
 
 
 def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -> None:

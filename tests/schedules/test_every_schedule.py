@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericResult
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
-ON_A_GPU = ("flash", "pasa", "fp8_attention")
+ON_A_GPU = ("standard", "flash", "pasa", "fp8_attention")
 
 
 def model(name: str, **sizes: Any) -> Problem:

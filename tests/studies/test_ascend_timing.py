@@ -6,6 +6,7 @@ import pytest
 
 from npusim.config.measurements import load_measurements
 from reports.ascend_timing import study
+from reports.ascend_timing.samples import samples
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +57,13 @@ def test_a_source_is_predicted_without_what_was_fitted_on_it() -> None:
     assert found.filed[0] == found.alone[0] == 6
     assert found.filed[1] != found.alone[1]
     assert found.alone[1] <= 0.10
+
+
+def test_samples_of_single_mechanisms_are_met() -> None:
+    found = samples()
+    errors = {(s.name.split()[0], s.name, s.quantity): abs(s.error) for s in found}
+    assert {v for v, _, _ in errors} == {"V1", "V2", "V3", "V4", "V5", "V7"}
+    assert max(errors.values()) <= 0.15
+    # Columns of blocks 144 apart fall into one group of banks, 145 apart into eight: both met, sevenfold apart.
+    slow, fast = (next(s for s in found if f"{n} blocks apart" in s.name) for n in (144, 145))
+    assert slow.predicted / fast.predicted == pytest.approx(slow.measured / fast.measured, rel=0.05)

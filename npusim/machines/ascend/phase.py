@@ -8,8 +8,8 @@ work at the same time.  Without products each vector core goes through its own s
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE
@@ -17,7 +17,7 @@ from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
 from npusim.ir.program import Phase as BuiltPhase
-from npusim.machines.ascend.group import FIXP, GM, L1, MTE1, MTE2, PING_PONG
+from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG
 from npusim.machines.ascend.product import Product, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.frame import Emitter, Frame, body
@@ -25,12 +25,13 @@ from npusim.machines.touches import touches
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from npusim.algorithms.phase import Cell, Phase, Run, Visit
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
+    from npusim.ir.program import Body, Touch
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
 
@@ -41,7 +42,7 @@ class AscendPhase:
     def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
         self.group, self.phase, self.tiling = group, phase, tiling
         first_ring = len(group.allocator.rings)
-        self.frame = frame = Frame(phase)
+        self.frame = frame = _frame(Itself(phase))
         products = [s for s in frame.stages if s.is_product]
         #: Whether a hand-over goes past global memory, and its slots: those of each vector core, or of all.
         self.direct = {
@@ -67,18 +68,33 @@ class AscendPhase:
         self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
         self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
 
+    @cached_property
+    def _works(self) -> tuple[Emitter, ...]:
+        """The loop's stages with what they do: products on the AIC, rows on the first vector core, who has most.
+
+        Products depend on less than the phase: tilings that differ in their slices of rows alone share them.
+        """
+        of_products = interned(("products", self._products_content))
+        return tuple(
+            Emitter(of_products if s.is_product else self.home, ("work", s.name), partial(self._work, s))
+            for s in (self.phase.loops[0].stages if self.parts else ())
+        )
+
     def _content(self, first_ring: int) -> Hashable:
         """Return what operations depend on: all but cells, coordinates, lengths of tensors, depths of rings."""
         group, tiling = self.group, self.tiling
-        rings = [
+        own = group.allocator.rings[first_ring:]
+        rings = tuple(
             (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
-            for r in group.allocator.rings[first_ring:]
-        ]
+            for r in own
+        )
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        places = tuple(rings), tuple(kept), *map(methods_of, (AscendPhase, Product, VectorShare))
         pace = tiling.barriers, tiling.together, tiling.extra, tuple(v.crowd for v in self.vectors)
-        return Itself(group.device), self.frame.content(), *places, plans, tiling.elements, tiling.spilled, pace
+        by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, Product, VectorShare)), plans
+        met = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in own)
+        self._products_content = *by, tuple(compress(rings, met))
+        return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
         listed = list(self.products.values())
@@ -129,29 +145,29 @@ class AscendPhase:
 
     def build(self) -> BuiltPhase:
         """Return the phase of the program."""
-        p = self.phase
+        p, frame = self.phase, self.frame
         return BuiltPhase(
-            p.name, p.cells, self.items, _shape, partial(touches, self.frame, self._times), serves=p.serves,
-            roles=self.frame.roles, home=self.home, makeup=self._makeup if self.parts else None, bits=self._bits,
+            p.name, p.cells, self.items, _shape, _touches(frame, tuple(self.reread.items())), serves=p.serves,
+            roles=frame.roles, home=self.home, makeup=self._makeup if self.parts else None, bits=self._bits,
         )  # fmt: skip
 
-    def _makeup(self, cell: Cell) -> Iterator[Repeat]:
-        """Yield a cell's bodies, each as often as it runs."""
-        yield Repeat("start", (0,), body(self.start, cell, WHOLE))
-        for part in self.parts:
-            for run in cell.runs:
-                yield Repeat("", range(run.count), body(part, cell, run.visit(0, 0)))
-        yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
+    def _makeup(self, cells: Sequence[Cell]) -> Iterator[tuple[Body, Sequence[int]]]:
+        """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
+        visits = _visits(Itself(cells))
+        for work in self._works:
+            for cell, visit, counts in visits:
+                yield body(work, cell, visit), counts
+
+    def _work(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
+        if stage.is_product:
+            return self.products[stage].items(cell, tile)
+        first = self.vectors[0]
+        return first.items(self.rows[stage], cell, tile, first.mine(self._height(cell)))
 
     def _bits(self) -> Hashable:
         """Return what values hang on: tables, cells and where sums are cut; not slices, depths, or who runs what."""
         sums = tuple((p.name, p.plan.k) for p in self.products.values())
-        return self.frame.content(), frozenset(self.phase.cells), sums
-
-    def _times(self, name: str, cell: Cell) -> int:
-        """Return how often a cell reads all of an operand in one tile."""
-        rows = self.reread.get(name)
-        return ceil_div(cell.rows, rows) if rows else 1
+        return self.frame.content, frozenset(self.phase.cells), sums
 
     # ---------------------------------------------------------------- order
 
@@ -238,6 +254,37 @@ class AscendPhase:
                             yield from v.items(self.rows[s], cell, tile, one)
                 for s in finish:
                     yield from v.items(self.rows[s], cell, WHOLE, one)
+
+
+@lru_cache(maxsize=4)  # of phases
+def _frame(phase: Itself) -> Frame:
+    """Return the frame of a phase, one for all tilings that have it."""
+    return Frame(phase.thing)
+
+
+@lru_cache(maxsize=4)  # of phases
+def _touches(frame: Frame, reread: tuple[tuple[str, int], ...]) -> Callable[[Sequence[Cell]], Iterator[Touch]]:
+    """Return who says what blocks touch, where every so many rows of a cell read all of an operand anew."""
+    rows = dict(reread)
+
+    def times(name: str, cell: Cell) -> int:
+        return ceil_div(cell.rows, rows[name]) if rows.get(name) else 1
+
+    return partial(touches, frame, times)
+
+
+@lru_cache(maxsize=4)  # of phases
+def _visits(cells: Itself) -> list[tuple[Cell, Visit, list[int]]]:
+    """Return a tile of each shape, in a cell that has it, and how many of them each of the cells has."""
+    found: dict[Hashable, tuple[Cell, Visit, list[int]]] = {}
+    for at, cell in enumerate(cells.thing):
+        sizes = tuple((axis, size) for axis, _, size in cell.spans)
+        for run in cell.runs:
+            visit = run.visit(0, 0)
+            key = sizes, cell.causal_offset, cell.place, visit.shape
+            _, _, counts = found.setdefault(key, (cell, visit, [0] * len(cells.thing)))
+            counts[at] += run.count
+    return list(found.values())
 
 
 def _step(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
+from npusim.ir.content import Itself, methods_of
 from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.tile import GlobalTile, memory_of
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.moves import Moves
 from npusim.units import ceil_div, round_up
@@ -19,9 +22,15 @@ if TYPE_CHECKING:
 
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.engine import EngineSpec
-    from npusim.ir.op import Pace, TileOp
+    from npusim.ir.op import Pace, Source, TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.tile import Operand
+
+
+@lru_cache(maxsize=16)  # of devices and units
+def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
+    """Return what operations are known by now to cost on a device by those who say so, to be added to."""
+    return {}
 
 
 class EnginePricing(Moves):
@@ -29,7 +38,9 @@ class EnginePricing(Moves):
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
-        self._vector: dict[Hashable, Cost] = {}  # by everything that a vector step's cost depends on
+        #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
+        self._vector = _known(Itself(device), vector_cycles)
+        self._steps = _known(Itself(device), *methods_of(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
@@ -54,7 +65,7 @@ class EnginePricing(Moves):
     def _sequence(self, op: TileOp, spec: VectorEngine, key: str, banks: BankSpec | None) -> Cost:
         """Return the cost of a vector unit's operation, alike ones looked at once."""
         joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-        alike = (key, joins, *map(signature, op.steps))
+        alike = (key, joins, signature(op.steps, banks))
         known = self._vector.get(alike)
         if known is None:
             cycles, terms = vector_cycles(op.steps, spec, banks, key, joins=joins)
@@ -72,7 +83,19 @@ class EnginePricing(Moves):
         return cost._replace(occupancy_cycles=cost.occupancy_cycles + ceil(more), terms=tuple(terms))
 
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
-        """Return the cost of one step on ``engine`` of ``core``."""
+        """Return the cost of one step on ``engine`` of ``core``.
+
+        Moves and products within a core hang on shapes and formats alone: alike ones are looked at once.
+        """
+        operands = (step.dst, *step.srcs)
+        if GlobalTile in map(type, operands) or isinstance(self._unit(core, engine)[0], VectorEngine):
+            return self._of_step(step, core, engine)
+        alike = core, engine, step.opcode, *map(_shape, operands)
+        if alike not in self._steps:
+            self._steps[alike] = self._of_step(step, core, engine)
+        return self._steps[alike]
+
+    def _of_step(self, step: Step, core: str, engine: str) -> Cost:
         spec, key, banks = self._unit(core, engine)
         match spec:
             case DmaEngine() | FixpipeEngine():
@@ -83,6 +106,13 @@ class EnginePricing(Moves):
                 cycles, terms = vector_cycles((step,), spec, banks, key)
                 return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
+
+    def _miss_latency(self, source: Source) -> int:
+        """Return what a read takes longer where it misses L2: a miss of one group is everybody's in its step."""
+        if not isinstance(source, GlobalTile):
+            return 0
+        extra = self.device.memory.l2.miss_extra_latency_cycles.value
+        return ceil(self.residency.read_waits[source.tensor.name] * extra)
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
         """Return an engine, its key in the device file, and the banks of the buffer it works in."""
@@ -123,6 +153,13 @@ class AscendPricing(EnginePricing):
             return operand.payload_bytes
         size, edge = get_format(operand.fmt).size_bytes, self._fractal
         return round_up(operand.rows, edge) * round_up(operand.cols, edge) * size
+
+
+def _shape(operand: Source) -> Hashable:
+    """Return what the cost of a step that is no vector unit's hangs on."""
+    if isinstance(operand, float):
+        return operand
+    return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
 
 
 def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:

@@ -112,14 +112,23 @@ def _where(operand: Operand) -> object:
     return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 
-def signature(step: Step) -> tuple[Hashable, ...]:
-    """Return what :func:`vector_cycles` looks at: the same for the same work of another core."""
-    found: list[Hashable] = [step.opcode, step.attributes.order]
-    for operand in (step.dst, *step.srcs):
-        if isinstance(operand, (Tile, RingTile)):
-            found += (operand.rows, operand.cols, operand.stride, operand.fmt, _place(operand))
-        else:
-            found.append(operand)
+def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
+    """Return what :func:`vector_cycles` looks at: the same for the same work of another core, or of another slice.
+
+    Of addresses that is which are one, and in which bank a tile with columns begins.
+    """
+    found: list[Hashable] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        found += (step.opcode, step.attributes.order)
+        for operand in (step.dst, *step.srcs):
+            if isinstance(operand, (Tile, RingTile)):
+                at, cols = _place(operand), operand.cols
+                bank = _bank(at, banks) if banks is not None and cols > 1 else None
+                which = places.setdefault(at, len(places))
+                found.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
+            else:
+                found.append(None if isinstance(operand, float) else operand)
     return tuple(found)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
+from npusim.machines.sm.core import works_beside
 
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+
+#: What a compiler makes of a tile.
+COMPILED = frozenset({"registers", "spilled_registers", "residents"})
+#: Fields of lanes whose defaults are best, or what fits.
+CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups work beside one another.
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
 
@@ -83,3 +91,9 @@ class SmFields(GroupFields, BlockFields):
             raise TilingError(
                 f"{', '.join(given)}: without effect on {device}, whose file says nothing of lanes; leave them out"
             )
+
+
+def left_alone(device: DeviceSpec) -> frozenset[str]:
+    """Return the fields that a search leaves at their defaults: without effect there, compiled, or chosen already."""
+    lanes = set(SmFields.model_fields) - GROUPS if works_beside(device) else CHOSEN
+    return COMPILED | lanes

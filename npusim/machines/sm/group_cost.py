@@ -72,7 +72,7 @@ class GroupModel:
         assert issue.sharing is not None
         if not isinstance(tensor, GroupMatrixEngine) or not isinstance(shared, SharedMemoryPipe):
             raise SpecError(f"{device.name}: {core}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
-        self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
+        self.subcores, self.sharing, self.library = issue.subcores_count.value, issue.sharing, issue.library
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}
         local = engines.get(SPILL)
@@ -85,7 +85,10 @@ class GroupModel:
         assert work is not None
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
         tail, terms = self._besides(work)
-        if steps and steps[0].opcode is Opcode.MATMUL:
+        is_product = bool(steps) and steps[0].opcode is Opcode.MATMUL
+        if steps and (work.product_cycles if is_product else work.element_cycles):
+            return self._whole(steps, work, tail, terms)
+        if is_product:
             return self._product(steps[0], work, tail, terms)
         if steps:
             return self._arithmetic(steps, work, tail, terms)
@@ -101,8 +104,11 @@ class GroupModel:
         terms = {
             f"{at}.barrier_cycles": work.barriers * (s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value),
             f"{at}.fence_cycles": float(work.fences * s.fence_cycles.value),
-            f"{at}.block_start_cycles": float(bool(work.cell_bytes) * s.block_start_cycles.value),
         }
+        if work.cell_bytes and work.is_specialised and self.library is not None:
+            terms[f"{self.key}.{WARPS}.library.tile_cycles"] = float(self.library.tile_cycles.value)
+        elif work.cell_bytes:
+            terms[f"{at}.block_start_cycles"] = float(s.block_start_cycles.value)
         terms = {name: cycles for name, cycles in terms.items() if cycles}
         return sum(terms.values()), terms
 
@@ -247,6 +253,16 @@ class GroupModel:
         busy = ((FMA, plain), (ALU, count.compare), (MUFU, count.special), (LSU, count.shared * self.subcores))
         pipes = tuple((f"{self.core}.{n}", ceil(c * warps)) for n, c in busy if c > 0)
         return Cost(ceil(tail + count.latency), 0, (), tuple(terms.items()), pipes, share)
+
+    def _whole(self, steps: list[Step], work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
+        """Return the cost of a library's kernel, which keeps the core busy whatever else there is."""
+        first, elements = steps[0], max(s.dst.rows * s.dst.cols for s in steps)
+        is_product = first.opcode is Opcode.MATMUL
+        depth = first.srcs[0].cols if is_product and not isinstance(first.srcs[0], float) else 1
+        cycles = max(1, ceil(elements * depth * (work.product_cycles if is_product else work.element_cycles)))
+        terms[f"{self.key}.{WARPS}.library"] = float(cycles)
+        share = Share(False, cycles, WHOLE)
+        return Cost(ceil(tail), 0, (), tuple(terms.items()), ((f"{self.core}.{FMA}", cycles),), share)
 
     def _gaps(self, steps: list[Step]) -> float:
         """Return the cycles of arithmetic that the compiler moves between products that are waited for one by one."""

@@ -90,6 +90,14 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     issue, engine = device.engine(SM, WARPS), device.engine(SM, TENSOR)
     assert isinstance(issue, WarpIssue)
     assert isinstance(engine, GroupMatrixEngine)
+    said = ""
+    if issue.copies.value == "staged" and (fields.stages or 1) > 1:
+        if "stages" in fields.model_fields_set:
+            raise TilingError(
+                f"stages: {fields.stages} tiles under way need asynchronous copies, which {device.name} has not: "
+                "its tiles go through registers; take 1"
+            )
+        fields, said = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
     work, groups = layout_of(tile, fields, engine)
     found = registers_of(tile, fields, device, work, groups)
     most = issue.thread_registers_count.value
@@ -120,7 +128,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         stages=fields.stages or 0, spilled_bytes=round(spilled_bytes * (1 - far)), far_bytes=round(spilled_bytes * far),
     )  # fmt: skip
     spilled = f", {found.spilled} spilled" if found.spilled else ""
-    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {found.origin}{spilled}"
+    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {found.origin}{spilled}{said}"
 
 
 def layout_of(tile: BlockTile, fields: GroupFields, engine: GroupMatrixEngine) -> tuple[GroupWork, int]:
@@ -215,14 +223,20 @@ def estimated_shared(tile: BlockTile, fields: GroupFields, work: GroupWork) -> i
     if not fields.stages:
         return max(q + k + v, out)
     is_wgmma = work.generation == "wgmma"
-    p = 0 if is_wgmma else round_up(tile.rows, FRAGMENT_ROWS) * tile.keys * size
+    # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
+    p = 0 if is_wgmma or work.across == 1 else round_up(tile.rows, FRAGMENT_ROWS) * tile.keys * size
     if fields.stages == 1:
         return max(q + max(k, v) + p, out)
     return max(q + (k + v) * (fields.stages - (0 if is_wgmma else 1)) + p, out)
 
 
-def product_tiling(device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int) -> SmTiling:
-    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own."""
+def product_tiling(
+    device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int, *, is_aligned: bool = True
+) -> SmTiling:
+    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own.
+
+    Not ``is_aligned``: rows of an operand or the result are no multiple of 16 bytes.
+    """
     m, n, k = tile
     engine, issue = device.engine(SM, TENSOR), device.engine(SM, WARPS)
     assert isinstance(engine, GroupMatrixEngine)
@@ -235,6 +249,11 @@ def product_tiling(device: DeviceSpec, tile: tuple[int, int, int], size_bytes: i
             f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
         )
     work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
+    if not is_aligned and issue.library is not None:
+        work = replace(
+            work, product_cycles=issue.library.unaligned_product_cycles.value,
+            element_cycles=issue.library.unaligned_store_cycles.value,
+        )  # fmt: skip
     groups = max(1, m // GROUP_ROWS)
     # Accumulators and as much again for addresses and operands.
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64

@@ -1,0 +1,97 @@
+"""A library's matrix products on multiprocessors: its tiles and splits of k, one head after another."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.gemm import gemm_tiles
+from npusim.algorithms.precision import for_inputs
+from npusim.config.tiling import Field, Tiling
+from npusim.errors import SpecError
+from npusim.formats import get_format
+from npusim.ir.tile import GlobalTensor
+from npusim.machines.sm import SmMachine
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.groups import plain_tiling, product_tiling
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.algorithms.flash import FlashPrecision
+    from npusim.algorithms.phase import Phase
+    from npusim.config.device import DeviceSpec
+    from npusim.config.kernels import GemmProblem
+    from npusim.ir.program import TileProgram
+    from npusim.machines.sm import SmTiling
+
+
+class GpuGemmFields(Tiling):
+    """Tile of C and the piece of k on a GPU; what is left open is what a library would choose."""
+
+    block_m: int | None = Field(default=None, ge=64, le=256, multiple_of=64, description="rows of a tile of C")
+    block_n: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="columns of a tile of C")
+    block_k: int = Field(default=64, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
+    splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
+    stages: int = Field(default=3, ge=1, le=8, description="pieces of k in shared memory")
+
+
+#: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
+#: cores' own time, and cycles of its start and end.
+ROWS, COLUMNS, SPLITS = (64, 128), (64, 128, 192, 256), (1, 2, 4, 8)
+WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
+#: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
+SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
+#: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
+ALIGNED_BYTES = 16
+
+
+def library_tile(
+    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int = 1
+) -> tuple[int, int, int]:
+    """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay."""
+
+    def time(choice: tuple[int, int, int]) -> tuple[float, int]:
+        rows, columns, splits = choice
+        waves = ceil_div(heads * ceil_div(m, rows) * ceil_div(n, columns) * splits, cores)
+        # A product of 64 x N x 16 takes N / 2 cycles, its operands come at 64 bytes a cycle (hopper.md section 1).
+        busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
+        # Parts are written and read again, in float32, by a kernel more.
+        parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
+        return waves * (busy * WAVE_FACTOR + WAVE_CYCLES) + parts, -rows * columns
+
+    rows, columns, splits = (
+        (value,) if value else choices
+        for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
+    )
+    return min(product(rows, columns, splits), key=time)
+
+
+def library_product(
+    label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: GpuGemmFields, device: DeviceSpec,
+    arithmetic: str, *, is_transposed: bool = False,
+) -> tuple[list[tuple[Phase, SmTiling]], tuple[int, int, int]]:  # fmt: skip
+    """Return C = A B, or A B^T, of every head as a library does: phases and their execution; rows, columns, splits."""
+    heads, cores = c.batch * c.heads, device.group_count.value
+    rows, columns, splits = library_tile(c.rows, c.cols, a.cols, cores, tiling, heads)
+    tile = rows, columns, tiling.block_k
+    first, *rest = gemm_tiles(
+        a, b, c, tile, label=label, arithmetic=arithmetic, splits=splits, is_transposed=is_transposed
+    )
+    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
+    fields = product_tiling(device, tile, get_format(a.fmt).size_bytes, tiling.stages, is_aligned=is_aligned)
+    return [(first, fields), *((phase, plain_tiling(device)) for phase in rest)], (rows, columns, splits)
+
+
+def build_on_gpu(
+    problem: GemmProblem, tiling: GpuGemmFields, device: DeviceSpec, precision: FlashPrecision
+) -> TileProgram:
+    """Return C = A B as a tile program for one GPU whose warp groups work beside one another."""
+    p = problem
+    if not works_beside(device):
+        raise SpecError(f"gemm: {device.name}'s file says nothing of warp groups beside one another; h200's does")
+    a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
+    b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
+    c = GlobalTensor("c", 1, 1, p.m, p.n, for_inputs(precision, p.dtype).output, "output")
+    phases, (rows, columns, splits) = library_product("gemm", a, b, c, tiling, device, precision.arithmetic)
+    note = f"tiles of {rows} x {columns}, {splits} splits of k, {phases[0][1].residents} resident blocks"
+    return SmMachine(device).build("gemm", phases, p.flops(), (note,))

@@ -1,0 +1,68 @@
+"""Unfused attention on a GPU: operators as a framework launches them, their times, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import npusim
+from npusim.config.gpu_engine import WarpIssue
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.errors import SpecError
+from npusim.timing import METHODS
+from npusim.validate.times import validate_times
+
+HELD_OUT = Path(__file__).parents[1] / "silicon" / "h200_heldout.yaml"
+H200 = load_device("h200")
+
+
+def run(seq: int, heads: int = 2, *, causal: bool = False, **options: object) -> npusim.RunResult:
+    problem = Problem(heads=heads, seq_q=seq, seq_kv=seq, head_dim=64, causal=causal)
+    return npusim.run("standard", hw=H200, problem=problem, numerics=False, trace_groups=(), **options)
+
+
+def test_every_operator_is_a_kernel() -> None:
+    result = run(256, causal=True)
+    assert [p.name for p in result.program.phases] == ["scores", "scale", "mask", "softmax", "values"]
+    assert [p.name for p in run(256).program.phases] == ["scores", "scale", "softmax", "values"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_all_methods_agree_with_des(causal: bool) -> None:
+    cycles = {m: run(300, causal=causal, method=m).cycles for m in ("des", "block", "fold", "steady")}
+    assert set(cycles) <= set(METHODS)
+    assert len(set(cycles.values())) == 1, cycles
+
+
+def test_rows_that_are_no_multiple_of_16_bytes_cost_a_library_dearly() -> None:
+    # Measured: 40 heads of 1,500 rows take longer for fewer scores than 48 heads of 1,536.
+    assert run(1500, heads=48).cycles > run(1536, heads=48).cycles
+
+
+@pytest.mark.parametrize("name", ["standard_h256s512d64", "standard_h16s2048d128_causal", "standard_h40s1500d128"])
+def test_shapes_held_out_are_within_a_tenth(name: str) -> None:
+    assert abs(validate_times(HELD_OUT, only=name).residuals[0].relative_error) < 0.1
+
+
+def test_cycles_of_softmax_lie_between_measured_lengths() -> None:
+    issue = H200.engine("sm", "WARPS")
+    assert isinstance(issue, WarpIssue)
+    assert issue.library is not None
+    low, high = (issue.library.softmax_cycles(n) for n in (3072, 4096))
+    assert high < issue.library.softmax_cycles(3500) < low
+    first, last = issue.library.softmax[0], issue.library.softmax[-1]
+    assert issue.library.softmax_cycles(8) == first.row_cycles.value / first.columns_count.value
+    assert issue.library.softmax_cycles(10**6) == last.row_cycles.value / last.columns_count.value
+
+
+def test_a_device_that_says_nothing_of_a_library_is_refused() -> None:
+    issue = H200.engine("sm", "WARPS")
+    core = H200.cores["sm"]
+    engines = {**core.engines, "WARPS": issue.model_copy(update={"library": None})}
+    bare = H200.model_copy(update={"cores": {"sm": core.model_copy(update={"engines": engines})}})
+    with pytest.raises(SpecError, match=r"engines.WARPS.library: missing; softmax needs it"):
+        npusim.run("standard", hw=bare, problem=Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64), numerics=False)
+    with pytest.raises(SpecError, match="v100's file says nothing of warp groups"):
+        npusim.run("standard", hw="v100", problem=Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64), numerics=False)
