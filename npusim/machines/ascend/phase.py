@@ -90,7 +90,7 @@ class AscendPhase:
         )
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra, tuple(v.crowd for v in self.vectors)
+        pace = tiling.barriers, tiling.together, tiling.extra
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, Product, VectorShare)), plans
         met = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in own)
         self._products_content = *by, tuple(compress(rings, met))
