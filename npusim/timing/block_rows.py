@@ -72,7 +72,7 @@ class Table:
         self.address = _address(self.words)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _kind(arrays: Any, shapes: tuple[tuple[Any, int], ...]) -> TableType:
     """Return the type of a tuple of arrays of these dtypes and dimensions."""
     rows = (RowsType(numba.from_dtype(dtype), dims) for dtype, dims in shapes)
