@@ -15,6 +15,12 @@ from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, Wh
 from npusim.errors import SpecError
 
 
+class GapSpec(SpecModel):
+    """Time between two steps."""
+
+    gap_cycles: PositiveWhole
+
+
 class MmaStepsSpec(SpecModel):
     """The machine instructions of one warp product, for one format of accumulators."""
 
@@ -35,12 +41,6 @@ class MmaStepsSpec(SpecModel):
     def pipe_cycles(self) -> int:
         """Cycles of its sub-core's pipe that one product of a warp takes."""
         return self.steps_count.value * self.step_cycles.value
-
-
-class GapSpec(SpecModel):
-    """Time between two steps."""
-
-    gap_cycles: PositiveWhole
 
 
 class SharingSpec(SpecModel):
@@ -75,7 +75,6 @@ class SharingSpec(SpecModel):
 class RowSpec(SpecModel):
     """A kernel over rows of a matrix, at one length of row."""
 
-    columns_count: PositiveWhole
     row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
 
 
@@ -87,13 +86,13 @@ class LibrarySpec(SpecModel):
         description="of a multiply-add where rows are no multiple of 16 bytes, which asynchronous copies want"
     )
     unaligned_store_cycles: Positive = Field(description="of an element of such a product's result, beside memory")
-    softmax: tuple[RowSpec, ...] = Field(min_length=1, description="by length of row, ascending")
+    softmax: dict[str, RowSpec] = Field(min_length=1, description="by length of row, ascending")
     masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
     add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
 
     def softmax_cycles(self, columns: int) -> float:
         """Return the cycles of an element in rows of so many columns, between those stated in proportion."""
-        points = [(r.columns_count.value, r.row_cycles.value / r.columns_count.value) for r in self.softmax]
+        points = [(int(n), r.row_cycles.value / int(n)) for n, r in self.softmax.items()]
         for (left, low), (right, high) in pairwise(points):
             if left <= columns < right:
                 return low + (high - low) * (columns - left) / (right - left)
@@ -153,6 +152,12 @@ class WarpIssue(SpecModel):
     library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
 
 
+class LaneOpSpec(SpecModel):
+    """Instructions that an operation takes for an element, or for those packed in one register."""
+
+    instructions_count: PositiveWhole
+
+
 class LanePipe(SpecModel):
     """A pipe that works element by element, a warp instruction at a time: FMA, MUFU."""
 
@@ -178,10 +183,16 @@ class LanePipe(SpecModel):
         return self.packed_count.value if is_packed and self.packed_count else 1
 
 
-class LaneOpSpec(SpecModel):
-    """Instructions that an operation takes for an element, or for those packed in one register."""
+class PairSpec(SpecModel):
+    """Lanes that can share a return."""
 
-    instructions_count: PositiveWhole
+    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+
+
+class PhaseSpec(SpecModel):
+    """Lanes that shared memory serves together."""
+
+    lanes_count: PositiveWhole
 
 
 class SharedMemoryPipe(SpecModel):
@@ -197,19 +208,3 @@ class SharedMemoryPipe(SpecModel):
     latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
     shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
-
-
-class PairSpec(SpecModel):
-    """Lanes that can share a return."""
-
-    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
-
-
-class PhaseSpec(SpecModel):
-    """Lanes that shared memory serves together."""
-
-    lanes_count: PositiveWhole
-
-
-for _model in (MmaStepsSpec, LanePipe, SharedMemoryPipe):
-    _model.model_rebuild()
