@@ -14,7 +14,7 @@ from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
-from npusim.machines.ascend.group import AscendGroup
+from npusim.machines.ascend import pricing
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.run import run
 from npusim.timing import METHODS
@@ -72,7 +72,7 @@ def test_a_vector_of_rows_costs_count_mode_only_where_barriers_are_as_needed() -
 @pytest.mark.parametrize(("blocks", "crowd"), [(1, 0.0), (24, 1.0), (48, 1.0), (8, 7 / 23), (32, 15 / 23)])
 def test_how_many_work_beside_one_is_an_average_over_rounds(blocks: int, crowd: float) -> None:
     # 32 blocks are a round of 24 and one of 8: 16 on average.
-    assert AscendGroup(load_device("ascend_910b2")).crowd(blocks) == pytest.approx(crowd)
+    assert pricing.crowd(blocks, 24) == pytest.approx(crowd)
 
 
 def flash(**options: Any) -> RunResult:
