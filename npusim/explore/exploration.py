@@ -49,16 +49,17 @@ def best_of(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 @dataclass(frozen=True, repr=False)
 class Exploration:
-    """All outcomes of a search, in the order of its points."""
+    """All outcomes of a search, in the order of its points; ``checked`` pruned ones were checked for races."""
 
     setting: Setting
     outcomes: tuple[Outcome, ...]
     options: Options
+    checked: int = 0
 
     @classmethod
     def of(cls, done: Search) -> Exploration:
         """Return what a search found."""
-        return cls(done.setting, tuple(done.outcomes[i] for i in sorted(done.outcomes)), done.options)
+        return cls(done.setting, tuple(done.outcomes[i] for i in sorted(done.outcomes)), done.options, done.checked)
 
     @property
     def request(self) -> Request:
@@ -192,6 +193,7 @@ def explore(
     studies: bool = False,
     auto: bool = False,
     exhaustive: bool = False,
+    check_all: bool = False,
     pareto: bool = False,
     max_rmse: float | None = None,
     finite: bool = False,
@@ -212,12 +214,15 @@ def explore(
         option of a run (``workload``, ``seq``, ``batch``, ``hw``, ...), or a key of the device (``group_count``).
         Points of another problem or device are no rivals, nor are those of another schedule unless ``pareto``.
         The rest is as for `npusim.run`.
-    studies
-        Rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit).
     auto
         Takes the fields that the schedules declare, with doublings between their limits.
+    studies
+        With ``auto`` rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit): a
+        schedule asked for without it is searched all the same, and noted.
     exhaustive
         Simulates every point; without it, those whose lower bound proves that they cannot win are pruned.
+    check_all
+        Checks all pruned points for races, not so many alone that every value of every axis is in one that is checked.
     pareto, max_rmse, finite
         Compute bits, once for all points that cannot differ in them: for the front of latency and relative
         RMSE, or to reject points beyond an error, or whose output is not finite.
@@ -251,7 +256,8 @@ def explore(
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
         jobs=jobs, cluster=cluster, store=None if out is None else Path(out), resume=resume, exhaustive=exhaustive,
-        pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
+        check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
+        on_outcome=on_outcome,
     )  # fmt: skip
     return search(request, axes, options)
 

@@ -11,6 +11,7 @@ from npusim.report.text import Cell, Facts, Grid, Heading, cells, percent, whole
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome
     from npusim.report.text import Block
 
@@ -117,6 +118,17 @@ def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
         yield Cell(first.reason, "dim")
     if len(counts) > _SHOWN_REASONS:
         yield Cell(f"and {len(counts) - _SHOWN_REASONS} other causes, in the store", "dim")
+
+
+def assurances(found: Exploration) -> list[Block]:
+    """Return what is to be said of the schedules searched, and how far pruned points were checked for races."""
+    facts = [("study", (Cell(note, "warn"),)) for note in found.setting.notes]
+    counts = found.counts()
+    if pruned := counts.get("pruned", 0):
+        some = f"in the {counts.get('ok', 0)} simulated and {found.checked} pruned, with every value of every axis"
+        said = f"none {some}; --check-all looks at all" if found.checked < pruned else "none in any point"
+        facts.append(("races", (Cell(said),)))
+    return [Facts(tuple(facts))] if facts else []
 
 
 def what_if_blocks(

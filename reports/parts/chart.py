@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.report.charts import altair, chart_of, tracks
-from npusim.report.charts import lines as line_chart
+from npusim.report.charts import CHART_HEIGHT, altair, chart_of, finished, tooltip, tracks
 from npusim.report.page import svg
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "Panel", "chart", "gantt", "scatters"]
 
 WIDTH, PANEL = 560, 230
+#: A line of fewer points shows each.
+DOTTED = 24
 
 
 class Bar(NamedTuple):
@@ -39,8 +41,32 @@ def chart(
     title: str, x_label: str, y_label: str, lines: Mapping[str, Sequence[tuple[float, float]]], *,
     log_x: bool = False, log_y: bool = False,
 ) -> str:  # fmt: skip
-    """Return a line chart as SVG text; points that are not finite are left out of their line."""
-    return svg(line_chart(x_label, y_label, lines, log_x=log_x, log_y=log_y, title=title), WIDTH)
+    """Return a line chart as SVG text; points not finite, or not positive on a logarithm, are left out."""
+    alt = altair()
+    rows: list[Row] = [
+        {"name": name, "x": x, "y": y}
+        for name, points in lines.items()
+        for x, y in points
+        if math.isfinite(y) and (y > 0 or not log_y) and (x > 0 or not log_x)
+    ]
+
+    def scaled(is_log: bool) -> dict[str, Any]:
+        if is_log:
+            return {"scale": alt.Scale(type="log"), "axis": alt.Axis(format="~g")}
+        return {"scale": alt.Scale(zero=True)}
+
+    names = list(lines)
+    drawn = chart_of("points").mark_line(point=max(map(len, lines.values())) < DOTTED, strokeWidth=2).encode(
+        x=alt.X("x", type="quantitative", title=x_label, **scaled(log_x)),
+        y=alt.Y("y", type="quantitative", title=y_label, **scaled(log_y)),
+        color=alt.Color(
+            "name", type="nominal", title=None, sort=names, scale=alt.Scale(range="category"),
+            legend=alt.Legend(labelLimit=320),
+        ),
+        strokeDash=alt.StrokeDash("name", type="nominal", sort=names, legend=None),
+        tooltip=tooltip(name="line", x=f"{x_label}|number", y=f"{y_label}|number"),
+    )  # fmt: skip
+    return svg(finished(drawn.properties(title=title), CHART_HEIGHT, points=rows), WIDTH)
 
 
 def gantt(title: str, panels: Sequence[Panel], kinds: Sequence[str]) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.store import Outcome
+    from npusim.ir.buffers import Ring
+    from npusim.machines.ascend.group import VectorCore
 
 # 100 is no multiple of 16; 2048 queries a block do not fit UB.
 FIELDS = {"block_kv": [256, 512], "block_q": [128, 100, 2048]}
@@ -118,6 +120,25 @@ def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
     with pytest.raises(RaceError, match="ring rescale"):
         explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
+
+
+@pytest.mark.parametrize(("depths", "check_all"), [((2, 3), False), ((3,), True)])
+def test_a_race_in_points_that_cannot_win_stops_the_search(
+    monkeypatch: pytest.MonkeyPatch, depths: tuple[int, ...], check_all: bool
+) -> None:
+    fields = {"block_q": [16, 64, 128], "block_kv": [64, 256], "depth": [2, 3]}
+    sound = explore("flash", fields, seq=512, tensor_parallel=8)
+    assert {o.status for o in sound.outcomes if o.point["block_q"] == 16} == {"pruned"}
+    assert 0 < sound.checked < sound.counts()["pruned"]
+    kept = AscendGroup.ub_kept
+
+    def planted(group: AscendGroup, core: VectorCore, name: str, size: int, depth: int) -> Ring:
+        is_planted = size == 8 * 4 and depth - 1 in depths  # a core's 8 of 16 rows, float32
+        return kept(group, core, name, size, 1 if is_planted else depth)
+
+    monkeypatch.setattr(AscendGroup, "ub_kept", planted)
+    with pytest.raises(RaceError, match="ring rescale"):
+        explore("flash", fields, seq=512, tensor_parallel=8, check_all=check_all)
 
 
 def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -> None:
