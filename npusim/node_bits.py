@@ -269,7 +269,7 @@ class _Layer:
         """Record overflow and NaN that an addition makes of numbers."""
         if np.isfinite(result).all():
             return
-        finite, known = (np.logical_and(*(test(x) for x in addends)) for test in (np.isfinite, _is_number))
+        finite, known = (np.logical_and(*(test(x) for x in addends)) for test in (np.isfinite, lambda x: ~np.isnan(x)))
         bad = {"overflow": np.isinf(result) & finite, "nan": np.isnan(result) & known}
         where = f"rank {transfer.target} adds what rank {transfer.source} sent"
         self.log.add_sum(op, where, first + row * self.layer.hidden, self.layer.hidden, bad)
@@ -374,8 +374,3 @@ def _dtype(program: TileProgram, name: str) -> Any:
 
 def _matrices(given: Mapping[str, Array]) -> HeadSource:
     return lambda name, _batch, _head: given[name]
-
-
-def _is_number(values: Array) -> Array:
-    found: Array = ~np.isnan(values)
-    return found

@@ -149,12 +149,9 @@ def explore(
         raise KeyboardInterrupt
     _write(found, best, plot)
     if found.best is None:
-        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{_closest(found)}")
-
-
-def _closest(found: "Exploration") -> str:
-    closest = found.closest_misfit()
-    return f". The closest: {closest}" if closest else ""
+        closest = found.closest_misfit()
+        hint = f". The closest: {closest}" if closest else ""
+        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{hint}")
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":

@@ -47,8 +47,16 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the examples line by line."""
-        _write_lines(self.epilog, formatter)
+        """Write lines as they are to be typed; what one does goes below it where both are too wide."""
+        if not self.epilog:
+            return
+        formatter.write("\n")
+        for line in self.epilog.split("\n"):
+            typed, mark, what = line.partition("   # ")
+            if mark and len(line) > formatter.width:
+                formatter.write(f"{typed.rstrip()}\n      # {what}\n")
+            else:
+                formatter.write(f"{line}\n")
 
 
 class Verbs(typer.Typer):
@@ -75,19 +83,4 @@ class Group(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the examples line by line."""
-        _write_lines(self.epilog, formatter)
-
-
-def _write_lines(text: str | None, formatter: Any) -> None:
-    """Write lines as they are to be typed; what one does goes below it where both are too wide."""
-    if not text:
-        return
-    formatter.write("\n")
-    for line in text.split("\n"):
-        typed, mark, what = line.partition("   # ")
-        if mark and len(line) > formatter.width:
-            formatter.write(f"{typed.rstrip()}\n      # {what}\n")
-        else:
-            formatter.write(f"{line}\n")
+    format_epilog = Command.format_epilog  # type: ignore[assignment]

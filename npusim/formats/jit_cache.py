@@ -47,6 +47,12 @@ def compiled_on_disk(compiler: Compile, function: Any) -> Any:
     return compiled
 
 
+def is_missing(compiled: Any) -> bool:
+    """Return whether machine code of a function could be kept on disk, but there is none yet, nor in this process."""
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    return file is not None and not compiled.signatures and not file._load_index()
+
+
 @functools.cache
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of a source file, and of those that it imports from its folder or this one."""

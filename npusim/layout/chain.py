@@ -150,22 +150,6 @@ class Chain:
         lane, value = self._index
         return self._as_steps(self._flat(registers)[..., lane, value])
 
-    def shuffled(self, registers: Array) -> Array:
-        """Return the same as `gathered`, by what each lane keeps and the shuffles, one by one."""
-        import numpy as np
-
-        flat = self._flat(registers)
-        found = np.zeros((*flat.shape[:-1], len(self.sources[0])), flat.dtype)
-        for lane, row in enumerate(self.sources):
-            for slot, (source, value) in enumerate(row):
-                if source == lane:
-                    found[..., lane, slot] = flat[..., lane, value]
-        for shuffle in self.shuffles:
-            for lane in range(WARP_LANES):
-                published = flat[..., lane ^ shuffle.mask, shuffle.sources[lane]]
-                found[..., lane, shuffle.slots[lane]] = published
-        return self._as_steps(found)
-
     @cached_property
     def _index(self) -> tuple[Index, Index]:
         import numpy as np

@@ -272,7 +272,7 @@ class RunningCollective:
         yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
-            own = plan.engines_per_transfer * plan.mode.engine_bytes_per_s.value
+            own = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
             port = env.timeout(femtoseconds(size / own))

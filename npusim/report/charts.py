@@ -194,12 +194,10 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
     colour = alt.Color("run", type="nominal", title=None, sort=runs, scale=alt.Scale(range="category"), legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
-    if any(row["value"] >= 0 for row in rows):
-        beside = base.transform_filter("datum.value >= 0").mark_text(style="label", align="left", dx=4)
-        layers.append(beside.encode(text=told))
-    if any(row["value"] < 0 for row in rows):
-        beside = base.transform_filter("datum.value < 0").mark_text(style="label", align="right", dx=-4)
-        layers.append(beside.encode(text=told))
+    for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
+        if any((row["value"] < 0) is is_less for row in rows):
+            beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
+            layers.append(beside.encode(text=told))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 

@@ -57,8 +57,7 @@ def _figures(c: Comparison) -> Iterator[Figure]:
 def _changes(c: Comparison, latency: Breakdown) -> Figure:
     """Return the parts of each difference, with their sign."""
     runs = range(1, len(c.sheets))
-    ranked = sorted(latency.parts, key=lambda p: -max(abs(latency.change_us(p, i)) for i in runs))
-    moved = [p for p in ranked if any(latency.change_us(p, i) for i in runs)]
+    moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
     rows: list[Row] = []
     for i in runs:
         rows += [
@@ -72,7 +71,7 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
             *(f"{latency.us(p, i):,.2f}" for i in range(len(c.sheets))),
             *(f"{latency.change_us(p, i):+,.2f}" for i in runs),
         )
-        for p in ranked
+        for p in latency.ranked
     )
     head = ("part", *(f"{s} us" for s in c.labels), *(f"{c.labels[i]}, change us" for i in runs))
     units = ", ".join(dict.fromkeys(latency.units))

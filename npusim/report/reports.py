@@ -46,16 +46,11 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 
 def saved_page(runs: Sequence[Path]) -> str:
-    """Return the page of run folders, or of their ``result.json``; raise `SpecError` where one is none."""
+    """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
-        return exploration_page(runs[0])
+        return page_html(f"{runs[0].stem} · npusim", [exploration_part(runs[0].stem, rows_of(runs[0]))])
     found = [(load_result(run), load_figures(_folder(run))) for run in runs]
     return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
-
-
-def exploration_page(file: Path) -> str:
-    """Return the page of a search's store or table."""
-    return page_html(f"{file.stem} · npusim", [exploration_part(file.stem, rows_of(file))])
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:

@@ -14,12 +14,13 @@ from npusim.report.bottleneck import (
     main_stall,
     queues_of,
 )
-from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
@@ -31,6 +32,8 @@ Fact = tuple[str, tuple[Cell, ...]]
 _WEAK_BASES = ("assumed", "fitted", "unknown")
 #: Constants on weak evidence that are named one by one, largest first.
 _NAMED_CONSTANTS = 2
+#: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
+_RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
 
 
 def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
@@ -261,7 +264,7 @@ def _numerics(record: RunRecord) -> list[Fact]:
     if record.orders:
         found.append(("same sums", tuple(Cell(_spread(s)) for s in record.orders)))
     if bits.diagnosis is not None:
-        found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
+        found.append(("diagnosis", tuple(Cell(line) for line in _diagnosis_lines(bits.diagnosis))))
     used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
     used = {**bits.arithmetic, **used}
     if used:
@@ -269,6 +272,31 @@ def _numerics(record: RunRecord) -> list[Fact]:
         weak = "assumed" in used.values()
         others = [Cell(_spread(s)) for s in record.spread]
         found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
+    return found
+
+
+def _diagnosis_lines(figures: Mapping[str, float]) -> list[str]:
+    """Return a line each on ranges, resonance, what became zero, and what was cut off."""
+    ranges = [
+        f"{name} [{figures[f'{key}_min']:,.4g}, {figures[f'{key}_max']:,.4g}]"
+        for name, key in _RANGES
+        if f"{key}_min" in figures
+    ]
+    found = [
+        f"ranges: {', '.join(ranges)}",
+        f"resonance: Q against K {figures['resonance_phase_degrees']:.0f} degrees at frequency "
+        f"{figures['resonance_frequency']:.0f}, {figures['resonance_share_percent']:.0f} % of the mean "
+        f"score; mean cosine {figures['resonance_cosine']:.3f}",
+        f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % "
+        "of the mass",
+    ]
+    if "underflow_percent" in figures:
+        found.append(
+            f"P underflow: {figures['underflow_percent']:.3g} % of pairs, mass lost "
+            f"{figures['zeroed_mass_percent']:.3g} % (P-Cast's product says "
+            f"{figures['product_mass_percent']:.3g} %); cut to the largest value: "
+            f"{figures['saturated_count']:,.0f}"
+        )
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
 
-from npusim.formats.jit_cache import compiled_on_disk
+from npusim.formats.jit_cache import compiled_on_disk, is_missing
 from npusim.formats.jit_part import part
 from npusim.timing.block_rows import Table
 
@@ -46,4 +46,5 @@ def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
         result: Result = compiled(*(Table(a) if isinstance(a, tuple) else a for a in args))
         return result
 
+    called.is_missing = functools.partial(is_missing, compiled)  # type: ignore[attr-defined]
     return called

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Cost, Share
     from npusim.ir.program import Phase, Queue, TileProgram
+    from npusim.timing.block_code import Code
 
 
 @dataclass(slots=True)
@@ -97,6 +98,8 @@ class Streams:
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
         self._listed: list[TimedOp] = []
+        #: What the compiled methods write of it (`npusim.timing.block_code.code_of`).
+        self.code: Code | None = None
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.config.measurements import load_measurements
-from reports.ascend_timing import causes, study
+from npusim.config.measurements import Interval, load_measurements
+from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 
 
@@ -57,6 +57,27 @@ def test_a_source_is_predicted_without_what_was_fitted_on_it() -> None:
     assert found.filed[0] == found.alone[0] == 6
     assert found.filed[1] != found.alone[1]
     assert found.alone[1] <= 0.10
+
+
+def test_a_gain_predicted_for_a_loss_is_no_small_error() -> None:
+    case = next(c for c in study.cases() if c.name == "pasa_mha_32k")
+    below, above = Interval(0.95, 0.99), Interval(1.01, 1.05)
+    signs = [
+        study.Row(case, quantity, measured, predicted, is_floor=False).is_wrong_sign
+        for quantity, measured, predicted in (
+            ("speedup", below, 1.01), ("speedup", above, 0.99), ("speedup", below, 0.9), ("speedup", above, 1.2),
+            ("speedup", Interval(0.9, 1.1), 1.2), ("latency_us", above, 0.99),
+        )
+    ]  # fmt: skip
+    assert signs == [True, True, False, False, False, False]
+
+
+def test_bounds_of_a_fused_kernel_lie_below_it_and_its_operators_add_up() -> None:
+    found, parts = compare.deit(32), compare.deit_operators(32)
+    assert [p.name for p in parts] == ["scores", "scale", "softmax", "values"]
+    assert found.memory < found.narrow < found.overlapped < found.kernel
+    assert found.unfused[0] == found.unfused[1] < found.unfused[2]
+    assert sum(p.us for p in parts) < found.unfused[1]  # and launches
 
 
 def test_samples_of_single_mechanisms_are_met() -> None:
