@@ -136,6 +136,7 @@ _MASK = Operator("clone", "s_copied", CLONE), Operator("mask", "s_masked", MASK)
 _SOFTMAX = Operator("softmax", "p", fmt="operand")
 #: What runs between Q K^T and P V, by how a framework is used:
 #:   fused          the fewest passes there can be
+#:   added          as PyTorch runs them where a mask is a tensor that is added: mul, add, softmax
 #:   eager          operators of PyTorch, a kernel each: mul, masked_fill, softmax.  A matmul reshapes to three axes, so
 #:                  that what does not lie head by head is copied first, as are K and V that heads share.  A softmax of
 #:                  float16 or bfloat16 is one kernel that widens inside, on an NPU (op-plugin hands it to aclnnSoftmax
@@ -145,6 +146,7 @@ _SOFTMAX = Operator("softmax", "p", fmt="operand")
 OPERATORS = MappingProxyType(
     {
         "fused": (Operator("scale_mask", "s_masked", SCALE_MASK), _SOFTMAX),
+        "added": (_SCALE, _MASK[1], _SOFTMAX),
         "eager": (_SCALE, *_MASK, _SOFTMAX),
         "eager_float32": (
             _SCALE, *_MASK, Operator("widen", "s_wide", WIDEN, "float32"),
@@ -166,25 +168,11 @@ def unfused(
     if operators != "fused":
         own = {n: _own(tensor, problem.heads) for n, tensor in (("q", io.q), ("k", io.k), ("v", io.v), ("o", io.o))}
         given, io = io, replace(io, **own)
-        pairs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
-        first = [copy(a, b, block_rows, b.name) for a, b in pairs if a != b]
+        inputs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
+        first = [copy(a, b, block_rows, b.name) for a, b in inputs if a != b]
         last = [copy(io.o, given.o, block_rows, io.o.name)] if io.o != given.o else []
     raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
-    mask = TilingMask(max(block_rows, problem.seq_kv)) if problem.causal else None
-    sizes, constants = (block_rows, min(problem.seq_kv, widest)), {"scale": problem.scale, "masked": -math.inf}
-    middle: list[Phase] = []
-    source = raw
-    for one in OPERATORS[operators]:
-        if one.is_mask and mask is None:
-            continue
-        out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
-        if one.table:
-            seen = mask if any(r.only for r in one.table) else None
-            offset = problem.causal_offset
-            middle.append(element_wise(one.label, one.table, source, out, sizes, constants, mask=seen, offset=offset))
-        else:
-            middle.append(softmax(source, out, sizes, p))
-        source = out
+    middle, source = between_products(problem, operators, raw, (block_rows, min(problem.seq_kv, widest)), p)
     return (
         *first,
         gemm(
@@ -194,6 +182,29 @@ def unfused(
         gemm("values", source, io.v, io.o, tile, arithmetic=p.arithmetic),
         *last,
     )  # fmt: skip
+
+
+def between_products(
+    problem: Problem, operators: str, raw: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision
+) -> tuple[tuple[Phase, ...], GlobalTensor]:
+    """Return a list of `OPERATORS` on the scores ``raw`` as phases, and what the last one leaves.
+
+    ``sizes`` are rows and columns of a cell.
+    """
+    mask = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None
+    constants, source, phases = {"scale": problem.scale, "masked": -math.inf}, raw, list[Phase]()
+    for one in OPERATORS[operators]:
+        if one.is_mask and mask is None:
+            continue
+        out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
+        if one.table:
+            seen = mask if any(r.only for r in one.table) else None
+            offset = problem.causal_offset
+            phases.append(element_wise(one.label, one.table, source, out, sizes, constants, mask=seen, offset=offset))
+        else:
+            phases.append(softmax(source, out, sizes, p))
+        source = out
+    return tuple(phases), source
 
 
 def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:

@@ -75,7 +75,6 @@ class SharingSpec(SpecModel):
 class RowSpec(SpecModel):
     """A kernel over rows of a matrix, at one length of row."""
 
-    columns_count: PositiveWhole
     row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
 
 
@@ -87,13 +86,13 @@ class LibrarySpec(SpecModel):
         description="of a multiply-add where rows are no multiple of 16 bytes, which asynchronous copies want"
     )
     unaligned_store_cycles: Positive = Field(description="of an element of such a product's result, beside memory")
-    softmax: tuple[RowSpec, ...] = Field(min_length=1, description="by length of row, ascending")
+    softmax: dict[str, RowSpec] = Field(min_length=1, description="by length of row, ascending")
     masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
     add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
 
     def softmax_cycles(self, columns: int) -> float:
         """Return the cycles of an element in rows of so many columns, between those stated in proportion."""
-        points = [(r.columns_count.value, r.row_cycles.value / r.columns_count.value) for r in self.softmax]
+        points = [(int(n), r.row_cycles.value / int(n)) for n, r in self.softmax.items()]
         for (left, low), (right, high) in pairwise(points):
             if left <= columns < right:
                 return low + (high - low) * (columns - left) / (right - left)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,10 +16,8 @@ from npusim.config.packaged import packaged_folder
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
-__all__ = ["COLUMNS", "FILE", "Validated", "validated", "validated_schedules"]
-
 FILE = "validated.csv"
-COLUMNS = ("device", "digest", "schedule", "cases", "median", "most", "untouched", "untouched_median")
+COLUMNS = ("device", "numbers", "schedule", "cases", "median", "most", "untouched", "untouched_median")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def _table() -> dict[tuple[str, str], tuple[str, Validated]]:
     with (packaged_folder("hwconfigs") / FILE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             free = int(row["untouched"])
-            found[row["device"], row["schedule"]] = row["digest"], Validated(
+            found[row["device"], row["schedule"]] = row["numbers"], Validated(
                 int(row["cases"]), float(row["median"]), float(row["most"]), free,
                 float(row["untouched_median"]) if free else None,
             )  # fmt: skip
@@ -73,8 +72,14 @@ def _table() -> dict[tuple[str, str], tuple[str, Validated]]:
 
 def validated(device: DeviceSpec, schedule: str) -> Validated:
     """Return the errors of a schedule's times on a device, as far as its numbers are those of its file."""
-    digest, found = _table().get((device.name, schedule), ("", Validated()))
-    return found if not digest or digest == device.digest() else Validated(is_changed=True)
+    numbers, found = _table().get((device.name, schedule), ("", Validated()))
+    return found if not numbers or numbers == numbers_of(device) else Validated(is_changed=True)
+
+
+def numbers_of(device: DeviceSpec) -> str:
+    """Return a hash of all numbers and choices that decide what is predicted, whatever is said of them."""
+    values = [(key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith("facts.")]
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
 def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.algorithms.precision import for_inputs
+from npusim.config.gpu_engine import WarpIssue
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format
@@ -14,6 +15,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.core import works_beside
 from npusim.machines.sm.groups import plain_tiling, product_tiling
+from npusim.machines.sm.plan import SM, WARPS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -46,9 +48,12 @@ ALIGNED_BYTES = 16
 
 
 def library_tile(
-    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int = 1
+    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int = 1, edges: int | None = None
 ) -> tuple[int, int, int]:
-    """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay."""
+    """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay.
+
+    ``edges``: rows and columns together that fit a core's shared memory; none, or where no choice does: all are tried.
+    """
 
     def time(choice: tuple[int, int, int]) -> tuple[float, int]:
         rows, columns, splits = choice
@@ -63,7 +68,8 @@ def library_tile(
         (value,) if value else choices
         for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
     )
-    return min(product(rows, columns, splits), key=time)
+    choices = list(product(rows, columns, splits))
+    return min([c for c in choices if edges is None or c[0] + c[1] <= edges] or choices, key=time)
 
 
 def library_product(
@@ -72,13 +78,16 @@ def library_product(
 ) -> tuple[list[tuple[Phase, SmTiling]], tuple[int, int, int]]:  # fmt: skip
     """Return C = A B, or A B^T, of every head as a library does: phases and their execution; rows, columns, splits."""
     heads, cores = c.batch * c.heads, device.group_count.value
-    rows, columns, splits = library_tile(c.rows, c.cols, a.cols, cores, tiling, heads)
+    size, issue = get_format(a.fmt).size_bytes, device.engine(SM, WARPS)
+    assert isinstance(issue, WarpIssue)
+    edges = issue.block_memory_bytes.value // (tiling.stages * tiling.block_k * size)
+    rows, columns, splits = library_tile(c.rows, c.cols, a.cols, cores, tiling, heads, edges)
     tile = rows, columns, tiling.block_k
     first, *rest = gemm_tiles(
         a, b, c, tile, label=label, arithmetic=arithmetic, splits=splits, is_transposed=is_transposed
     )
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
-    fields = product_tiling(device, tile, get_format(a.fmt).size_bytes, tiling.stages, is_aligned=is_aligned)
+    fields = product_tiling(device, tile, size, tiling.stages, is_aligned=is_aligned)
     return [(first, fields), *((phase, plain_tiling(device)) for phase in rest)], (rows, columns, splits)
 
 

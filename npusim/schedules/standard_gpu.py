@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
-from npusim.algorithms.tiling_mask import TilingMask
-from npusim.algorithms.unfused import MASK, SCALE, element_wise, softmax
+from npusim.algorithms.unfused import between_products
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
@@ -35,6 +33,11 @@ class GpuStandardFields(Tiling):
         description="scores of a block of the kernels between the products, a row at least; default: so many that all "
         "multiprocessors have blocks",
     )  # fmt: skip
+    operators: Literal["added", "eager", "eager_float32"] = Field(
+        default="added",
+        description="between the products: a mask that is a tensor is added, or (--eager) one that fills a copy; "
+        "eager_float32: softmax in float32 too, between two casts",
+    )
 
 
 def build_on_gpu(
@@ -49,29 +52,18 @@ def build_on_gpu(
     p, choice = problem, for_inputs(precision, problem.dtype)
     io = attention_tensors(p, choice.output)
 
-    def between(name: str, fmt: str) -> GlobalTensor:
-        return GlobalTensor(name, p.batch, p.heads, p.seq_q, p.seq_kv, fmt, "workspace")
-
-    raw, scaled, weights = between("s", choice.scores), between("s_scaled", choice.scores), between("p", choice.operand)
-    kept = between("s_masked", choice.scores) if p.causal else scaled
+    raw = GlobalTensor("s", p.batch, p.heads, p.seq_q, p.seq_kv, choice.scores, "workspace")
     elements = tiling.block_elements or _block_elements(p, device.group_count.value)
-    cols = min(p.seq_kv, elements)
-    rows = max(1, min(p.seq_q, elements // cols))
-    constants = {"scale": p.scale, "masked": -math.inf}
-    scale = element_wise("scale", SCALE, raw, scaled, (rows, cols), constants)
-    added = () if kept is scaled else (
-        (element_wise("mask", MASK, scaled, kept, (rows, cols), constants, mask=TilingMask(max(rows, p.seq_kv)),
-                      offset=p.causal_offset), operator_tiling(device, "add", p.seq_kv)),
-    )  # fmt: skip
-    softmaxed = softmax(kept, weights, (rows, p.seq_kv), choice)
-    fields, hidden = GpuGemmFields(), 1 - p.attended_pairs() / (p.seq_q * p.seq_kv)
+    # A softmax has whole rows; what works on elements takes the same blocks.
+    sizes = max(1, min(p.seq_q, elements // p.seq_kv)), p.seq_kv
+    between, weights = between_products(p, tiling.operators, raw, sizes, choice)
+    hidden = 1 - p.attended_pairs() / (p.seq_q * p.seq_kv)
+    fields = GpuGemmFields()
     before, _ = library_product("scores", io.q, io.k, raw, fields, device, choice.arithmetic, is_transposed=True)
     after, _ = library_product("values", weights, io.v, io.o, fields, device, choice.arithmetic)
-    phases = [
-        *before, (scale, operator_tiling(device, "copy", p.seq_kv)), *added,
-        (softmaxed, operator_tiling(device, "softmax", p.seq_kv, hidden)), *after,
-    ]  # fmt: skip
-    return SmMachine(device).build("standard", phases, p.flops())
+    kernels = {"mask": "add", "softmax": "softmax"}
+    operators = [(ph, operator_tiling(device, kernels.get(ph.name, "copy"), p.seq_kv, hidden)) for ph in between]
+    return SmMachine(device).build("standard", [*before, *operators, *after], p.flops())
 
 
 def _block_elements(p: Problem, cores: int) -> int:

@@ -366,13 +366,13 @@ def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:
         if r.group is not None and r.quantity == "latency_us":
             groups[r.group].append((sum(r.measured) / 2, r.predicted))
     return {
-        name: GroupRank(_kendall_tau(pairs), _regret(pairs))
+        name: GroupRank(kendall_tau(pairs), regret(pairs))
         for name, pairs in groups.items()
         if len(pairs) > 1
     }
 
 
-def _kendall_tau(pairs: list[tuple[float, float]]) -> float:
+def kendall_tau(pairs: list[tuple[float, float]]) -> float:
     """Return (concordant - discordant) / all pairs; ties count as neither."""
     score = total = 0
     for (a, x), (b, y) in combinations(pairs, 2):
@@ -382,7 +382,7 @@ def _kendall_tau(pairs: list[tuple[float, float]]) -> float:
     return score / total
 
 
-def _regret(pairs: list[tuple[float, float]]) -> float:
+def regret(pairs: list[tuple[float, float]]) -> float:
     """Return the measured time of the predicted best over the measured best, less 1."""
     chosen = min(pairs, key=lambda p: p[1])[0]
     return chosen / min(p[0] for p in pairs) - 1

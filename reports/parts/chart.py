@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row
 
-__all__ = ["Bar", "Panel", "chart", "gantt"]
+__all__ = ["Bar", "Panel", "chart", "gantt", "scatters"]
 
-WIDTH = 560
+WIDTH, PANEL = 560, 230
 #: A line of fewer points shows each.
 DOTTED = 24
 
@@ -87,3 +87,37 @@ def gantt(title: str, panels: Sequence[Panel], kinds: Sequence[str]) -> str:
         named = json.dumps(spec).replace('"name": "slices"', f'"name": "panel{number}"')
         charts.append({**json.loads(named), "title": panel.title, "width": WIDTH})
     return svg({"title": title, "vconcat": charts, "datasets": rows, "spacing": 24})
+
+
+def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_title: str, columns: int) -> str:
+    """Return panels of points as SVG text, each with its own logarithmic axes and the line where both are equal.
+
+    Rows have ``name``, ``x``, ``y`` and ``kind``, which colours them; dashed lines are 20 % above and below.
+    """
+    alt = altair()
+    kinds = sorted({row["kind"] for rows in panels.values() for row in rows})
+    charts, data = [], {}
+    for number, (name, rows) in enumerate(panels.items()):
+        ends = [end for row in rows for end in (row["x"], row["y"])]
+        low, high = min(ends) / 1.2, max(ends) * 1.2
+        scale = alt.Scale(type="log", domain=[low, high], nice=False)
+        axis = alt.Axis(format="~s", labelOverlap="greedy", labelSeparation=8, grid=False)
+        diagonal = [{"x": at, "low": at / 1.2, "y": at, "high": at * 1.2} for at in (low * 1.2, high / 1.2)]
+        data |= {f"points{number}": list(rows), f"diagonal{number}": diagonal}
+        x = alt.X("x", type="quantitative", title=x_title, scale=scale, axis=axis)
+        lines_ = [
+            chart_of(f"diagonal{number}")
+            .mark_line(style="quiet", strokeWidth=1, strokeDash=[1, 0] if y == "y" else [3, 3], clip=True)
+            .encode(x=x, y=alt.Y(y, type="quantitative", title=y_title, scale=scale, axis=axis))
+            for y in ("y", "low", "high")
+        ]
+        points = chart_of(f"points{number}").mark_point(size=28, filled=True, opacity=0.75).encode(
+            x=x, y=alt.Y("y", type="quantitative", title=y_title, scale=scale, axis=axis),
+            color=alt.Color(
+                "kind", type="nominal", title=None, sort=kinds, scale=alt.Scale(domain=kinds, range="category")
+            ),
+        )  # fmt: skip
+        spec = alt.layer(*lines_, points).properties(title=name, width=PANEL, height=PANEL).to_dict(validate=False)
+        charts.append(spec)
+    rows_ = [{"hconcat": charts[i : i + columns], "spacing": 24} for i in range(0, len(charts), columns)]
+    return svg({"title": title, "vconcat": rows_, "datasets": data, "spacing": 24})

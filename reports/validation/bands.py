@@ -15,15 +15,13 @@ if __name__ == "__main__":
 
 from npusim.config.node import load_machine
 from npusim.config.packaged import packaged_folder
-from npusim.config.validated import COLUMNS, FILE
+from npusim.config.validated import COLUMNS, FILE, numbers_of
 from npusim.report.output import write_whole
 from reports.validation import study
 
-__all__ = ["table", "write"]
-
 HEAD = """\
 # How far predicted times were from measured ones: half of the cases are within `median`, nine in ten within `most`.
-# Written by reports/validation/bands.py from the measurements beside it; `digest` is that of the device file then.
+# Written by reports/validation/bands.py from the measurements beside it; `numbers` a hash of the device file's then.
 """
 
 
@@ -32,7 +30,7 @@ def table() -> str:
     lines = [",".join(COLUMNS)]
     for (device, schedule), (every, free) in study.bands().items():
         figures = (every.count, *(f"{e:.4f}" for e in (every.median, every.most)), free.count, f"{free.median:.4f}")
-        lines.append(",".join(map(str, (device, load_machine(device).digest(), schedule, *figures))))
+        lines.append(",".join(map(str, (device, numbers_of(load_machine(device)), schedule, *figures))))
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from npusim.config.measurements import MeasurementCase
     from npusim.validate.times import GroupRank, Residual
 
-__all__ = [
-    "FILES", "GOLDEN", "Errors", "Row", "bands", "bits", "counted", "errors", "groups", "not_predicted", "of_group",
-    "rows",
-]  # fmt: skip
-
 HERE = Path(__file__).resolve().parent
 #: What each file of measurements is, and where it lies.
 FILES: tuple[tuple[str, Path], ...] = (

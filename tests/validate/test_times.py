@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 from npusim.report.text import plain
 from npusim.report.validation import validation_table
 from npusim.validate import TimesReport, validate
-from npusim.validate.times import _kendall_tau, _regret
+from npusim.validate.times import kendall_tau, regret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,9 +82,9 @@ def test_groups_rank_tilings(tmp_path: Path) -> None:
 def test_tau_and_regret_by_hand() -> None:
     # Measured 1 < 2 < 4, predicted 2, 1, 3: of three pairs one is turned round, (2 - 1) / 3.
     pairs = [(1.0, 2.0), (2.0, 1.0), (4.0, 3.0)]
-    assert _kendall_tau(pairs) == pytest.approx(1 / 3)
+    assert kendall_tau(pairs) == pytest.approx(1 / 3)
     # The predicted best was measured at 2, the best at 1.
-    assert _regret(pairs) == pytest.approx(1.0)
+    assert regret(pairs) == pytest.approx(1.0)
 
 
 def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from npusim.config.load import load_device
 from npusim.config.measurements import load_measurements
 from npusim.config.node import load_machine
 from npusim.config.packaged import packaged_folder
-from npusim.config.validated import FILE, Validated, validated
+from npusim.config.validated import FILE, Validated, numbers_of, validated
 from npusim.report.record import record_of
 from npusim.report.sections import run_tiles
 from npusim.report.tables import run_table
@@ -34,7 +34,8 @@ def listed() -> list[dict[str, str]]:
 
 def test_errors_are_those_of_the_device_files_as_they_are() -> None:
     for row in listed():
-        assert load_machine(row["device"]).digest() == row["digest"], f"{row['device']} has other numbers now; {WRITE}"
+        numbers = numbers_of(load_machine(row["device"]))
+        assert numbers == row["numbers"], f"{row['device']} has other numbers now; {WRITE}"
     assert {row["device"] for row in listed()} >= {"h200", "ascend_910b2", "h200_x2"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import SpecError
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def operator_tiling(
-    device: DeviceSpec, operator: Literal["copy", "add", "softmax"], columns: int, masked: float = 0.0
+    device: DeviceSpec, operator: str, columns: int, masked: float = 0.0
 ) -> SmTiling:
     """Return how an operator over a matrix of so many ``columns`` is executed, ``masked`` the share that is masked.
 
-    ``copy`` reads and writes as fast as memory does; ``add`` reads a second matrix that all heads share, element by
+    ``copy`` reads and writes as fast as memory lets it; ``add`` reads a second matrix that all heads share, element by
     element; ``softmax`` works on whole rows.
     """
     tiling, issue = plain_tiling(device), device.engine(SM, WARPS)
