@@ -117,8 +117,10 @@ def _groups() -> Section:
 def _refits() -> Section:
     """Fit on one group, predict the others."""
     fit, filed, before = refit.fit(), refit.constants(), refit.before()
-    constants = [[f"`{key.rpartition('sharing.')[2]}`", number(before[key]), number(fit.values[key]), number(filed[key])]
-                 for key in filed]  # fmt: skip
+    constants = [
+        [f"`{key.rpartition('sharing.')[2]}`", *map(number, (before[key], fit.values[key], value))]
+        for key, value in filed.items()
+    ]
     ways = {which: refit.outcomes(which) for which in ("before", "refitted", "filed")}
     lines = []
     for group in (refit.FITTED, *refit.PREDICTED):
