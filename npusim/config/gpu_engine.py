@@ -6,11 +6,11 @@ A warp lives on one sub-core; sub-cores are alike.  What is said of lanes is sai
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from npusim.config.model import SpecModel
+from npusim.config.model import SpecModel, fault_at
 from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
 from npusim.errors import SpecError
 
@@ -104,8 +104,15 @@ class LocalMemoryPipe(SpecModel):
 
     model: Literal["local_memory"]
     capacity_bytes: PositiveWhole = Field(description="of the cache that it shares with shared memory")
+    carved_bytes: tuple[PositiveWhole, ...] = Field(min_length=1, description="sizes that shared memory takes of it")
     bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
     far_bytes_per_cycle: Positive = Field(description="of what does not fit")
+
+    def beside(self, blocks: int, shared_bytes: int) -> int:
+        """Return the bytes of the cache left beside so many blocks' shared memory, or as many of them as fit."""
+        sizes = sorted(s.value for s in self.carved_bytes)
+        wanted = shared_bytes * min(blocks, sizes[-1] // max(1, shared_bytes))
+        return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= wanted), sizes[-1]))
 
 
 class SyncProductSpec(SpecModel):
@@ -117,6 +124,13 @@ class SyncProductSpec(SpecModel):
     load_cycles: Positive = Field(description="of a lone warp for a load of a 16 x 16 matrix into registers")
     latency_cycles: WholeQuantity = Field(description="of a phase of products, from its last one to its results' use")
 
+    @model_validator(mode="after")
+    def _shape_is_known(self) -> Self:
+        if (self.m_elements.value, self.n_elements.value) != (16, 8):
+            shape = f"m{self.m_elements.value}n{self.n_elements.value}"
+            raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has m16n8 (PTX ISA)")
+        return self
+
 
 class GroupProductSpec(SpecModel):
     """Products of a warp group of four warps (wgmma), B and as a rule A in shared memory."""
@@ -125,6 +139,14 @@ class GroupProductSpec(SpecModel):
     elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
     drain_cycles: WholeQuantity = Field(description="from the last product's end until the warps go on")
     gap_cycles: Positive = Field(description="of arithmetic that compilers move beside a product waited for alone")
+
+    @model_validator(mode="after")
+    def _shape_is_known(self) -> Self:
+        if self.m_elements.value != 64:
+            raise fault_at(
+                "m_elements", f"unknown instruction shape m{self.m_elements.value}nN; wgmma has m64nN (PTX ISA)"
+            )
+        return self
 
 
 class WarpIssue(SpecModel):

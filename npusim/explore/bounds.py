@@ -125,7 +125,7 @@ class _Works:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         assert program.pricing is not None
         self.program, self.device, self.queues = program, device, len(program.queues)
-        self.by = interned((Itself(device), *methods_of(program.pricing)))
+        self.by = interned((Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items())))
         self.ends = ends_of(program)
 
     @cached_property

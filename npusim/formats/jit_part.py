@@ -13,8 +13,6 @@ import numba
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
-__all__ = ["part"]
-
 
 class _PartLibrary(JITCodeLibrary):
     """The translation of one part, as it is linked into kernels."""

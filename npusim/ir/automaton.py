@@ -78,6 +78,7 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
+        self._followed: dict[object, tuple[list[tuple[int, str]], list[tuple[int, int]]]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
         self._interned: dict[int, Piece] = dict(alike or {})
@@ -142,6 +143,25 @@ class Automaton:
         return tails
 
     def _loop(
+        self, loop: LoopPart, tails: list[tuple[int, str]], cursors: list[int], place: Place,
+        given: Environment,
+    ) -> list[tuple[int, str]]:  # fmt: skip
+        """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
+        if self.contested:  # regions hang on where the loop is
+            return self._around(loop, tails, cursors, place, given)
+        key = id(loop.parts), loop.name, len(loop.indices), self._state(cursors), tuple(tails)
+        known = self._followed.get(key)
+        if known is None:
+            before = list(cursors)
+            tails = self._around(loop, tails, cursors, place, given)
+            moves = [(e, c - b) for e, (b, c) in enumerate(zip(before, cursors, strict=True)) if c != b]
+            self._followed[key] = tails, moves
+            return tails
+        for endpoint, moved in known[1]:
+            cursors[endpoint] += moved
+        return known[0]
+
+    def _around(
         self, loop: LoopPart, tails: list[tuple[int, str]], cursors: list[int], place: Place,
         given: Environment,
     ) -> list[tuple[int, str]]:  # fmt: skip

@@ -54,6 +54,9 @@ class Cost(NamedTuple):
 class Pricing(Protocol):
     """Costs of a program's operations on one device."""
 
+    #: How many of the other core groups work beside one, by phase: what costs of a tile handed on hang on.
+    crowds: dict[str, float]
+
     @property
     def residency(self) -> Residency:
         """Which share of each tensor's bytes comes from beyond L2."""

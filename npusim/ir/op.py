@@ -109,12 +109,14 @@ class Pace:
     """What an operation costs by the kernel that it is part of, not by its steps.
 
     ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
-    much of the cost of a tile that cores hand one another it bears; ``extra``: of that kernel's own.
+    many tiles that cores hand one another share the cost of one, or 0: it bears none; ``extra``: that kernel's
+    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.
     """
 
     joins: bool = False
-    tiles: float = 0.0
-    extra: float = 0.0
+    tiles: int = 0
+    extra: bool = False
+    phase: str = ""
 
 
 ALONE = Pace()

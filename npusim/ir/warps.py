@@ -65,7 +65,7 @@ class GroupWork:
         Whether elements are dealt out evenly, as no product asks for them in fragments.
     element_cycles, product_cycles
         Of a whole core for an element, and for a multiply-add, where a library's kernel is timed whole; none: what
-        instructions take.
+        instructions take.  ``constant`` is the device file's key behind the first.
     is_specialised
         Whether warps of their own copy, so that products follow one another without a gap.
     """
@@ -87,4 +87,5 @@ class GroupWork:
     is_even: bool = False
     element_cycles: float = 0.0
     product_cycles: float = 0.0
+    constant: str = ""
     is_specialised: bool = False

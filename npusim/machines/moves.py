@@ -36,6 +36,8 @@ class Moves:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device, self._program = device, program
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
+        #: How many of the other core groups work beside one, by phase, where that costs something.
+        self.crowds: dict[str, float] = {}
 
     @cached_property
     def residency(self) -> Residency:

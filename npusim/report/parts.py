@@ -1,7 +1,7 @@
 """A difference of latency in parts that add up to it, by construction.
 
 The core group that ends last takes the kernel's time, and each unit of it spends all of that time on
-something: its operations, what others on shared links add to them, waits by cause, phases in which it has
+something: its operations, what others on shared links or pipes add to them, waits by cause, phases in which it has
 nothing to do, and the end.  One unit's account in both runs is therefore a split of the difference.  The
 unit is the queue that is busiest in all runs: where it cannot be busier, what it waits for costs time.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: What a unit's time goes to: the kind of it, and which.
 Row = tuple[str, str]
 BUSY: Row = ("work", "all operations")
-SHARED: Row = ("links", "others on shared links")
+SHARED: Row = ("links", "others on shared links or pipes")
 END: Row = ("end", "its last operation is over, others are not")
 UNKNOWN: Row = ("idle", "not busy")
 

@@ -47,10 +47,10 @@ class StandardTiling(Tiling):
     block_rows: int = Field(
         default=128, ge=2, description="rows of a block of the element-wise kernels"
     )
-    operators: Literal["fused", "eager", "eager_float32"] = Field(
+    operators: Literal["fused", "added", "eager", "eager_float32"] = Field(
         default="fused",
-        description="four kernels of fused passes; eager (--eager): every operator a kernel; eager_float32: "
-        "softmax in float32 too, between two casts",
+        description="four kernels of fused passes; eager (--eager): every operator a kernel; added: a mask is "
+        "added, not filled into a copy; eager_float32: softmax in float32 too, between two casts",
     )
 
 

@@ -1,7 +1,7 @@
 """What the core group that ends last did: its operations by name, and who hands it what it waits for.
 
 With the cycles that each queue was busy and stalled (`QueueUse`) this accounts for the kernel's time to the
-cycle: a queue's operations, what shared links added to them, its waits by cause, the phases in which it has
+cycle: a queue's operations, what shared links and pipes added to them, its waits by cause, the phases in which it has
 nothing to do, and what follows its last operation.
 """
 
@@ -58,7 +58,8 @@ def _add(streams: Streams, phase: Phase, group: int, done: Done) -> set[int]:
         op = streams.timed_op(key)
         busy.add(op.queue)
         pipes = ((streams.pipes[pipe], taken) for pipe, taken in op.pipes)
-        for unit, taken in ((names[op.queue], op.occupancy), *pipes):
+        alone = op.occupancy + (op.share.cycles if op.share else 0)
+        for unit, taken in ((names[op.queue], alone), *pipes):
             row = done.setdefault((unit, prefix + op.label), [0, 0])
             row[0] += count
             row[1] += count * taken

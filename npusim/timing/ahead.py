@@ -29,8 +29,6 @@ from npusim.timing.block_machine import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["compiled_meanwhile"]
-
 
 @contextmanager
 def compiled_meanwhile() -> Iterator[Callable[[], object] | None]:

@@ -29,8 +29,6 @@ from numba.extending import (
     unbox,
 )
 
-__all__ = ["Table"]
-
 #: Bits of an address and of a length.
 WORD_BITS = 64
 WORD = ir.IntType(WORD_BITS)
@@ -69,10 +67,16 @@ class Table:
     def __init__(self, arrays: NamedTuple) -> None:
         self.arrays = arrays
         fields = arrays._asdict()
-        kinds = tuple((name, RowsType(numba.from_dtype(a.dtype), a.ndim)) for name, a in fields.items())
-        self._numba_type_ = TableType(type(arrays).__name__, kinds)
+        self._numba_type_ = _kind(type(arrays), tuple((a.dtype, a.ndim) for a in fields.values()))
         self.words = np.array([n for a in fields.values() for n in (_address(a), *a.shape)], np.int64)
         self.address = _address(self.words)
+
+
+@functools.cache
+def _kind(arrays: Any, shapes: tuple[tuple[Any, int], ...]) -> TableType:
+    """Return the type of a tuple of arrays of these dtypes and dimensions."""
+    rows = (RowsType(numba.from_dtype(dtype), dims) for dtype, dims in shapes)
+    return TableType(arrays.__name__, tuple(zip(arrays._fields, rows, strict=True)))
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

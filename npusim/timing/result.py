@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How often an operation ran on a unit, and the cycles that takes without others on shared links.
+    """How often an operation ran on a unit, and the cycles that takes without others on shared links or pipes.
 
     ``unit`` is the queue that issues it; a pipe that queues share has a row of its own.
     """

@@ -87,8 +87,13 @@ class Streams:
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
         shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
-        #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
-        self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
+        l2, crowds = tuple(tuple(s.items()) for s in shares), tuple(self.costs.crowds.items())
+        #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
+        self._priced_by = {
+            (meets, hands_on): interned((*own, l2 if meets else (), crowds if hands_on else ()))
+            for meets in (False, True)
+            for hands_on in (False, True)
+        }
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._lags, self._periods = [e.lag for e in self.endpoints], [e.period for e in self.endpoints]
@@ -155,7 +160,7 @@ class Streams:
 
     def _cost(self, op: OpTemplate) -> Cost:
         """Return what an operation costs; that hangs on the device and on what L2 holds of its tensors."""
-        by = self._priced_by[meets_l2(op.op)]
+        by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
         if op.costs is None or op.costs[0] is not by:
             op.costs = by, self.costs.of_op(op.op)
         return op.costs[1]

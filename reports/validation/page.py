@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.packaged import packaged_folder
+from npusim.config.problem import Problem
 from npusim.config.validated import FILE
 from npusim.report.output import write_whole
+from npusim.run import run
 from reports.parts.chart import scatters
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.validation import bands, refit, study
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from npusim.report.charts import Row as Point
     from reports.validation.study import Errors, Row
 
@@ -21,6 +26,20 @@ BEST = {
     "flash": "tiles_b1h16s2048d128", "PASA": "pasa_b1h16s2048d128", "FP8, P V chained": "fp8_b1h16s2048d128_chained",
     "FP8, P V fresh": "fp8_b1h16s2048d128_fresh",
 }  # fmt: skip
+
+
+#: Kinds of compiled flash tiles on the H200, by rows, warps and stages.
+KINDS: dict[str, Callable[[dict[str, object]], bool]] = {
+    "under 64 rows: products of single warps": lambda t: int(str(t["block_q"])) < 64,
+    "64 rows, 8 warps: S computed twice": lambda t: (t["block_q"], t["warps"]) == (64, 8),
+    "1 stage: through registers": lambda t: t["stages"] == 1,
+    "2 stages": lambda t: t["stages"] == 2,
+    "3 stages": lambda t: t["stages"] == 3,
+    "256 rows, or 256 keys": lambda t: 256 in (t["block_q"], t["block_kv"]),
+}
+#: What FastAttention has over Transformers' attention on a V100 at most, causal and not (its section 5.2.3).
+PAPER = {True: 8.2, False: 2.2}
+V100_TOKENS, V100_PEAK = 2048, 125.0
 
 
 class Best(NamedTuple):
@@ -32,7 +51,7 @@ class Best(NamedTuple):
 
 def write(folder: Path) -> list[Path]:
     """Write ``validation.md``, its data and charts, and the table of errors that ships with the device files."""
-    parts = (_short, _classes, _groups, _refits, _best, _bits, _worst)
+    parts = (_short, _classes, _groups, _kinds, _refits, _best, _v100, _bits, _worst)
     content = gather("validation", (part() for part in parts))
     charts = {
         "validation_h200.svg": _chart_h200(), "validation_others.svg": _chart_others(),
@@ -113,11 +132,49 @@ def _groups() -> Section:
     return {"groups": table(header, lines)}, {"groups": figures}
 
 
+def _kinds() -> Section:
+    """Compiled flash tiles by what their compiler makes of them, with the sign of their errors."""
+    tiles = [r for name in (refit.FITTED, *refit.PREDICTED[:2]) for r in study.of_group(name)]
+    lines, figures = [], {}
+    for kind, belongs in KINDS.items():
+        rows = [r for r in tiles if belongs(dict(r.case.tiling or {}))]
+        found, bias = study.errors(rows), median(r.error for r in rows)
+        lines.append([kind, found.count, *_figures(found), _signed(bias)])
+        figures[kind] = {"errors": found, "bias": bias}
+    header = ("tiles", "count", "median", "nine in ten", "worst", "median with its sign")
+    return {"kinds": table(header, lines)}, {"kinds": figures}
+
+
+def _v100() -> Section:
+    """FastAttention on a V100 over unfused attention, as the paper compares them."""
+    lines, figures = [], {}
+    for causal, paper in PAPER.items():
+        problem = Problem(batch=8, heads=32, seq_q=V100_TOKENS, seq_kv=V100_TOKENS, head_dim=64, causal=causal)
+        flash = _us("volta_flash", "v100", problem)
+        rate = (problem.flops() / flash) / 1e6
+        for operators in ("eager", "eager_float32"):
+            ratio = _us("standard", str(study.HERE / "v100_library.yaml"), problem, operators=operators) / flash
+            lines.append([
+                "yes" if causal else "no", operators, number(paper, 2), number(ratio), _signed(ratio / paper - 1),
+                f"{rate:.0f} TFLOP/s",
+            ])  # fmt: skip
+            kind = "causal" if causal else "full"
+            figures[f"{kind} {operators}"] = {"paper": paper, "predicted": ratio, "rate": rate}
+    header = ("causal", "unfused operators", "paper, at most", "predicted", "error", "FastAttention as predicted")
+    return {"v100": table(header, lines), "v100_peak": number(V100_PEAK)}, {"v100": figures}
+
+
+def _us(schedule: str, hw: str, problem: Problem, **tiling: object) -> float:
+    return run(schedule, hw=hw, problem=problem, tiling=tiling, numerics=False, trace_groups=()).latency_us
+
+
 def _refits() -> Section:
     """Fit on one group, predict the others."""
     fit, filed, before = refit.fit(), refit.constants(), refit.before()
-    constants = [[f"`{key.rpartition('sharing.')[2]}`", number(before[key]), number(fit.values[key]), number(filed[key])]
-                 for key in filed]  # fmt: skip
+    constants = [
+        [f"`{key.rpartition('WARPS.')[2]}`", *(number(float(values[key])) for values in (before, fit.values, filed))]
+        for key in filed
+    ]
     ways = {which: refit.outcomes(which) for which in ("before", "refitted", "filed")}
     lines = []
     for group in (refit.FITTED, *refit.PREDICTED):
@@ -214,7 +271,7 @@ MEASURED, PREDICTED = "measured, us", "predicted, us"
 
 def _chart_h200() -> str:
     rows = study.counted("H200")
-    tiles = [r for r in rows if r.case.tiling and "stages" in r.case.tiling or r.case.schedule == "split_kv"]
+    tiles = [r for r in rows if "stages" in (r.case.tiling or {}) or r.case.schedule == "split_kv"]
     others = [r for r in rows if r not in tiles]
     panels = {"compiled tiles": _points(tiles), "libraries' kernels": _points(others)}
     return scatters("H200, whole calls", panels, MEASURED, PREDICTED, 2)

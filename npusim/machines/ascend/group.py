@@ -222,12 +222,6 @@ class AscendGroup:
         start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
         return start, end - start
 
-    def crowd(self, blocks: int) -> float:
-        """Return how many of the other core groups work beside one, on average over ``blocks``: 0 to 1."""
-        groups = self.device.group_count.value
-        busy = blocks / ceil_div(blocks, groups)
-        return (busy - 1) / (groups - 1) if groups > 1 else 0.0
-
     def largest_share(self, rows: int) -> int:
         """Return the most rows one vector core gets of a tile of ``rows``."""
         return ceil_div(rows, len(self.vector_cores))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.phase import WHOLE
+from npusim.algorithms.phase import WHOLE, Cell, Visit
 from npusim.ir.content import Itself, interned, methods_of
-from npusim.ir.program import Item
+from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
 from npusim.ir.program import Phase as BuiltPhase
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG
@@ -27,11 +27,11 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Cell, Phase, Run, Visit
+    from npusim.algorithms.phase import Phase, Run
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Body, Touch
+    from npusim.ir.program import Touch
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
 
@@ -90,7 +90,7 @@ class AscendPhase:
         )
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra, tuple(v.crowd for v in self.vectors)
+        pace = tiling.barriers, tiling.together, tiling.extra
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, Product, VectorShare)), plans
         met = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in own)
         self._products_content = *by, tuple(compress(rings, met))
@@ -233,7 +233,15 @@ class AscendPhase:
                 if 0 <= start - lag < total
             ]
             if met:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, range(start, end), partial(_step, cell, met))
+                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(cell, met))
+
+    def _steps(self, cell: Cell, met: list[tuple[Emitter, int, int, Run]]) -> Body:
+        """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
+        parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in met)
+        behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in met)
+        sizes, starts = tuple((a, n) for a, _, n in cell.spans), tuple(start for _, start, _ in cell.spans)
+        static = parts, sizes, cell.causal_offset, cell.place
+        return Body(_step, static, (cell.batch, cell.head, starts, behind), self.home)
 
     def _part(self, part: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[Item]:
         for s in part:
@@ -287,12 +295,14 @@ def _visits(cells: Itself) -> list[tuple[Cell, Visit, list[int]]]:
     return list(found.values())
 
 
-def _step(
-    cell: Cell, met: list[tuple[Emitter, int, int, Run]], index: int
-) -> Iterator[Repeat]:
+def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    for part, lag, first, run in met:
-        yield Repeat("", (0,), body(part, cell, run.visit(index - lag, index - lag - first)))
+    parts, sizes, offset, place = static
+    batch, head, starts, behind = at
+    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
+    cell = Cell(batch, head, spans, (), offset, place)
+    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
+        yield Repeat("", (0,), body(part, cell, Visit(index + number, index * pitch + col, cols, only)))
 
 
 def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:

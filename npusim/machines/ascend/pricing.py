@@ -33,11 +33,18 @@ def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
     return {}
 
 
+def crowd(blocks: int, groups: int) -> float:
+    """Return how many of the other core groups work beside one, on average over ``blocks``: 0 to 1."""
+    busy = blocks / max(1, ceil_div(blocks, groups))
+    return (busy - 1) / (groups - 1) if blocks and groups > 1 else 0.0
+
+
 class EnginePricing(Moves):
     """Costs of a program's operations on engines that the device file gives as pipes, matrix and vector units."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
+        self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
         #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles)
         self._steps = _known(Itself(device), *methods_of(type(self)))
@@ -74,8 +81,10 @@ class EnginePricing(Moves):
 
     def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
         """Return a cost with what a tile that is handed over takes beside."""
-        flags, terms = self.device.flags, list(cost.terms)
-        for name, share in (("tile_cycles", pace.tiles), ("tile_extra_cycles", pace.extra)):
+        if not pace.tiles:
+            return cost
+        flags, terms, share = self.device.flags, list(cost.terms), self.crowds[pace.phase] / pace.tiles
+        for name in ("tile_cycles", *(("tile_extra_cycles",) if pace.extra else ())):
             spec = getattr(flags, name, None)
             if share and spec is not None:
                 terms.append((f"flags.{name}", spec.value * share))

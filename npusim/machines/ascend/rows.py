@@ -85,7 +85,7 @@ class VectorShare:
         cross: Mapping[str, tuple[Ring, ...]],
     ) -> None:  # fmt: skip
         self.frame, self.core, self.group = frame, core, group
-        self.tiling, self.crowd = tiling, group.crowd(len(frame.phase.cells))
+        self.tiling = tiling
         #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
@@ -251,8 +251,8 @@ class VectorShare:
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
         """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
         hands_on = part.first and any(self.frame.places[n] == "up" for n in s.outputs)
-        busy = self.crowd / self.tiling.together if hands_on else 0.0
-        return Pace(self.tiling.barriers == "needed", busy, busy if self.tiling.extra else 0.0)
+        joins, tiling = self.tiling.barriers == "needed", self.tiling
+        return Pace(joins, tiling.together, bool(tiling.extra), self.frame.phase.name) if hands_on else Pace(joins)
 
     def _steps(
         self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice

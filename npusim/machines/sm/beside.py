@@ -64,11 +64,11 @@ class GroupPlace(SmPlace):
         elif self.tiling.stages == 1:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, cell, tile, first=False, last=True),)
-        work = replace(
-            self.work, copies=copies, spilled_bytes=self.tiling.spilled_bytes,
-            far_bytes=self.tiling.far_bytes, is_step=True, barriers=1,
-        )  # fmt: skip
+        work = replace(self.work, copies=copies, is_step=True, barriers=1)
+        spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
         for warps in self.warps:
+            if spilled.spilled_bytes or spilled.far_bytes:
+                yield TileOp("spill", warps, WARPS, (), (), group=spilled)
             yield TileOp("next", warps, WARPS, (), slots, group=work)
 
     def _staged_tile(

@@ -38,6 +38,8 @@ MATRIX_BYTES = 32
 ACCESS_BYTES = 16
 #: Accesses to shared memory of a reduction across warps, and its steps for rows of a lane (hopper.md sections 2, 3).
 CROSS_ACCESSES = 13
+#: Barriers of such a reduction: their warps pass by the way of accesses (9 BAR an iteration, hopper.md section 2).
+CROSS_BARRIERS = 3
 #: As above: steps of a reduction, and for each row.
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
 #: Bytes that a warp loads at once.
@@ -260,15 +262,20 @@ class GroupModel:
         is_product = first.opcode is Opcode.MATMUL
         depth = first.srcs[0].cols if is_product and not isinstance(first.srcs[0], float) else 1
         cycles = max(1, ceil(elements * depth * (work.product_cycles if is_product else work.element_cycles)))
-        terms[f"{self.key}.{WARPS}.library"] = float(cycles)
+        constant = "unaligned_product_cycles" if is_product else work.constant
+        terms[f"{self.key}.{WARPS}.library.{constant}"] = float(cycles)
         share = Share(False, cycles, WHOLE)
         return Cost(ceil(tail), 0, (), tuple(terms.items()), ((f"{self.core}.{FMA}", cycles),), share)
 
     def _gaps(self, steps: list[Step]) -> float:
         """Return the cycles of arithmetic that the compiler moves between products that are waited for one by one."""
         spec = self.tensor.wgmma
-        row_bytes = min(get_format(s.dst.fmt).size_bytes * s.dst.cols for s in steps if s.dst.cols > 1)
-        return 0.0 if spec is None else spec.gap_cycles.value * ceil_div(row_bytes, MATRIX_BYTES)
+        wide = [s.dst for s in steps if s.dst.cols > 1]
+        sizes = [get_format(dst.fmt).size_bytes for dst in wide]
+        if spec is None or min(sizes) == 1:  # lanes exchange P in FP8: no product begins before all of it is there
+            return 0.0
+        row_bytes = min(size * dst.cols for size, dst in zip(sizes, wide, strict=True))
+        return spec.gap_cycles.value * ceil_div(row_bytes, MATRIX_BYTES)
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:
         source = step.srcs[0]
@@ -332,7 +339,7 @@ class GroupModel:
         self._issue("max" if name == "row_max" else "add", ROUNDS * rows, fmt, count)
         count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
         if work.across > 1 and work.repeats == 1:
-            count.shared += CROSS_ACCESSES
+            count.shared += CROSS_ACCESSES + CROSS_BARRIERS * self.sharing.barrier_warp_cycles.value
             count.issued += CROSS_ACCESSES
             count.latency += self.sharing.reduction_cycles.value * (CROSS_STEPS + CROSS_ROW_STEPS * rows)
 

@@ -32,8 +32,14 @@ FRAGMENT_ROWS, FRAGMENT_COLUMNS = 16, 8
 GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
-#: Registers of 4 bytes, and how often an iteration stores and loads a spilled one (hopper.md section 3.7: 1.52).
-SPILL_BYTES = 1.52 * 4
+#: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
+#: were (hwconfigs/h200_registers.csv).
+SPILL_ACCESSES = 1.45
+#: Words that an iteration stores and loads, over the cache beside shared memory: from where they miss
+#: (measurements/h200_micro.json, flash_resident: tiles that spill, by blocks resident).
+FULL_CACHE = 1.0
+#: From where all of them miss (hopper.md section 3.7, measurements/h200_micro.json).
+NO_CACHE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,13 @@ class BlockTile:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, those spilled, shared memory of a block, and who says so."""
+    """Registers of a lane, those spilled, shared memory of a block, who says so; an iteration's accesses to spills."""
 
     count: int
     spilled: int
     shared_bytes: int
     origin: str
+    accesses: float = 0.0
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -118,11 +125,13 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    spilled_bytes, far = round(SPILL_BYTES * found.spilled * WARP_LANES * work.warps), 0.0
+    spilled_bytes, far = round(REGISTER_BYTES * found.accesses * WARP_LANES * work.warps), 0.0
     local = device.core(SM).engines.get(SPILL)
     if found.spilled and isinstance(local, LocalMemoryPipe):
-        frames = REGISTER_BYTES * found.spilled * WARP_LANES * fields.warps * blocks
-        far = 1 - min(1.0, max(0, local.capacity_bytes.value - blocks * (room.shared_bytes + reserved)) / frames)
+        frames = REGISTER_BYTES * found.accesses / 2 * WARP_LANES * fields.warps * blocks
+        # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
+        cache = local.beside(limits["registers"], room.shared_bytes + reserved)
+        far = min(1.0, max(0.0, (frames / cache - FULL_CACHE) / (NO_CACHE - FULL_CACHE)))
     tiling = SmTiling(
         groups=groups, residents=blocks, depth=max(1, (fields.stages or 1) - 1), work=work,
         stages=fields.stages or 0, spilled_bytes=round(spilled_bytes * (1 - far)), far_bytes=round(spilled_bytes * far),
@@ -176,19 +185,24 @@ def registers_of(
 ) -> Registers:
     """Return registers, spills and shared memory: the fields', else a compiler's, else estimated."""
     shared = estimated_shared(tile, fields, work)
+    row = compiled_registers(
+        device.name, tile.kernel, tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages or 0,
+        fields.warps,
+    )  # fmt: skip
     if fields.registers is not None:
-        return Registers(fields.registers, fields.spilled_registers or 0, shared, "as given")
+        spilled = fields.spilled_registers or 0
+        is_known = row is not None and row[:2] == (fields.registers, spilled)
+        return Registers(
+            fields.registers, spilled, shared, "as given", row[3] if row and is_known else SPILL_ACCESSES * spilled
+        )
     most = thread_registers(device)
     if not fields.stages:
         return Registers(most, 0, shared, "of a library's kernel: all there are")
-    row = compiled_registers(
-        device.name, tile.kernel, tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages,
-        fields.warps,
-    )  # fmt: skip
     if row is not None:
-        return Registers(row[0], row[1], row[2], "of the compiler's table")
+        return Registers(row[0], row[1], row[2], "of the compiler's table", row[3])
     estimate = estimated_registers(tile, fields, work, groups)
-    return Registers(min(most, estimate), max(0, estimate - most), shared, "estimated")
+    spilled = max(0, estimate - most)
+    return Registers(min(most, estimate), spilled, shared, "estimated", SPILL_ACCESSES * spilled)
 
 
 def thread_registers(device: DeviceSpec) -> int:
@@ -252,7 +266,7 @@ def product_tiling(
     if not is_aligned and issue.library is not None:
         work = replace(
             work, product_cycles=issue.library.unaligned_product_cycles.value,
-            element_cycles=issue.library.unaligned_store_cycles.value,
+            element_cycles=issue.library.unaligned_store_cycles.value, constant="unaligned_store_cycles",
         )  # fmt: skip
     groups = max(1, m // GROUP_ROWS)
     # Accumulators and as much again for addresses and operands.

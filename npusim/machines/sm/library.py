@@ -30,8 +30,9 @@ def operator_tiling(
     if issue.library is None:
         raise SpecError(f"{device.name}: cores.{SM}.engines.{WARPS}.library: missing; {operator} needs it")
     if operator == "add":
-        cycles = issue.library.add_cycles.value
+        cycles, constant = issue.library.add_cycles.value, "add_cycles"
     else:
         cycles = issue.library.softmax_cycles(columns) + masked * issue.library.masked_cycles.value
+        constant = f"softmax.{min(issue.library.softmax, key=lambda n: abs(int(n) - columns))}.row_cycles"
     assert tiling.work is not None
-    return replace(tiling, work=replace(tiling.work, element_cycles=cycles))
+    return replace(tiling, work=replace(tiling.work, element_cycles=cycles, constant=constant))

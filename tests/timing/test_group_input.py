@@ -1,0 +1,86 @@
+"""What tiles of warp groups are refused for, and where spilled registers go."""
+
+from __future__ import annotations
+
+import pytest
+
+import npusim
+from npusim.config.gpu_engine import LocalMemoryPipe
+from npusim.config.load import load_device
+from npusim.config.overrides import apply_overrides
+from npusim.config.problem import Problem
+from npusim.config.registers import compiled_registers
+from npusim.errors import NpusimError
+
+PROBLEM = Problem(heads=132, seq_q=256, seq_kv=1024, head_dim=128)
+KIB = 1024
+
+
+def run(schedule: str = "flash", hw: str = "h200", method: str = "auto", **tiling: int) -> npusim.RunResult:
+    return npusim.run(schedule, hw=hw, problem=PROBLEM, tiling=tiling, numerics=False, trace_groups=(), method=method)
+
+
+@pytest.mark.parametrize(
+    ("tiling", "message"),
+    [
+        ({"block_q": 256, "block_kv": 256, "stages": 3, "warps": 4},
+         r"shared memory: .* 448 KiB > 227 KiB a block .*; largest that fits, .* block_kv="),
+        ({"block_q": 256, "block_kv": 256, "stages": 1, "registers": 255, "spilled_registers": 5000},
+         "registers: 5255 a thread for 256x256 with 4 warps, 255 there, at most 2040 with those spilled"),
+        ({"block_q": 128, "block_kv": 64, "stages": 2, "residents": 7}, "residents: 7 blocks, but 2 resident blocks"),
+        ({"stages": 9}, "stages: '?9'? must be at most 4"),
+    ],
+)  # fmt: skip
+def test_a_tile_that_does_not_fit_says_how_much_does(tiling: dict[str, int], message: str) -> None:
+    with pytest.raises(NpusimError, match=message):
+        run(**tiling)
+
+
+def test_stages_without_asynchronous_copies_and_fp8_without_its_products_are_refused() -> None:
+    with pytest.raises(NpusimError, match="stages: 3 tiles under way need asynchronous copies, which t4 has not"):
+        run(hw="t4", stages=3)
+    with pytest.raises(NpusimError, match="a10 has no FP8 matrix unit"):
+        run("fp8_attention", hw="a10")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"wgmma.m_elements": "48"}, "unknown instruction shape m48nN; wgmma has m64nN"),
+        ({"mma.m_elements": "8"}, "unknown instruction shape m8n8; mma.sync has m16n8"),
+    ],
+)
+def test_unknown_instruction_shapes_are_refused(change: dict[str, str], message: str) -> None:
+    changes = {f"cores.sm.engines.TENSOR.{key}": value for key, value in change.items()}
+    with pytest.raises(NpusimError, match=message):
+        apply_overrides(load_device("h200"), changes)
+
+
+def test_shared_memory_is_carved_out_of_the_cache_for_all_blocks_that_fit() -> None:
+    local = load_device("h200").engine("sm", "SPILL")
+    assert isinstance(local, LocalMemoryPipe)
+    # Two blocks of 81 KiB take the size of 164 KiB; five of 41 would be 205, and take 228.
+    assert local.beside(2, 81 * KIB) == (256 - 164) * KIB
+    assert local.beside(9, 41 * KIB) == (256 - 228) * KIB
+    assert local.beside(4, 0) == (256 - 8) * KIB
+
+
+def test_a_compilers_table_says_what_an_iteration_accesses() -> None:
+    # measurements/h200_loop_counts.csv: 284 LDL and 222 STL in the loop of 64 x 256, one stage.
+    assert compiled_registers("h200", "flash", "float16", 128, False, 64, 256, 1, 4) == (255, 284, 81920, 506)
+    half = compiled_registers("h200", "flash", "float16", 128, True, 64, 64, 2, 4)
+    assert half is not None
+    assert compiled_registers("h200", "flash", "bfloat16", 128, True, 64, 64, 2, 4) == half
+    assert compiled_registers("h200", "flash", "float16", 96, False, 64, 64, 2, 4) is None
+
+
+def test_spills_cost_what_they_access_and_an_iteration_its_control_too() -> None:
+    tile = {"block_q": 64, "block_kv": 128, "stages": 2, "warps": 4, "registers": 255}
+    cycles = [run(**tile, spilled_registers=n).cycles for n in (0, 8, 64, 512)]
+    assert cycles == sorted(cycles)
+    assert len(set(cycles)) == len(cycles)
+
+
+def test_all_methods_agree_with_des_on_tiles_that_spill() -> None:
+    tile = {"block_q": 128, "block_kv": 128, "stages": 1, "warps": 4}
+    assert len({run(**tile, method=m).cycles for m in ("des", "block", "fold", "steady")}) == 1
