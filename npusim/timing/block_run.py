@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import DeadlockError
+from npusim.ir.content import uncollected
 from npusim.timing.block_machine import SPANS, TODO, build_machine
 from npusim.timing.gpu_pipes import PIPE_BUSY, pipe_uses, span_of
 from npusim.timing.result import QueueUse, Span, TimingResult
@@ -109,6 +110,7 @@ class Run:
                 found[group] = own
         return tuple(found)
 
+    @uncollected()
     def _spans(self) -> tuple[Span, ...]:
         """Return the operations of the traced groups, each class's once for each of its groups."""
         queues, operations = self.streams.program.queues, self.code.operations
