@@ -241,16 +241,13 @@ class _Layer:
         for rank in range(self.layer.ranks):
             own = np.zeros((op.rows, self.layer.hidden), _dtype(program, "c"))
             if rows:
-                given = {"a": self.attended[rank], "b": self._share(rank)}
+                given = {"a": self.attended[rank], "b": self.inputs.share(self.layer, rank)}
                 source = _matrices(given)
                 done, written = execute_rows(program, source, rows, (0,), output="c")
                 self.log.add_kernel(rank, op, done)
                 for (_, _, row), block in written.items():
                     own[row : row + len(block)] = block
             self.partial.append(own)
-
-    def _share(self, rank: int) -> Array:
-        return self.inputs.share(self.layer, rank)
 
     # ---------------------------------------------------------------- collectives
 
@@ -272,7 +269,7 @@ class _Layer:
         """Record overflow and NaN that an addition makes of numbers."""
         if np.isfinite(result).all():
             return
-        finite, known = (np.logical_and(*(test(x) for x in addends)) for test in (np.isfinite, _is_number))
+        finite, known = (np.logical_and(*(test(x) for x in addends)) for test in (np.isfinite, lambda x: ~np.isnan(x)))
         bad = {"overflow": np.isinf(result) & finite, "nan": np.isnan(result) & known}
         where = f"rank {transfer.target} adds what rank {transfer.source} sent"
         self.log.add_sum(op, where, first + row * self.layer.hidden, self.layer.hidden, bad)
@@ -292,7 +289,7 @@ class _Layer:
                     k, v = (self.inputs.heads(n, batch, kv)[:seen] for n in ("k", "v"))
                     columns = slice(head * layer.value_head_dim, (head + 1) * layer.value_head_dim)
                     heads[start : start + rows, columns] = attention(q, k, v, layer, first)
-            total += heads @ self._share(rank).astype(np.float64)
+            total += heads @ self.inputs.share(self.layer, rank).astype(np.float64)
         return total
 
     def _result(self) -> LayerBits:
@@ -377,8 +374,3 @@ def _dtype(program: TileProgram, name: str) -> Any:
 
 def _matrices(given: Mapping[str, Array]) -> HeadSource:
     return lambda name, _batch, _head: given[name]
-
-
-def _is_number(values: Array) -> Array:
-    found: Array = ~np.isnan(values)
-    return found

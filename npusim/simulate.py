@@ -28,8 +28,10 @@ from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
 from npusim.tensors import chosen_tensors, load_projection
 from npusim.timing import METHODS
+from npusim.timing.ahead import compiled_meanwhile
 from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
+from npusim.timing.stream import Streams
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -78,9 +80,10 @@ def run_request(request: Request) -> RunResult:
 
 
 def plan_of(request: Request) -> Plan:
-    """Return what is asked for, resolved, of one device and without tensors of one's own: what a search builds."""
-    request, load = _with_inputs(request), request.load()
-    return _planned(request, load, request.problem or _problem(request, load, None), None)
+    """Return what is asked for, resolved, of one device and without the tensors themselves: what a search builds."""
+    r, load = _with_inputs(request), request.load()
+    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    return _planned(r, load, _as_asked(r.problem or _problem(r, load, given), r.seed, r.layout, scales), None)
 
 
 def _with_inputs(request: Request) -> Request:
@@ -106,10 +109,20 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     program = warmed(program, device) if r.warm else program
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
-    timing = (
-        simulate_program(program, device, r.method, r.trace_groups, r.progress, r.window) if device.is_timed else None
-    )
-    bits, more = _evaluate(plan, program) if r.numerics else (None, {})
+
+    def timed() -> TimingResult | None:
+        told = (r.method, r.trace_groups, r.progress, r.window)
+        return simulate_program(program, device, *told) if device.is_timed else None
+
+    if not (r.numerics and device.is_timed and r.method != "des"):
+        timing, bits, more = timed(), *(_evaluate(plan, program) if r.numerics else (None, {}))
+    else:
+        with compiled_meanwhile() as wait:
+            timing = None if wait else timed()
+            bits, more = _evaluate(plan, program)
+            if wait:
+                wait()
+                timing = timed()
     return {
         "program": program, "timing": timing, "numerics": bits, **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
@@ -287,12 +300,13 @@ def simulate_program(
     if isinstance(device, NodeDevice):
         return time_on_node(program, device, method, trace_groups)
     told = {"progress": progress} if method == "des" else {}
-    result = METHODS[method](program, device, trace_groups=trace_groups, **told)
+    streams = Streams(program, device)
+    result = METHODS[method](program, device, trace_groups=trace_groups, streams=streams, **told)
     check_sanity(result)
     if not trace_groups or result.spans or not result.operations:
         return result
     until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
-    spans, traced = first_spans(program, device, trace_groups, until)
+    spans, traced = first_spans(streams, trace_groups, until)
     return replace(result, spans=spans, traced_cycles=traced)
 
 

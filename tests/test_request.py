@@ -29,6 +29,7 @@ from npusim.simulate import run_request
 OF_A_SEARCH = {
     "fields", "jobs", "cluster", "out", "resume", "auto", "exhaustive", "pareto", "max_rmse", "finite", "on_outcome",
     "studies",
+    "check_all",
 }  # fmt: skip
 
 

@@ -111,10 +111,11 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
     status: Status = "new" if old is None else "changed" if rows else "ok"
     if update is not None:
         status = update.accept(status, new)
+    margin = today.winner.margin if today.margin is None else today.margin
     winner = Row(
         "winner", None if old is None else _won(old.winner, _choice(old, old.winner)),
         _won(today.winner.name, today.winner.choice()),
-        why=_by(today.winner.margin if today.margin is None else today.margin),
+        why="" if margin is None else f"by {percent(margin)}",
     )  # fmt: skip
     return Outcome(
         "decision", file.stem, file, status, (winner, *rows),
@@ -240,10 +241,6 @@ def _at(point: Mapping[str, object] | None) -> str:
 
 def _us(choice: ExpectedChoice | None) -> str:
     return "-" if choice is None or choice.latency_us is None else f"{choice.latency_us:,.2f}"
-
-
-def _by(margin: float | None) -> str:
-    return "" if margin is None else f"by {percent(margin)}"
 
 
 def _finite(finite: bool | None) -> str:

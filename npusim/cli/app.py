@@ -25,7 +25,7 @@ from npusim.cli import (
     workload,
 )
 from npusim.cli.console import say
-from npusim.cli.help import Group, examples
+from npusim.cli.help import Group, Verbs, examples
 from npusim.errors import CheckFailedError, NpusimError
 
 INTERRUPTED = 130
@@ -59,7 +59,7 @@ class _Root(Group):
         sys.exit(code)
 
 
-app = typer.Typer(
+app = Verbs(
     name="npusim",
     cls=_Root,
     no_args_is_help=True,
@@ -93,16 +93,5 @@ def root(
     """Predict, without the hardware, every bit and every cycle of attention on an NPU or GPU."""
 
 
-run.add_to(app)
-compare.add_to(app)
-diff.add_to(app)
-report.add_to(app)
-explore.add_to(app)
-invariant.add_to(app)
-check.add_to(app)
-validate.add_to(app)
-layout.add_to(app)
-app.add_typer(hw.app, name="hw")
-app.add_typer(workload.app, name="workload")
-app.add_typer(new.app, name="new")
-guide.add_to(app)
+for part in (run, compare, diff, report, explore, invariant, check, validate, layout, guide, hw, workload, new):
+    app.add_typer(part.app)

@@ -1,13 +1,14 @@
 """``npusim check``: cycles and decisions against accepted ones."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.console import progress, show, show_document
+from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 
 if TYPE_CHECKING:
@@ -16,9 +17,29 @@ if TYPE_CHECKING:
     from npusim.baseline import Outcome
     from npusim.report.text import Cell
 
-SCHEMA_VERSION = 2
+app = Verbs()
+
 #: Parts of units that moved and are shown; JSON has them all.
 _SHOWN = 6
+
+_FILES = """
+
+A new baseline is a file such as this one, and then --update:
+  schema: npusim.baseline/1
+  schedule: flash
+  hw: ascend_910b2
+  workload: pangu_38b
+  seq: 1024
+  tiling: {block_kv: 256}
+
+And one of a decision: which schedule and tile wins a space:
+  schema: npusim.decision/1
+  hw: ascend_910b2
+  workload: pangu_38b
+  seq: 1024
+  candidates:
+  - {schedule: flash, fields: {block_kv: [128, 256, 512]}}
+  - {schedule: pasa, fields: {block_kv: [128, 256]}}"""
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of baselines (*.yaml), or one.")]
 Tolerance = Annotated[
@@ -38,40 +59,13 @@ Reason = Annotated[
 ]  # fmt: skip
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "check",
-        cls=Command,
-        epilog="\n".join(
-            (
-                examples(
-                    ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
-                    ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
-                    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
-                ),
-                "",
-                "A new baseline is a file such as this one, and then --update:",
-                "  schema: npusim.baseline/1",
-                "  schedule: flash",
-                "  hw: ascend_910b2",
-                "  workload: pangu_38b",
-                "  seq: 1024",
-                "  tiling: {block_kv: 256}",
-                "",
-                "And one of a decision: which schedule and tile wins a space:",
-                "  schema: npusim.decision/1",
-                "  hw: ascend_910b2",
-                "  workload: pangu_38b",
-                "  seq: 1024",
-                "  candidates:",
-                "  - {schedule: flash, fields: {block_kv: [128, 256, 512]}}",
-                "  - {schedule: pasa, fields: {block_kv: [128, 256]}}",
-            )
-        ),
-    )(check)
-
-
+@app.verb(
+    "check",
+    ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
+    ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
+    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
+    after=_FILES,
+)
 def check(
     folder: Folder, tolerance: Tolerance = "0", update: Update = False, reason: Reason = "", json: o.Json = False
 ) -> None:
@@ -94,12 +88,13 @@ def check(
         share = _share(tolerance)
         outcomes = check_baselines(folder, tolerance=share, update=update, reason=reason, on_case=on_case)
     if json:
-        show_json(_document(outcomes))
+        _show_document(outcomes)
     else:
         _show(outcomes)
     failed = sum(not outcome.passed for outcome in outcomes)
     if failed:
-        how = f'; accept with: npusim check {folder} --update --reason "..."' if _can_accept(outcomes) else ""
+        can_accept = any(outcome.status in ("changed", "new") for outcome in outcomes)
+        how = f'; accept with: npusim check {folder} --update --reason "..."' if can_accept else ""
         raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{how}")
 
 
@@ -112,10 +107,6 @@ def _share(text: str) -> float:
     if not 0 <= value < 1:
         raise SpecError(f"--tolerance {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
     return value
-
-
-def _can_accept(outcomes: "Sequence[Outcome]") -> bool:
-    return any(outcome.status in ("changed", "new") for outcome in outcomes)
 
 
 def _show(outcomes: "Sequence[Outcome]") -> None:
@@ -165,28 +156,14 @@ def _why(outcome: "Outcome") -> "Iterator[str]":
         yield "the device file changed"
 
 
-def _document(outcomes: "Sequence[Outcome]") -> dict[str, object]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.check",
-        "cases": [
-            {
-                "kind": outcome.kind,
-                "name": outcome.name,
-                "file": str(outcome.path),
-                "status": outcome.status,
-                "passed": outcome.passed,
-                "rows": [
-                    {"name": r.name, "old": r.old, "new": r.new, "change": r.change, "why": r.why} for r in outcome.rows
-                ],
-                "reason": outcome.reason,
-                "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in outcome.moved],
-                "device_changed": outcome.device_changed,
-                "method": outcome.method,
-                "band": outcome.band,
-                "ignored": list(outcome.ignored),
-            }
-            for outcome in outcomes
-        ],
-        "passed": all(outcome.passed for outcome in outcomes),
-    }
+def _show_document(outcomes: "Sequence[Outcome]") -> None:
+    cases = [
+        {
+            "kind": case.kind, "name": case.name, "file": str(case.path), "status": case.status, "passed": case.passed,
+            "rows": [asdict(row) for row in case.rows], "reason": case.reason,
+            "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in case.moved],
+            "device_changed": case.device_changed, "method": case.method, "band": case.band, "ignored": case.ignored,
+        }
+        for case in outcomes
+    ]  # fmt: skip
+    show_document("check", version=2, cases=cases, passed=all(outcome.passed for outcome in outcomes))

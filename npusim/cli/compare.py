@@ -9,7 +9,7 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, show_markdown, working
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
 from npusim.request import Request
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from npusim.report.compare import Comparison
     from npusim.run_result import RunResult
+
+app = Verbs()
 
 #: Names that are files, whether or not they are there.
 _FILES = (".json", ".csv", ".yaml")
@@ -37,22 +39,15 @@ Html = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "compare",
-        cls=Command,
-        epilog=examples(
-            ("npusim compare runs/flash-a runs/flash-b", "what moved, and why"),
-            ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
-            ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
-            ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
-            ("npusim compare pasa flash --html page.html", "and a page to look at"),
-            ("npusim compare a/result.json b/result.json --json", "the same for a script"),
-        ),
-    )(compare)
-
-
+@app.verb(
+    "compare",
+    ("npusim compare runs/flash-a runs/flash-b", "what moved, and why"),
+    ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
+    ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
+    ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
+    ("npusim compare pasa flash --html page.html", "and a page to look at"),
+    ("npusim compare a/result.json b/result.json --json", "the same for a script"),
+)
 @o.takes("trace_groups", "window", "presets", "diagnose", own_first=True, schedule=False)
 def compare(
     request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False

@@ -65,6 +65,11 @@ def show_markdown(blocks: Iterable[Block]) -> None:
     typer.echo(markdown(blocks), nl=False)
 
 
+def show_document(kind: str, *, version: int = 1, **content: object) -> None:
+    """Print a verb's own document as JSON, led by its kind and the version of its keys."""
+    show_json({"schema_version": version, "kind": f"npusim.{kind}", **content})
+
+
 def show_json(document: Mapping[str, object]) -> None:
     """Print a document as JSON."""
     typer.echo(json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)))

@@ -1,14 +1,14 @@
 """``npusim diff``: a kernel's output against predicted bits."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.console import progress, show, show_document
+from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError
 from npusim.request import Request
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from npusim.report.text import Cell
     from npusim.validate.diff import Difference, Explanation
 
-SCHEMA_VERSION = 1
+app = Verbs()
+
 #: Explanations that are shown; JSON has them all.
 _SHOWN = 5
 
@@ -32,19 +33,12 @@ Schedule = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "diff",
-        cls=Command,
-        epilog=examples(
-            ("npusim diff out.npz flash --hw h200 --tensors qkv.npz", "the last rows of some heads"),
-            ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
-            ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
-        ),
-    )(diff)
-
-
+@app.verb(
+    "diff",
+    ("npusim diff out.npz flash --hw h200 --tensors qkv.npz", "the last rows of some heads"),
+    ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
+    ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
+)
 @o.takes("trace_groups", "presets", "diagnose", "numerics", "window", own_first=True, schedule=False)
 def diff(request: Request, *, out: Output, schedule: Schedule = None, json: o.Json = False) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
@@ -58,7 +52,7 @@ def diff(request: Request, *, out: Output, schedule: Schedule = None, json: o.Js
     with progress("trying other choices") as advance:
         found = search(out, request, advance)
     if json:
-        show_json(_document(out, found))
+        _show_document(out, found)
     else:
         _show(out, found)
     if not found.passed:
@@ -107,26 +101,16 @@ def _step(one: "Explanation") -> "tuple[Cell, ...]":
     return () if one.parted is None else (Cell(f"first at {one.parted}", "dim"),)
 
 
-def _document(out: Path, found: "Difference") -> dict[str, object]:
+def _show_document(out: Path, found: "Difference") -> None:
     def told(one: "Explanation") -> dict[str, object]:
         return {
-            "changes": [{"kind": c.kind, "field": c.field, "value": c.value} for c in one.changes],
+            "changes": [asdict(c) for c in one.changes],
             "matched": one.matched, "of": one.of, "step": None if one.parted is None else str(one.parted),
         }  # fmt: skip
 
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.diff",
-        "output": str(out),
-        "run": found.run.name,
-        "precision": found.run.precision,
-        "matched": found.matched,
-        "total": found.total,
-        "first": None if found.first is None else list(found.first),
-        "given": found.given if found.first else None,
-        "predicted": found.predicted if found.first else None,
-        "explained": [told(one) for one in found.explained],
-        "nearest": None if found.nearest is None else told(found.nearest),
-        "tried": found.tried,
-        "passed": found.passed,
-    }
+    show_document(
+        "diff", output=str(out), run=found.run.name, precision=found.run.precision, matched=found.matched,
+        total=found.total, first=found.first, given=found.given if found.first else None,
+        predicted=found.predicted if found.first else None, explained=[told(one) for one in found.explained],
+        nearest=None if found.nearest is None else told(found.nearest), tried=found.tried, passed=found.passed,
+    )  # fmt: skip

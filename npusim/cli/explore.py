@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.console import progress, say, show, show_document
+from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import TilingError
 from npusim.request import Request
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome
 
-SCHEMA_VERSION = 1
+app = Verbs()
 
 _HOW, _OUT = "How", "Output"
 Fields = Annotated[
@@ -34,7 +34,7 @@ Fields = Annotated[
     ),
 ]  # fmt: skip
 Studies = Annotated[
-    bool, typer.Option("--studies", rich_help_panel=_HOW, help="Rank times too that are those of no real kernel.")
+    bool, typer.Option("--studies", rich_help_panel=_HOW, help="With --auto rank times of no real kernel, too.")
 ]
 Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
 Jobs = Annotated[
@@ -46,6 +46,9 @@ Cluster = Annotated[
 ]
 Exhaustive = Annotated[
     bool, typer.Option("--exhaustive", rich_help_panel=_HOW, help="Simulate every point, prune none.")
+]
+CheckAll = Annotated[
+    bool, typer.Option("--check-all", rich_help_panel=_HOW, help="Check all pruned points for races, not some of each.")
 ]
 Pareto = Annotated[
     bool, typer.Option("--pareto", rich_help_panel=_HOW, help="Compute bits: the front of latency and relative RMSE.")
@@ -73,24 +76,17 @@ Robust = Annotated[
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in the table.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "explore",
-        cls=Command,
-        epilog=examples(
-            ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
-            (
-                "npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2",
-                "a grid, keys no fewer than rows",
-            ),
-            ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
-            ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
-            ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
-        ),
-    )(explore)
-
-
+@app.verb(
+    "explore",
+    ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
+    (
+        "npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2",
+        "a grid, keys no fewer than rows",
+    ),
+    ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
+    ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
+    ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
+)
 @o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", "window", own_first=True)
 def explore(
     request: Request,
@@ -101,6 +97,7 @@ def explore(
     max_rmse: MaxRmse = None,
     finite: Finite = False,
     exhaustive: Exhaustive = False,
+    check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
     cluster: Cluster = None,
@@ -137,13 +134,14 @@ def explore(
 
         options = Options(
             jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
-            pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies, on_outcome=on_outcome,
+            check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
+            on_outcome=on_outcome,
         )  # fmt: skip
         with suppress(KeyboardInterrupt):  # what is done is shown first
             found = search(request, axes, options)
     done.sort(key=lambda outcome: outcome.index)
     if json:
-        show_json(_document(name, done, found, complete=found is not None))
+        _show_document(name, done, found)
     else:
         _show(name, done, found, axes, total=points, top=top, is_pareto=pareto, robust=robust)
     say(f"wrote {path}")
@@ -151,12 +149,9 @@ def explore(
         raise KeyboardInterrupt
     _write(found, best, plot)
     if found.best is None:
-        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{_closest(found)}")
-
-
-def _closest(found: "Exploration") -> str:
-    closest = found.closest_misfit()
-    return f". The closest: {closest}" if closest else ""
+        closest = found.closest_misfit()
+        hint = f". The closest: {closest}" if closest else ""
+        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{hint}")
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":
@@ -188,7 +183,7 @@ def _show(
     name: str, done: "list[Outcome]", found: "Exploration | None", axes: "Mapping[str, Any]", *, total: int, top: int,
     is_pareto: bool, robust: bool,
 ) -> None:  # fmt: skip
-    from npusim.report.exploration import exploration_blocks, what_if_blocks
+    from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
 
     scene_names = found.setting.scene_names if found is not None else ("schedule",)
     swayed = found.swayed_by() if found is not None and robust else {}
@@ -196,6 +191,7 @@ def _show(
         name, done, scene_names, total=total, top=top, is_pareto=is_pareto and found is not None, swayed_by=swayed
     )
     if found is not None:
+        blocks += assurances(found)
         blocks += what_if_blocks(done, found.setting.device_keys, found.setting.schedules)
     show(blocks)
 
@@ -227,9 +223,7 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
         say(f"wrote {file}")
 
 
-def _document(
-    schedule: str, outcomes: "list[Outcome]", found: "Exploration | None", *, complete: bool
-) -> dict[str, object]:
+def _show_document(schedule: str, outcomes: "list[Outcome]", found: "Exploration | None") -> None:
     from npusim.explore.exploration import best_of
 
     best = best_of(outcomes)
@@ -238,12 +232,8 @@ def _document(
         row = outcome.row()
         return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
 
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.explore",
-        "schedule": schedule,
-        "complete": complete,
-        "best": point(best) if best else None,
-        "front": [point(outcome) for outcome in found.front] if found is not None else [],
-        "points": [point(outcome) for outcome in outcomes],
-    }
+    show_document(
+        "explore", schedule=schedule, complete=found is not None, best=point(best) if best else None,
+        front=[point(outcome) for outcome in found.front] if found is not None else [],
+        points=[point(outcome) for outcome in outcomes],
+    )  # fmt: skip

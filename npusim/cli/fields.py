@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from npusim.cli.console import show, show_json
+from npusim.cli.console import show, show_document
 
 if TYPE_CHECKING:
     from npusim.config.tiling import TilingField
     from npusim.request import Request
-
-SCHEMA_VERSION = 1
 
 
 def show_fields(request: Request, *, as_json: bool) -> None:
@@ -25,24 +23,15 @@ def show_fields(request: Request, *, as_json: bool) -> None:
     fields = tiling_fields(schedule.tiling)
     default = schedule.default_precision
     if as_json:
-        show_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "kind": "npusim.fields",
-                "schedule": name,
-                "family": schedule.family,
-                "tiling": [
-                    {"name": f.name, "default": f.default, "description": f.description}
-                    | {"minimum": f.minimum, "maximum": f.maximum, "multiple_of": f.multiple_of}
-                    | {"choices": list(f.choices)}
-                    for f in fields
-                ],
-                "precisions": {n: p.formats() for n, p in schedule.precisions.items()},
-                "default_precision": default,
-            }
-        )
+        show_document(
+            "fields", schedule=name, family=schedule.family,
+            tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
+            precisions={n: p.formats() for n, p in schedule.precisions.items()}, default_precision=default,
+        )  # fmt: skip
         return
-    rows = [cells(f.name, _default(f), _allowed(f), f.description) for f in fields]
+    rows = [
+        cells(f.name, "auto" if f.default is None else str(f.default), _allowed(f), f.description) for f in fields
+    ]
     presets = [
         (preset, (Cell(" ".join(f"{k}={v}" for k, v in precision.formats().items())),))
         for preset, precision in schedule.precisions.items()
@@ -55,10 +44,6 @@ def show_fields(request: Request, *, as_json: bool) -> None:
             Facts(tuple(presets)),
         ]
     )
-
-
-def _default(field: TilingField) -> str:
-    return "auto" if field.default is None else str(field.default)
 
 
 def _allowed(field: TilingField) -> str:

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.errors import SpecError
+
+app = Verbs()
 
 #: What a guide says to its test: the name of a file that a block is.
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
@@ -18,15 +20,6 @@ Topic = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "help",
-        cls=Command,
-        epilog=examples(("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile")),
-    )(show_guide)
-
-
 def guides() -> dict[str, str]:
     """Return the guides' Markdown by topic."""
     folder = files("npusim") / "docs"
@@ -34,12 +27,14 @@ def guides() -> dict[str, str]:
     return {name: path.read_text(encoding="utf-8") for name, path in found}
 
 
+@app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
 def show_guide(topic: Topic = None) -> None:
     """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
     known = guides()
     if topic is None:
         width = max(map(len, known))
-        lines = [f"  npusim help {name:<{width}}   {_title(text)}" for name, text in known.items()]
+        titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
+        lines = [f"  npusim help {name:<{width}}   {title}" for name, title in titles.items()]
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
@@ -47,7 +42,3 @@ def show_guide(topic: Topic = None) -> None:
 
         raise SpecError(f"help {topic}: there are {', '.join(known)}{suggest(topic, tuple(known))}")
     typer.echo(_MARK.sub("", known[topic]), nl=False)
-
-
-def _title(text: str) -> str:
-    return text.partition("\n")[0].lstrip("# ")

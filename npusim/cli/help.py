@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    import typer
+    from collections.abc import Callable
 
 #: Heading of options that name none.
 _OTHERS = "Options"
 #: Longer than any summary.
 _WHOLE = 1000
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def examples(*commands: tuple[str, str]) -> str:
@@ -45,8 +47,27 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the examples line by line."""
-        _write_lines(self.epilog, formatter)
+        """Write lines as they are to be typed; what one does goes below it where both are too wide."""
+        if not self.epilog:
+            return
+        formatter.write("\n")
+        for line in self.epilog.split("\n"):
+            typed, mark, what = line.partition("   # ")
+            if mark and len(line) > formatter.width:
+                formatter.write(f"{typed.rstrip()}\n      # {what}\n")
+            else:
+                formatter.write(f"{line}\n")
+
+
+class Verbs(typer.Typer):
+    """Verbs of the command line: those of one file, or below a name of their own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": Group, **options})
+
+    def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
+        """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
+        return self.command(name, cls=Command, epilog=examples(*commands) + after)
 
 
 class Group(TyperGroup):
@@ -62,19 +83,4 @@ class Group(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the examples line by line."""
-        _write_lines(self.epilog, formatter)
-
-
-def _write_lines(text: str | None, formatter: Any) -> None:
-    """Write lines as they are to be typed; what one does goes below it where both are too wide."""
-    if not text:
-        return
-    formatter.write("\n")
-    for line in text.split("\n"):
-        typed, mark, what = line.partition("   # ")
-        if mark and len(line) > formatter.width:
-            formatter.write(f"{typed.rstrip()}\n      # {what}\n")
-        else:
-            formatter.write(f"{line}\n")
+    format_epilog = Command.format_epilog  # type: ignore[assignment]

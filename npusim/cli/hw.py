@@ -5,18 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_json
-from npusim.cli.help import Command, Group, examples
+from npusim.cli.console import show, show_document, show_json
+from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
 
-SCHEMA_VERSION = 1
-
-app = typer.Typer(
-    cls=Group,
+app = Verbs(
+    name="hw",
     no_args_is_help=True,
     help="Devices: list them, look into one, check your own file.",
     epilog=examples(
@@ -30,7 +28,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list", cls=Command, epilog=examples(("npusim hw list --json", "for a script")))
+@app.verb("list", ("npusim hw list --json", "for a script"))
 def list_all(json: o.Json = False) -> None:
     """List the devices that come with npusim, and the nodes of several."""
     from npusim.config.load import list_devices, load_device
@@ -44,20 +42,17 @@ def list_all(json: o.Json = False) -> None:
             {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()}
             for d in devices
         ]
-        show_json({"schema_version": SCHEMA_VERSION, "kind": "npusim.hw.list", "devices": rows})
+        show_document("hw.list", devices=rows)
         return
     table = tuple(cells(d.name, d.family, d.description) for d in devices)
     show([Grid(("device", "family", "description"), "<<<", table)])
 
 
-@app.command(
+@app.verb(
     "show",
-    cls=Command,
-    epilog=examples(
-        ("npusim hw show ascend_910b2", "all of it"),
-        ("npusim hw show ascend_910b2 --only links", "keys that start so"),
-        ("npusim hw show my_910.yaml --basis assumed", "what rests on assumptions"),
-    ),
+    ("npusim hw show ascend_910b2", "all of it"),
+    ("npusim hw show ascend_910b2 --only links", "keys that start so"),
+    ("npusim hw show my_910.yaml --basis assumed", "what rests on assumptions"),
 )
 def show_one(
     name: Name,
@@ -81,15 +76,7 @@ def show_one(
 
     device = load_machine(name, o.key_values(overrides, "-C"))
     if json:
-        content = device.model_dump(mode="json", by_alias=True)
-        show_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "kind": "npusim.hw.show",
-                "digest": device.digest(),
-                "device": content,
-            }
-        )
+        show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
         return
     _show(device, only, basis)
 
@@ -97,7 +84,8 @@ def show_one(
 def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
     from npusim.config.messages import suggest
     from npusim.config.quantity import BASES
-    from npusim.report.text import Cell, Grid, Heading
+    from npusim.config.validated import validated_schedules
+    from npusim.report.text import Cell, Facts, Grid, Heading, cells
 
     if basis is not None and basis not in BASES:
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
@@ -112,17 +100,17 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
     if not rows:
         where = f" under --only {only!r}" if only else ""
         raise SpecError(f"{device.name} has no number{where}{f' of basis {basis}' if basis else ''}")
+    held = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
     show(
         [
             Heading(device.name, f"{device.description}; file {device.digest()}"),
             Grid(("key", "value", "basis", "source"), "<><<", tuple(rows)),
+            *([] if only or basis else [Facts((("measured", cells(*held or ["no measurement: predicted only"])),))]),
         ]
     )
 
 
-@app.command(
-    "schema", cls=Command, epilog=examples(("npusim hw schema > hw.schema.json", "for your editor"))
-)
+@app.verb("schema", ("npusim hw schema > hw.schema.json", "for your editor"))
 def schema() -> None:
     """Print the JSON Schema of hardware files."""
     from npusim.config.load import device_schema
@@ -130,11 +118,7 @@ def schema() -> None:
     show_json(device_schema())
 
 
-@app.command(
-    "validate",
-    cls=Command,
-    epilog=examples(("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty")),
-)
+@app.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")],
     json: o.Json = False,
@@ -155,7 +139,7 @@ def validate(
             facts.append((file, (Cell(f"ok: {_summary(device)}", "good"),)))
     if json:
         found = [{"file": f, "valid": f not in faults, "faults": faults.get(f, [])} for f in files]
-        show_json({"schema_version": SCHEMA_VERSION, "kind": "npusim.hw.validate", "files": found})
+        show_document("hw.validate", files=found)
     else:
         show([Facts(tuple(facts))])
     if faults:

@@ -6,9 +6,11 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.request import Request
+
+app = Verbs()
 
 Names = "batch, position, splits, merge, tile, packing, ranks, order"
 Require = Annotated[
@@ -26,23 +28,16 @@ Vary = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "invariant",
-        cls=Command,
-        epilog=examples(
-            ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
-            ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
-            ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
-        ),
-    )(invariant)
-
-
+@app.verb(
+    "invariant",
+    ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
+    ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
+    ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
+)
 @o.takes(
     "tensors", "prefix", "layout", "rows", "heads", "numerics", "diagnose", "presets", "trace_groups", "window",
     own_first=True,
-)  # fmt: skip
+)
 def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 

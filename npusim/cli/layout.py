@@ -7,28 +7,23 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 
 if TYPE_CHECKING:
     from npusim.report.layouts import Picture, Square
 
+app = Verbs()
+
 Order = Literal["row", "col"]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "layout",
-        cls=Command,
-        epilog=examples(
-            ("npusim layout m8n8k4 --acc f16", "the accumulator of a quad pair"),
-            ("npusim layout m8n8k4 --acc f32 --chain", "what must move before P·V"),
-            ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "as wmma arranges a warp"),
-            ("npusim layout m16n8k16 --operand a --svg a.svg", "a picture file"),
-        ),
-    )(layout)
-
-
+@app.verb(
+    "layout",
+    ("npusim layout m8n8k4 --acc f16", "the accumulator of a quad pair"),
+    ("npusim layout m8n8k4 --acc f32 --chain", "what must move before P·V"),
+    ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "as wmma arranges a warp"),
+    ("npusim layout m16n8k16 --operand a --svg a.svg", "a picture file"),
+)
 def layout(
     instruction: Annotated[
         str, typer.Argument(metavar="INSTRUCTION", help="m8n8k4, m16n8k8 or m16n8k16.")

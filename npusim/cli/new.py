@@ -9,14 +9,12 @@ from typing import Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show_json
-from npusim.cli.help import Command, Group, examples
+from npusim.cli.console import say, show_document
+from npusim.cli.help import Verbs, examples
 from npusim.errors import OutputError, SpecError, reason_of
 
-SCHEMA_VERSION = 1
-
-app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Files to start from: a schedule of your own.",
+app = Verbs(
+    name="new", no_args_is_help=True, help="Files to start from: a schedule of your own.",
     epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
 )  # fmt: skip
 
@@ -28,7 +26,7 @@ def root() -> None:
     """Write a file to start from."""
 
 
-@app.command(cls=Command, epilog=examples(("npusim new schedule mine", "then: npusim run mine.py:mine --seq 1024")))
+@app.verb("schedule", ("npusim new schedule mine", "then: npusim run mine.py:mine --seq 1024"))
 def schedule(name: Name, json: o.Json = False) -> None:
     """Write NAME.py: a schedule that runs as it is, its softmax written out to be changed."""
     text = (files("npusim.cli") / "new_schedule.txt").read_text(encoding="utf-8")
@@ -42,7 +40,7 @@ def schedule(name: Name, json: o.Json = False) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
     if json:
-        show_json({"schema_version": SCHEMA_VERSION, "kind": "npusim.new", "file": str(path)})
+        show_document("new", file=str(path))
     else:
         say(f"wrote {path}; run it: npusim run {path}:{name} --seq 1024")
 

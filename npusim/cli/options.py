@@ -151,11 +151,11 @@ def _read(name: str, value: Any) -> Any:
         case "overrides":
             return key_values(value, option)
         case "tiling":
-            return tiling_values(value)
+            return key_values([part for item in value or () for part in item.split(",")], "-t")
         case "problem":
             return problem_values(value)
         case "ignore":
-            return ignored_names(value)
+            return tuple(name.strip() for name in (value or "").split(",") if name.strip())
         case "rows" | "heads":
             return chosen(value, option)
         case "trace_groups":
@@ -230,17 +230,6 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
         return CopyProblem(bytes=sizes["bytes"])
     kind: Literal["float16", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float16"
     return GemmProblem(m=sizes["m"], n=sizes["n"], k=sizes["k"], dtype=kind)
-
-
-def tiling_values(items: Iterable[str] | None) -> dict[str, object]:
-    """Return tiling fields given as ``-t a=1,b=2 -t c=3``."""
-    parts = [part for item in items or () for part in item.split(",")]
-    return dict(key_values(parts, "-t"))
-
-
-def ignored_names(text: str | None) -> tuple[str, ...]:
-    """Return the names of ``window,softcap``."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:

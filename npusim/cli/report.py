@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from npusim.cli.console import say, working
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
+
+app = Verbs()
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one store of explore.")]
 Out = Annotated[
@@ -17,19 +19,12 @@ Out = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "report",
-        cls=Command,
-        epilog=examples(
-            ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
-            ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
-            ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
-        ),
-    )(report)
-
-
+@app.verb(
+    "report",
+    ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
+    ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
+    ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
+)
 def report(runs: Runs, out: Out = None) -> None:
     """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.
 

@@ -9,13 +9,15 @@ import typer
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
 from npusim.request import Request
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
+
+app = Verbs()
 
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
@@ -75,33 +77,26 @@ Fields = Annotated[
 ]  # fmt: skip
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "run",
-        cls=Command,
-        epilog=examples(
-            ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
-            (
-                "npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1",
-                "another model and device",
-            ),
-            ("npusim run flash --fields", "which tiling fields and precisions there are"),
-            ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
-            (
-                "npusim run flash --tensors qkv.safetensors --rows all",
-                "your own Q, K and V, every row",
-            ),
-            (
-                "npusim run flash -C flags.cross_core_latency_cycles=1000",
-                "what if flags were slower",
-            ),
-            ("npusim run pasa --report", "and a page to look at: runs/<name>/report.html"),
-            ("npusim run flash --no-numerics --json", "time only, for a script"),
-        ),
-    )(run)
-
-
+@app.verb(
+    "run",
+    ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
+    (
+        "npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1",
+        "another model and device",
+    ),
+    ("npusim run flash --fields", "which tiling fields and precisions there are"),
+    ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
+    (
+        "npusim run flash --tensors qkv.safetensors --rows all",
+        "your own Q, K and V, every row",
+    ),
+    (
+        "npusim run flash -C flags.cross_core_latency_cycles=1000",
+        "what if flags were slower",
+    ),
+    ("npusim run pasa --report", "and a page to look at: runs/<name>/report.html"),
+    ("npusim run flash --no-numerics --json", "time only, for a script"),
+)
 @o.takes()
 def run(
     request: Request,
@@ -121,17 +116,18 @@ def run(
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
     runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
     """
-    from npusim.simulate import run_request
-
     if fields:
         show_fields(request, as_json=json)
         return
+    from npusim.report.output import check_writable, default_folder, save_run
+    from npusim.simulate import run_request
+
     if report and no_save:
         raise SpecError("--report: the page stands in the run's folder; leave out --no-save")
     if no_save or (trace == "none" and not report):
         request = replace(request, trace_groups=())
-    if not no_save:
-        _check_place(out)
+    if not no_save:  # before minutes of simulation
+        check_writable(out if out is not None else default_folder(".probe"))
     if report:
         check_reports()
         request = replace(request, diagnose=request.numerics)
@@ -140,7 +136,9 @@ def run(
     with working(f"simulating {request.schedule}") as progress:
         result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
         tensor = save_output or request.tensors is not None
-        folder = None if no_save else _save(result, out, trace, tensor, request.window, report)
+        folder = None if no_save else save_run(
+            result, out, trace=trace, save_output=tensor, window=request.window, report=report
+        )  # fmt: skip
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
@@ -149,26 +147,6 @@ def has_presets(name: str) -> bool:
     from npusim.schedules import SCHEDULES
 
     return any(s.beside for s in SCHEDULES.values() if s.name == name)
-
-
-def _check_place(out: Path | None) -> None:
-    """Fail before the simulation, not after it, where the folder cannot be written."""
-    from npusim.report.output import check_writable, default_folder
-
-    check_writable(out if out is not None else default_folder(".probe"))
-
-
-def _save(
-    result: "RunResult",
-    out: Path | None,
-    trace: Literal["perfetto", "chrome", "none"],
-    tensor: bool,
-    window: tuple[float, float] | None,
-    report: bool,
-) -> Path:
-    from npusim.report.output import save_run
-
-    return save_run(result, out, trace=trace, save_output=tensor, window=window, report=report)
 
 
 def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:

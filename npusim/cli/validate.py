@@ -7,30 +7,25 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
-from npusim.cli.help import Command, examples
+from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 
 if TYPE_CHECKING:
     from npusim.validate import BitsReport, TimesReport
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(
-        "validate",
-        cls=Command,
-        epilog=examples(
-            (
-                "npusim validate measured.yaml --band 0.15",
-                "times: each residual, exit code 1 outside",
-            ),
-            ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
-            ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
-            ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
-        ),
-    )(validate)
+app = Verbs()
 
 
+@app.verb(
+    "validate",
+    (
+        "npusim validate measured.yaml --band 0.15",
+        "times: each residual, exit code 1 outside",
+    ),
+    ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
+    ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
+    ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
+)
 def validate(
     file: Annotated[
         Path | None,

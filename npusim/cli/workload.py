@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show, show_json
-from npusim.cli.help import Command, Group, examples
+from npusim.cli.console import say, show, show_document, show_json
+from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.report.text import Cell
 
-SCHEMA_VERSION = 1
-
-app = typer.Typer(
-    cls=Group,
+app = Verbs(
+    name="workload",
     no_args_is_help=True,
     help="Models: list them, look into one, import one from a config.json.",
     epilog=examples(
@@ -31,7 +29,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list", cls=Command, epilog=examples(("npusim workload list --json", "for a script")))
+@app.verb("list", ("npusim workload list --json", "for a script"))
 def list_all(json: o.Json = False) -> None:
     """List the workloads that come with npusim."""
     from npusim.config.load import list_workloads, load_workload
@@ -40,9 +38,7 @@ def list_all(json: o.Json = False) -> None:
     loads = [load_workload(name) for name in list_workloads()]
     if json:
         rows = [{"name": w.name, "description": w.description} for w in loads]
-        show_json(
-            {"schema_version": SCHEMA_VERSION, "kind": "npusim.workload.list", "workloads": rows}
-        )
+        show_document("workload.list", workloads=rows)
         return
     table = []
     for load in loads:
@@ -53,9 +49,7 @@ def list_all(json: o.Json = False) -> None:
     show([Grid(header, "<>>>><", tuple(table))])
 
 
-@app.command(
-    "show", cls=Command, epilog=examples(("npusim workload show llama2_70b", "sizes and source"))
-)
+@app.verb("show", ("npusim workload show llama2_70b", "sizes and source"))
 def show_one(name: Name, json: o.Json = False) -> None:
     """Show a workload, and the problem that one device computes."""
     from npusim.config.load import load_workload
@@ -66,21 +60,12 @@ def show_one(name: Name, json: o.Json = False) -> None:
     problem = load.problem().model_dump(mode="json")
     content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
     if json:
-        show_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "kind": "npusim.workload.show",
-                "workload": content,
-                "problem": problem,
-                "not_modelled": load.left_out(),
-            }
-        )
+        show_document("workload.show", workload=content, problem=problem, not_modelled=load.left_out())
         return
     hidden = ("schema", "name", "description")
     facts = [(key, cells(_text(value))) for key, value in content.items() if key not in hidden]
     facts.append(("one device", cells(problem_text(problem))))
-    left_out = load.left_out()
-    if left_out:
+    if load.left_out():
         facts.append(("not modelled", tuple(_not_modelled(load))))
     show([Heading(load.name, load.description), Facts(tuple(facts))])
 
@@ -100,11 +85,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@app.command(
-    "schema",
-    cls=Command,
-    epilog=examples(("npusim workload schema > workload.schema.json", "for your editor")),
-)
+@app.verb("schema", ("npusim workload schema > workload.schema.json", "for your editor"))
 def schema() -> None:
     """Print the JSON Schema of workload files."""
     from npusim.config.load import workload_schema
@@ -112,14 +93,11 @@ def schema() -> None:
     show_json(workload_schema())
 
 
-@app.command(
+@app.verb(
     "import",
-    cls=Command,
-    epilog=examples(
-        ("npusim workload import config.json", "print the workload"),
-        ("npusim workload import config.json --tp 8 --seq 8192 -o mine.yaml", "write it"),
-        ("npusim run flash -w mine.yaml", "and run it"),
-    ),
+    ("npusim workload import config.json", "print the workload"),
+    ("npusim workload import config.json --tp 8 --seq 8192 -o mine.yaml", "write it"),
+    ("npusim run flash -w mine.yaml", "and run it"),
 )
 def import_one(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A model's config.json.")],
@@ -158,14 +136,7 @@ def import_one(
     )
     if json:
         content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
-        show_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "kind": "npusim.workload.import",
-                "workload": content,
-                "not_modelled": load.left_out(),
-            }
-        )
+        show_document("workload.import", workload=content, not_modelled=load.left_out())
     if out is not None:
         from npusim.report.output import write_whole
 

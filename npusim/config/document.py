@@ -11,6 +11,10 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
 from npusim.errors import SpecError
 from npusim.units import MIB, format_bytes
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
 
 _TAG = "tag:yaml.org,2002:"
 #: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
@@ -90,9 +94,6 @@ def read_text(path: Path) -> str:
 
 def parse_document(text: str, *, file: str) -> Document:
     """Return the content of YAML text, which errors call ``file``; raises as `read_document`."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.nodes import MappingNode
-
     yaml = YAML(typ="safe", pure=True)
     root = _composed(yaml, text, file)
     if not isinstance(root, MappingNode):
@@ -108,8 +109,6 @@ def parse_document(text: str, *, file: str) -> Document:
 
 def _composed(yaml: YAML, text: str, file: str) -> object:
     """Return the root node of YAML text, None if it is empty; raise `SpecError` if it is faulty."""
-    from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
-
     try:
         with warnings.catch_warnings():
             # A second anchor of one name would silently change what later aliases mean.
@@ -134,10 +133,6 @@ def _composed(yaml: YAML, text: str, file: str) -> object:
 
 def parse_scalar(text: str) -> object:
     """Return ``text`` as YAML 1.2 reads it as a value: number, true/false, or the text itself."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-    from ruamel.yaml.nodes import ScalarNode
-
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
@@ -151,15 +146,13 @@ def parse_scalar(text: str) -> object:
 class _Builder:
     """Plain values from composed nodes; notes the place of each key, refuses a key given twice."""
 
-    def __init__(self, file: str, places: dict[str, Place], constructor: object) -> None:
+    def __init__(self, file: str, places: dict[str, Place], constructor: SafeConstructor) -> None:
         self.file = file
         self.places = places
         self.constructor = constructor
         self.left = MOST_VALUES
 
     def value(self, key: str, node: object) -> object:
-        from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
-
         self.left -= 1
         if self.left < 0:
             first = key.partition(".")[0]
@@ -175,10 +168,7 @@ class _Builder:
                 return self.scalar(key, node)
         raise TypeError(f"not a YAML node: {node!r}")
 
-    def mapping(self, key: str, node: object) -> dict[str, object]:
-        from ruamel.yaml.nodes import MappingNode, ScalarNode
-
-        assert isinstance(node, MappingNode)
+    def mapping(self, key: str, node: MappingNode) -> dict[str, object]:
         result: dict[str, object] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
@@ -195,10 +185,7 @@ class _Builder:
             result[name] = self.value(path, value_node)
         return result
 
-    def sequence(self, key: str, node: object) -> list[object]:
-        from ruamel.yaml.nodes import SequenceNode
-
-        assert isinstance(node, SequenceNode)
+    def sequence(self, key: str, node: SequenceNode) -> list[object]:
         items: list[object] = []
         for index, item in enumerate(node.value):
             path = f"{key}.{index}"
@@ -206,13 +193,7 @@ class _Builder:
             items.append(self.value(path, item))
         return items
 
-    def scalar(self, key: str, node: object) -> object:
-        from ruamel.yaml.constructor import SafeConstructor
-        from ruamel.yaml.error import YAMLError
-        from ruamel.yaml.nodes import ScalarNode
-
-        assert isinstance(node, ScalarNode)
-        assert isinstance(self.constructor, SafeConstructor)
+    def scalar(self, key: str, node: ScalarNode) -> object:
         kind = str(node.tag).removeprefix(_TAG)
         # YAML 1.2 has no dates: what looks like one is text.
         if kind in ("str", "timestamp"):

@@ -47,9 +47,11 @@ class RouteSpec(SpecModel):
         default=None, description="per row that does not continue the one before in GM; of rows cut into fractals, each"
     )
     miss_bytes_per_cycle: Positive | None = Field(
-        default=None, description="of bytes that come from or go beyond L2, one core alone"
+        default=None, description="of bytes read from beyond L2, or written where it does not hold them"
     )
-    row_cycles: Quantity | None = Field(default=None, description="of a row at least, cut into fractals on the way")
+    row_cycles: Quantity | None = Field(
+        default=None, description="of a row from beyond L2 at least, cut into fractals on the way"
+    )
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
     )

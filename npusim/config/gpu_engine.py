@@ -15,6 +15,12 @@ from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, Wh
 from npusim.errors import SpecError
 
 
+class GapSpec(SpecModel):
+    """Time between two steps."""
+
+    gap_cycles: PositiveWhole
+
+
 class MmaStepsSpec(SpecModel):
     """The machine instructions of one warp product, for one format of accumulators."""
 
@@ -35,12 +41,6 @@ class MmaStepsSpec(SpecModel):
     def pipe_cycles(self) -> int:
         """Cycles of its sub-core's pipe that one product of a warp takes."""
         return self.steps_count.value * self.step_cycles.value
-
-
-class GapSpec(SpecModel):
-    """Time between two steps."""
-
-    gap_cycles: PositiveWhole
 
 
 class SharingSpec(SpecModel):
@@ -174,6 +174,12 @@ class WarpIssue(SpecModel):
     library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
 
 
+class LaneOpSpec(SpecModel):
+    """Instructions that an operation takes for an element, or for those packed in one register."""
+
+    instructions_count: PositiveWhole
+
+
 class LanePipe(SpecModel):
     """A pipe that works element by element, a warp instruction at a time: FMA, MUFU."""
 
@@ -199,10 +205,16 @@ class LanePipe(SpecModel):
         return self.packed_count.value if is_packed and self.packed_count else 1
 
 
-class LaneOpSpec(SpecModel):
-    """Instructions that an operation takes for an element, or for those packed in one register."""
+class PairSpec(SpecModel):
+    """Lanes that can share a return."""
 
-    instructions_count: PositiveWhole
+    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+
+
+class PhaseSpec(SpecModel):
+    """Lanes that shared memory serves together."""
+
+    lanes_count: PositiveWhole
 
 
 class SharedMemoryPipe(SpecModel):
@@ -218,19 +230,3 @@ class SharedMemoryPipe(SpecModel):
     latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
     shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
-
-
-class PairSpec(SpecModel):
-    """Lanes that can share a return."""
-
-    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
-
-
-class PhaseSpec(SpecModel):
-    """Lanes that shared memory serves together."""
-
-    lanes_count: PositiveWhole
-
-
-for _model in (MmaStepsSpec, LanePipe, SharedMemoryPipe):
-    _model.model_rebuild()

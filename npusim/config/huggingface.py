@@ -40,44 +40,40 @@ _DTYPES = ("float16", "bfloat16", "float32")
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def _spelled(*names: str) -> AliasChoices:
-    return AliasChoices(*names)
-
-
 class HuggingFaceConfig(BaseModel):
     """The keys of a ``config.json`` that say something about attention; all others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     model_type: str = ""
-    hidden_size: PositiveInt = Field(validation_alias=_spelled("hidden_size", "n_embd", "d_model"))
+    hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model"))
     heads: HeadCount = Field(
-        validation_alias=_spelled("num_attention_heads", "num_heads", "n_head", "n_heads")
+        validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads")
     )
     kv_heads: HeadCount | None = Field(
         None,
-        validation_alias=_spelled("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+        validation_alias=AliasChoices("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
     )
     multi_query: bool = Field(
-        False, validation_alias=_spelled("multi_query", "multi_query_attention")
+        False, validation_alias=AliasChoices("multi_query", "multi_query_attention")
     )
     new_decoder_architecture: bool = False
     layers: PositiveInt = Field(
-        validation_alias=_spelled("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+        validation_alias=AliasChoices("num_hidden_layers", "num_layers", "n_layer", "n_layers")
     )
-    head_dim: PositiveInt | None = Field(None, validation_alias=_spelled("head_dim", "kv_channels"))
+    head_dim: PositiveInt | None = Field(None, validation_alias=AliasChoices("head_dim", "kv_channels"))
     intermediate_size: PositiveInt | None = Field(
         None,
-        validation_alias=_spelled("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+        validation_alias=AliasChoices("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     )
     vocab_size: PositiveInt | None = None
     activation: str | None = Field(
-        None, validation_alias=_spelled("hidden_act", "activation_function", "hidden_activation")
+        None, validation_alias=AliasChoices("hidden_act", "activation_function", "hidden_activation")
     )
     max_positions: int | None = Field(
-        None, validation_alias=_spelled("max_position_embeddings", "n_positions", "n_ctx")
+        None, validation_alias=AliasChoices("max_position_embeddings", "n_positions", "n_ctx")
     )
-    dtype: str | None = Field(None, validation_alias=_spelled("dtype", "torch_dtype"))
+    dtype: str | None = Field(None, validation_alias=AliasChoices("dtype", "torch_dtype"))
     is_decoder: bool | None = None
     is_encoder_decoder: bool = False
     image_size: object = None
@@ -90,10 +86,10 @@ class HuggingFaceConfig(BaseModel):
     query_pre_attn_scalar: PositiveNumber | None = None
     attention_multiplier: PositiveNumber | None = None
     rope_scaling: dict[str, object] | None = Field(
-        None, validation_alias=_spelled("rope_scaling", "rope_parameters")
+        None, validation_alias=AliasChoices("rope_scaling", "rope_parameters")
     )
     softcap: PositiveNumber | None = Field(None, validation_alias="attn_logit_softcapping")
-    alibi: bool = Field(False, validation_alias=_spelled("alibi", "use_alibi"))
+    alibi: bool = Field(False, validation_alias=AliasChoices("alibi", "use_alibi"))
     attn_config: dict[str, object] | None = None
     position_embedding_type: str | None = None
     relative_attention_num_buckets: int | None = None

@@ -78,6 +78,9 @@ def explain(
         # A default that is computed from a faulty field: the field itself is reported.
         if details["type"] == "default_factory_not_called":
             continue
+        # Faulty items are not counted: they themselves are reported.
+        if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
+            continue
         path = _path_in_data(details, data)
         for key, text in _explain_one(details, wanted):
             yield ".".join(str(part) for part in (*path, *([key] if key else []))), text

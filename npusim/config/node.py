@@ -69,6 +69,12 @@ class DriverSpec(SpecModel):
     )
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
+    @property
+    def engines_per_transfer(self) -> int:
+        """Return how many engines serve one transfer."""
+        per = self.engines_per_transfer_count
+        return self.engine_count.value if per is None else per.value
+
 
 class HostSpec(SpecModel):
     """Time the host needs to issue an operation; it runs ahead of the device."""

@@ -22,7 +22,6 @@ _ASCEND = "schedules of ascend devices"
 #: Keys that change nothing on a device of a family, and what would read them.
 _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "ascend": MappingProxyType({}),
         "nvidia": MappingProxyType(
             {
                 "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",

@@ -110,10 +110,5 @@ def _refuse_zero(quantity: Quantity) -> Quantity:
     return quantity
 
 
-def _refuse_whole_zero(quantity: WholeQuantity) -> WholeQuantity:
-    _refuse_zero(quantity)
-    return quantity
-
-
 Positive = Annotated[Quantity, AfterValidator(_refuse_zero)]
-PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_whole_zero)]
+PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_zero)]

@@ -114,7 +114,10 @@ class Workload(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.heads % self.kv_heads:
-            raise fault_at("kv_heads", _not_a_divisor(self.kv_heads, self.heads))
+            possible = _joined(_divisors(self.heads))
+            raise fault_at(
+                "kv_heads", f"{self.kv_heads} does not divide {self.heads} query heads; possible: {possible}"
+            )
         fault = _share_fault(self.heads, self.kv_heads, self.tensor_parallel)
         if fault:
             raise fault_at("tensor_parallel", fault)
@@ -232,10 +235,6 @@ def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
             f"{devices} neither divides nor is a multiple of {kv_heads} KV heads; possible: {fit}"
         )
     return None
-
-
-def _not_a_divisor(kv_heads: int, heads: int) -> str:
-    return f"{kv_heads} does not divide {heads} query heads; possible: {_joined(_divisors(heads))}"
 
 
 def _divisors(number: int) -> list[int]:

@@ -22,6 +22,7 @@ from npusim.sensitivity import sensitivity
 from npusim.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
 from npusim.timing.block_code import Code
 from npusim.timing.stream import Streams
+from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 __all__ = [
-    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "narrow",
-    "precision_fields", "survey", "swayed", "why_not",
+    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "Swayed", "at", "compute_bits", "evaluate", "narrow",
+    "precision_fields", "prove", "survey", "swayed", "why_not",
 ]  # fmt: skip
 
 #: The axis whose values are presets of the precision.
@@ -45,6 +46,8 @@ PRECISION = "precision"
 SIZES = (
     "schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype",
 )  # fmt: skip
+#: Seconds of a core's work behind which no launch is hidden.
+LONG_S = 1.0
 #: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
 _COMPILED = ("auto", "block", "fold", "steady")
 
@@ -143,15 +146,16 @@ class Built(NamedTuple):
     plan: Plan
     program: TileProgram
 
-    def latency_us(self, cycles: int) -> float:
-        """Return the whole call of so many cycles, launches included."""
-        device = self.plan.device
-        launch = float(device.timed_launch().kernel_overhead_s.value) * len(self.program.phases)
-        return (launch + device.seconds(cycles)) * 1e6
+    def latency_us(self, cycles: float) -> float:
+        """Return the least that a call of so many cycles takes, launches included."""
+        times, _ = times_of(self.program, self.plan.device, self.plan.device.seconds(cycles))
+        return times["call"] * 1e6
 
     def cycles(self, latency_us: float) -> float:
-        """Return how many cycles leave so long a call."""
-        return (latency_us - self.latency_us(0)) * 1e-6 * float(self.plan.device.clock_hz.value)
+        """Return how many cycles make a call as long as that, and no shorter one: beyond what the host hides."""
+        clock = float(self.plan.device.clock_hz.value)
+        hidden = LONG_S * 1e6 - self.latency_us(LONG_S * clock)
+        return (latency_us + hidden) * 1e-6 * clock
 
 
 def _built(asking: Asking, point: Point, *, is_hinted: bool = False) -> Built:
@@ -237,10 +241,21 @@ def _evaluated(job: Job, index: int, point: Point, bound: float) -> Outcome:
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
     built = _built(job.asking, point)
     plan, program = built.plan, built.program
-    with told(plan.schedule.origin):
-        check(program, flag_budget(plan.device))
+    _prove(built)
     timing = simulate_program(program, plan.device, request.method)
     return _outcome(index, point, timing, program, plan.ignored, bound)
+
+
+def prove(job: Job) -> list[int]:
+    """Check points for races and all else that a run is checked for; raise what is wrong with one."""
+    for _, point in job.points:
+        _prove(_built(job.asking, point))
+    return [number for number, _ in job.points]
+
+
+def _prove(built: Built) -> None:
+    with told(built.plan.schedule.origin):
+        check(built.program, flag_budget(built.plan.device))
 
 
 def _of_result(index: int, point: Point, result: RunResult) -> Outcome:
@@ -303,12 +318,20 @@ def why_not(asking: Asking, point: Point) -> str:
     return ""
 
 
-def swayed(job: Job) -> list[dict[str, tuple[float, float]]]:
-    """Return each point's latency in us with each doubtful constant that it uses a fifth lower, and a fifth higher."""
+class Swayed(NamedTuple):
+    """A point's latency in us, and with each doubtful constant that it uses a fifth lower, and a fifth higher."""
+
+    latency_us: float
+    sides: dict[str, tuple[float, float]]
+
+
+def swayed(job: Job) -> list[Swayed]:
+    """Return how latencies move with constants that are assumed or fitted."""
     request = _request(job.asking)
     found = []
     for _, point in job.points:
         result = run_request(at(request, point, job.asking.device_keys))
         own = result.latency_us
-        found.append({s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)})
+        sides = {s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)}
+        found.append(Swayed(own, sides))
     return found

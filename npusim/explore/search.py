@@ -24,6 +24,7 @@ from npusim.explore.points import (
     compute_bits,
     evaluate,
     narrow,
+    prove,
     survey,
 )
 from npusim.explore.setting import Setting, setting_of
@@ -60,7 +61,8 @@ class Options:
     pareto: bool = False
     max_rmse: float | None = None
     finite: bool = False
-    studies: bool = False
+    studies: bool = True
+    check_all: bool = False
     on_outcome: Callable[[Outcome, int], None] | None = None
 
     @property
@@ -80,6 +82,7 @@ class Search:
     bounds: dict[int, Surveyed] = field(default_factory=dict)
     bits: dict[int, Bits] = field(default_factory=dict)
     narrowed: set[int] = field(default_factory=set)
+    checked: int = 0
     store: Store | None = None
 
     def __post_init__(self) -> None:
@@ -173,6 +176,25 @@ class Search:
             self._compute_bits(workers)
         self._simulate(workers)
         self._merge()
+        chosen = self._unchecked()
+        for part, _ in self.done(workers, prove, _parts(chosen, 1)):
+            self.checked += len(part)
+
+    def _unchecked(self) -> list[int]:
+        """Return pruned points to check for races: all, or as few as have every value of an axis that no other has."""
+        pruned = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
+        if self.options.check_all:
+            return list(pruned)
+        seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
+        chosen: list[int] = []
+        while left := {i: new for i, own in pruned.items() if (new := own - seen)}:
+            chosen.append(max(left, key=lambda i: (len(left[i]), -i)))
+            seen |= left[chosen[-1]]
+        return chosen
+
+    def _values(self, index: int) -> set[tuple[object, ...]]:
+        point = self.points[index]
+        return {(point.get("schedule"), name, value) for name, value in point.items()}
 
     def _seed(self, workers: Executor, left: Sequence[int]) -> None:
         """Simulate the points nearest to the defaults: without a time to beat no bound says anything."""
@@ -287,7 +309,8 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], opt
     setting = setting_of(request, axes, studies=options.studies)
     points = setting.points()
     if not points:
-        raise TilingError("the space is empty: no combination of its axes has a value each")
+        said = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
+        raise TilingError(f"the space is empty: no combination of {said} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     search = Search(setting, options, points)

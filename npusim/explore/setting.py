@@ -37,6 +37,7 @@ class Setting:
     spaces: Mapping[str, Space]
     device_keys: tuple[str, ...]
     content: str
+    notes: tuple[str, ...] = ()
 
     @property
     def scene_names(self) -> tuple[str, ...]:
@@ -86,14 +87,16 @@ def _schedule(request: Request) -> Schedule:
     return find_schedule(request.schedule, request.machine().family)
 
 
-def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, studies: bool = False) -> Setting:
+def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, studies: bool = True) -> Setting:
     """Return the setting; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
-    no problem, a device without times or, where no ``studies`` are asked for, times of no real kernel.
+    no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or, where
+    no ``studies`` are asked for, left out; that is an error where none is left.
     """
     given = {name: _read(name, tuple(values)) for name, values in axes.items()}
     schedules = tuple(str(s) for s in given.pop("schedule", (request.schedule,)))
+    schedules, notes = _chosen(request, schedules, studies=studies)
     tiling = dict(cast("Any", request.tiling) or {})
     request = replace(
         request, schedule=schedules[0], hw=request.machine() if "hw" not in given else request.hw,
@@ -112,10 +115,23 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, 
         spaces[name] = _space(here, fields, [n for n in own if n not in fields], keys)
     for name in schedules:
         _check(replace(request, schedule=name), spaces[name], keys)
-        schedule, device = _schedule(replace(request, schedule=name)), request.machine()
-        if schedule.study and not studies and (why := schedule.study(request.problem or request.attention(), device)):
-            raise SpecError(f"nothing to rank: {why}; --studies ranks it all the same (Python: studies=True)")
-    return Setting(request, schedules, given, spaces, keys, _content(request))
+    return Setting(request, schedules, given, spaces, keys, _content(request), notes)
+
+
+def _chosen(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
+    left, notes = list(schedules), []
+    for name in schedules:
+        study = _schedule(replace(request, schedule=name)).study
+        why = study(request.problem or request.attention(), request.machine()) if study else ""
+        if why and studies:
+            notes.append(f"{name} is a study: {why}")
+        elif why:
+            left.remove(name)
+            notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
+    if not left:
+        raise SpecError(f"nothing to rank: {'; '.join(notes)}")
+    return tuple(left), tuple(notes)
 
 
 def _space(axes: Mapping[str, tuple[Any, ...]], fields: list[str], more: list[str], keys: tuple[str, ...]) -> Space:

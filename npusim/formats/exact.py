@@ -69,16 +69,6 @@ def _decimal(value: Fraction) -> Decimal:
     return exact.divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
-def _is_power_of_two(value: Fraction) -> bool:
-    return value.numerator & (value.numerator - 1) == 0 and (
-        value.denominator & (value.denominator - 1) == 0
-    )
-
-
-def _log2_exact(value: Fraction) -> int:
-    return value.numerator.bit_length() - value.denominator.bit_length()
-
-
 def _square_root(value: Fraction) -> Fraction | None:
     """Return the rational square root, if there is one."""
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
@@ -108,8 +98,9 @@ def function_value(name: str, x: Fraction) -> Fraction:
         case "log":
             return Fraction(0) if x == 1 else Fraction(context.ln(_decimal(x)))
         case "log2":
-            if _is_power_of_two(x):
-                return Fraction(_log2_exact(x))
+            whole = x.numerator.bit_length() - x.denominator.bit_length()
+            if x == Fraction(2) ** whole:
+                return Fraction(whole)
             return Fraction(context.divide(context.ln(_decimal(x)), context.ln(Decimal(2))))
         case "rcp":
             return 1 / x

@@ -16,6 +16,7 @@ from numba.core import event, types
 from numba.extending import intrinsic
 
 from npusim.formats.jit_cache import compiled_on_disk
+from npusim.formats.jit_part import part
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,12 +54,13 @@ def kernel(function: Function) -> Function:
 
 
 def _compile(function: Function, **options: Any) -> Any:
-    return numba.njit(nogil=True, error_model="numpy", **options)(function)
+    njit: Any = numba.njit  # its stubs lack an option
+    return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
 
 
 def inline(function: Function) -> Function:
     """Compile a scalar function that kernels call; LLVM inlines it."""
-    result: Function = _compile(function)
+    result: Function = part(function)
     return result
 
 

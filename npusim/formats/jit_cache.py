@@ -9,7 +9,9 @@ run, so a folder is used only if it is this user's alone.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from typing import Any
 import numba
 from numba.core.errors import NumbaWarning
 
+HERE = Path(__file__).parent
 #: Compiles a function; ``cache=True`` asks numba for a cache on disk.
 Compile = Callable[..., Any]
 
@@ -28,8 +31,8 @@ Compile = Callable[..., Any]
 def compiled_on_disk(compiler: Compile, function: Any) -> Any:
     """Return ``function`` compiled with a disk cache, or None if there can be no safe one.
 
-    numba looks at the function's own file only; an edit of a function it calls from another
-    file would leave stale machine code, so the stamp is extended to that file's whole folder.
+    numba looks at the time of the function's own file only; an edit of a function it calls from another
+    file would leave stale machine code.  So the stamp is what all files say whose code a kernel can contain.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)
@@ -40,16 +43,30 @@ def compiled_on_disk(compiler: Compile, function: Any) -> Any:
     file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if not hasattr(file, "_source_stamp"):
         return None
-    folder = Path(function.__code__.co_filename).parent
-    file._source_stamp = (file._source_stamp, sources_stamp(folder))
+    file._source_stamp = sources_stamp(Path(function.__code__.co_filename))
     return compiled
 
 
+def is_missing(compiled: Any) -> bool:
+    """Return whether machine code of a function could be kept on disk, but there is none yet, nor in this process."""
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    return file is not None and not compiled.signatures and not file._load_index()
+
+
 @functools.cache
-def sources_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return name, time and size of every source file of a folder."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
+    """Return the name and digest of a source file, and of those that it imports from its folder or this one."""
+    found: dict[Path, str] = {}
+    left = [path]
+    while left:
+        source = left.pop()
+        text = source.read_text(encoding="utf-8")
+        found[source] = hashlib.sha256(text.encode()).hexdigest()
+        for module in re.findall(r"^from npusim\.(\S+) import", text, re.MULTILINE):
+            other = HERE.parent.joinpath(*module.split(".")).with_suffix(".py")
+            if other.parent in (path.parent, HERE) and other.exists() and other not in found:
+                left.append(other)
+    return tuple(sorted((source.name, digest) for source, digest in found.items()))
 
 
 def _in_private_folder(compiler: Compile, function: Any) -> Any:

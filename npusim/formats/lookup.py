@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from npusim.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 Value = TypeVar("Value")
 #: Names an error lists when none is near.
@@ -28,11 +28,8 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     near = difflib.get_close_matches(str(name), registry, n=6, cutoff=0.6)
     if near:
         raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
-    shown = sorted(registry) if len(registry) <= SHOWN_NAMES else _nearest(str(name), registry)
+    shown = sorted(registry)
+    if len(shown) > SHOWN_NAMES:  # the least unlike
+        shown = difflib.get_close_matches(str(name), registry, n=SHOWN_NAMES, cutoff=0.0)
     rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
     raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")
-
-
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the few names least unlike ``name``."""
-    return difflib.get_close_matches(name, list(names), n=SHOWN_NAMES, cutoff=0.0)

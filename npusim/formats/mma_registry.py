@@ -109,31 +109,25 @@ def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
             yield _fused(f"{unit}.k32.{inputs}.{acc}", block=32, fraction=25)
 
 
+def _sequential(
+    name: str, a_format: str, b_format: str, acc_format: str, evidence: Evidence, source: str
+) -> MmaArithmetic:
+    """Return the row of one fused multiply-add after the other."""
+    return MmaArithmetic(
+        name=name, a_format=a_format, b_format=b_format, acc_format=acc_format, k=1, block=1, fraction_bits=None,
+        rounding="nearest_even", method="sequential", evidence=evidence, source=source,
+    )  # fmt: skip
+
+
 def _ascend() -> Iterator[MmaArithmetic]:
     """Yield the default and the two alternates of the Cube (numerics.md §5)."""
     for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32)):
         fmt = _FORMAT_OF_INPUT[inputs]
-        exact = MmaArithmetic(
-            name=f"ascend.cube.k{k}.{inputs}.f32",
-            a_format=fmt,
-            b_format=fmt,
-            acc_format="float32",
-            k=k,
-            block=k,
-            fraction_bits=None,
-            rounding="nearest_even",
-            method="exact",
-            evidence="assumed",
-            source=f"assumption: one {k}-deep fractal and c, exact sum, one rounding",
-        )
-        yield exact
-        yield replace(
-            exact,
-            name=f"ascend.cube_fma.k{k}.{inputs}.f32",
-            block=1,
-            method="sequential",
-            source="assumption: float32 fused multiply-adds, ascending k",
-        )
+        source = f"assumption: one {k}-deep fractal and c, exact sum, one rounding"
+        exact = _sequential(f"ascend.cube.k{k}.{inputs}.f32", fmt, fmt, "float32", "assumed", source)
+        yield replace(exact, k=k, block=k, method="exact")
+        source = "assumption: float32 fused multiply-adds, ascending k"
+        yield replace(exact, name=f"ascend.cube_fma.k{k}.{inputs}.f32", k=k, source=source)
         truncating = _fused(
             f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed"
         )
@@ -143,37 +137,15 @@ def _ascend() -> Iterator[MmaArithmetic]:
 def _ieee() -> Iterator[MmaArithmetic]:
     """Yield plain IEEE chains of fused multiply-adds."""
     for width, short in (("float64", "f64"), ("float32", "f32")):
-        yield MmaArithmetic(
-            name=f"ieee.{short}",
-            a_format=width,
-            b_format=width,
-            acc_format=width,
-            k=1,
-            block=1,
-            fraction_bits=None,
-            rounding="nearest_even",
-            method="sequential",
-            evidence="published-model",
-            source="IEEE 754-2019 fusedMultiplyAdd, ascending k",
-        )
+        source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
+        yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
 
 
 def _avx512() -> Iterator[MmaArithmetic]:
     """Yield a lane of AVX-512: float16 operands widened, one float32 fused multiply-add after the other."""
     for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
-        yield MmaArithmetic(
-            name=f"avx512.fma.k1.{inputs}.f32",
-            a_format=left,
-            b_format="float16",
-            acc_format="float32",
-            k=1,
-            block=1,
-            fraction_bits=None,
-            rounding="nearest_even",
-            method="sequential",
-            evidence="assumed",
-            source="VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k",
-        )
+        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k"
+        yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
 
 
 #: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).

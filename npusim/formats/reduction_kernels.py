@@ -89,48 +89,34 @@ def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any) -> None:
             out[first + row] = np.float32(totals[row])
 
 
+@inline
+def narrowed(value: Any, plan: Any) -> Any:
+    """Return a lane as the format of ``plan`` has it; as it is where that is None."""
+    if plan is None:
+        return value
+    mantissa_bits, min_exponent, limit = plan
+    return round_lane(value, mantissa_bits, min_exponent, limit)
+
+
 @kernel
-def fold_rows(x: Any, out: Any, of_neighbours: Any) -> None:
-    """Tree of each row in the arrays' own dtype, until one element is left.
+def fold_rows(x: Any, row: Any, out: Any, of_neighbours: Any, plan: Any) -> None:
+    """Tree of each row until one element is left, each sum `narrowed`; ``row`` has the lanes it is worked out in.
 
     x[i] + x[i + half], or ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits.
     """
-    row = np.empty(x.shape[1], x.dtype)
     for r in range(x.shape[0]):
-        row[:] = x[r]
         count = row.size
+        for i in range(count):  # a slice's assignment takes numba longer to compile than all the rest
+            row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2
             if of_neighbours:
                 for i in range(count - half):
-                    row[i] = row[2 * i] + row[2 * i + 1]
+                    row[i] = narrowed(row[2 * i] + row[2 * i + 1], plan)
                 if count % 2:
                     row[half - 1] = row[count - 1]
             else:
                 for i in range(count - half):
-                    row[i] += row[i + half]
+                    row[i] = narrowed(row[i] + row[i + half], plan)
             count = half
         out[r] = row[0]
-
-
-@kernel
-def fold_rows_rounded(x: Any, out: Any, of_neighbours: Any, plan: Any) -> None:
-    """As :func:`fold_rows` of float32 values, each sum rounded as in :func:`sum_rows_rounded`."""
-    mantissa_bits, min_exponent, limit = plan
-    row = np.empty(x.shape[1], np.float64)
-    for r in range(x.shape[0]):
-        row[:] = x[r]
-        count = row.size
-        while count > 1:
-            half = (count + 1) // 2
-            if of_neighbours:
-                for i in range(count - half):
-                    exact = row[2 * i] + row[2 * i + 1]
-                    row[i] = round_lane(exact, mantissa_bits, min_exponent, limit)
-                if count % 2:
-                    row[half - 1] = row[count - 1]
-            else:
-                for i in range(count - half):
-                    row[i] = round_lane(row[i] + row[i + half], mantissa_bits, min_exponent, limit)
-            count = half
-        out[r] = np.float32(row[0])

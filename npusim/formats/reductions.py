@@ -97,6 +97,11 @@ def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
     return target.mantissa_bits, target.min_exponent, target.max_finite
 
 
+def _stored(out: Array, target: FloatFormat) -> Array:
+    """Return results in lanes as the format stores them."""
+    return with_canonical_nan(out, target) if _plan(target) is None else cast(out, target)
+
+
 def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Array:
     """Sum left to right; narrow formats on wider lanes, where one addition is innocuous."""
     from npusim.formats import reduction_kernels
@@ -110,9 +115,9 @@ def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Arra
     plan = _plan(target)
     if plan is None:
         reduction_kernels.sum_rows(body, begin, out)
-        return with_canonical_nan(out, target).reshape(shape)
-    reduction_kernels.sum_rows_rounded(body, begin, out, plan)
-    return cast(out, target).reshape(shape)
+    else:
+        reduction_kernels.sum_rows_rounded(body, begin, out, plan)
+    return _stored(out, target).reshape(shape)
 
 
 def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) -> Array:
@@ -123,11 +128,9 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
     wide = np.ascontiguousarray(widen(values)).reshape(math.prod(shape), -1)
     out = np.empty(wide.shape[0], wide.dtype)
     plan = _plan(target)
-    if plan is None:
-        reduction_kernels.fold_rows(wide, out, of_neighbours)
-        return with_canonical_nan(out, target).reshape(shape)
-    reduction_kernels.fold_rows_rounded(wide, out, of_neighbours, plan)
-    return cast(out, target).reshape(shape)
+    row = np.empty(wide.shape[1], np.float64 if plan else wide.dtype)
+    reduction_kernels.fold_rows(wide, row, out, of_neighbours, plan)
+    return _stored(out, target).reshape(shape)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

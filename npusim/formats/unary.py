@@ -64,37 +64,20 @@ def _measured(formats: tuple[str, ...], table: str | None, instruction: str) -> 
     return UnaryVariant(formats, table, "hardware-vectors", source)
 
 
-VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
+_OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
-        "exp": MappingProxyType(
-            {
-                "correct": _CORRECT,
-                "hopper_hexp": _measured(("float16",), None, "hexp"),
-            }
-        ),
-        "exp2": MappingProxyType(
-            {
-                "correct": _CORRECT,
-                "exp2p": UnaryVariant(
-                    ("float32",), None, "hardware-vectors", "golden/README.md, exp2p"
-                ),
-                "hopper_ex2": _measured(("float16", "bfloat16"), "ex2", "ex2.approx(.ftz)"),
-                "hopper_hexp2": _measured(("float16",), None, "hexp2"),
-            }
-        ),
-        "log": MappingProxyType({"correct": _CORRECT}),
-        "log2": MappingProxyType({"correct": _CORRECT}),
-        "rcp": MappingProxyType(
-            {"correct": _CORRECT, "hopper_hrcp": _measured(("float16",), None, "hrcp")}
-        ),
-        "rsqrt": MappingProxyType({"correct": _CORRECT}),
-        "tanh": MappingProxyType(
-            {
-                "correct": _CORRECT,
-                "hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"),
-            }
-        ),
+        "exp": {"hopper_hexp": _measured(("float16",), None, "hexp")},
+        "exp2": {
+            "exp2p": UnaryVariant(("float32",), None, "hardware-vectors", "golden/README.md, exp2p"),
+            "hopper_ex2": _measured(("float16", "bfloat16"), "ex2", "ex2.approx(.ftz)"),
+            "hopper_hexp2": _measured(("float16",), None, "hexp2"),
+        },
+        "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp")},
+        "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx")},
     }
+)
+VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
+    {name: MappingProxyType({"correct": _CORRECT, **_OTHERS.get(name, {})}) for name in FUNCTIONS}
 )
 
 

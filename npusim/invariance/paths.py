@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.ir.op import Source, Step, TileOp
+    from npusim.ir.op import Source, Step
     from npusim.ir.program import Item, TileProgram
-    from npusim.ir.tile import GlobalTensor
     from npusim.numerics.executor import Moment
     from npusim.numerics.store import HeadSource
 
@@ -105,14 +104,10 @@ def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashabl
             for index in item.indices:
                 _collect(item.body(index), sequences, into)
         else:
-            what = _of_one_row(item, sequences)
+            what = tuple(_step(step, sequences) for step in item.steps)
             if what and (item.label, what) not in seen:
                 seen.add((item.label, what))
                 into[item.label].append(what)
-
-
-def _of_one_row(op: TileOp, sequences: int) -> Hashable:
-    return tuple(_step(step, sequences) for step in op.steps)
 
 
 def _step(step: Step, sequences: int) -> Hashable:
@@ -129,16 +124,13 @@ def _operand(source: Source, sequences: int, *, is_right: bool = False) -> Hasha
     if isinstance(source, GlobalTile):
         tensor = source.tensor
         place = source.batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
-        rows = (-1, -1) if _has_rows_of_output(tensor) else (source.row, source.rows)
+        has_rows_of_output = tensor.name == "q" or tensor.role in ("output", "workspace")
+        rows = (-1, -1) if has_rows_of_output else (source.row, source.rows)
         return tensor.name, tensor.fmt, place, *rows, source.col, source.cols
     at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
     if is_right:
         return source.fmt, source.rows, source.cols, source.stride, at
     return source.fmt, source.cols, at % source.stride
-
-
-def _has_rows_of_output(tensor: GlobalTensor) -> bool:
-    return tensor.name == "q" or tensor.role in ("output", "workspace")
 
 
 # ---------------------------------------------------------------- values

@@ -151,6 +151,9 @@ class Automaton:
         inside = self._inside(loop, given)
         seen: dict[State, tuple[int, list[int]]] = {}
         end_of_cycle = -1
+        if count == 1:
+            here = (*place, (loop.name, loop.indices[0], step)) if loop.name else place
+            return self._follow(loop.parts, tails, cursors, here, inside)
         while number < count:
             state = self._state(cursors)
             if number == end_of_cycle:

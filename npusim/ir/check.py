@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import FlagError, NpusimError, RaceError
 from npusim.ir.automaton import Automaton, State
 from npusim.ir.condense import alike, condensed
+from npusim.ir.content import uncollected
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.places import ring_bytes
 from npusim.ir.races import check_races
@@ -39,6 +40,7 @@ class FlagBudget:
     cross_core_counter_max: int
 
 
+@uncollected()
 def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
 

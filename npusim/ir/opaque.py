@@ -8,6 +8,7 @@ converts or hashes one gets past it.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import sys
 from dataclasses import dataclass, fields, is_dataclass
@@ -171,13 +172,27 @@ def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
 
 def numbers_of(value: Any) -> list[Any]:
     """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
-    if isinstance(value, Coordinate) or type(value) is int:
-        return [value]
-    if isinstance(value, tuple):
-        return [n for part in value for n in numbers_of(part)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [n for f in fields(value) for n in numbers_of(getattr(value, f.name))]
-    return []
+    found: list[Any] = []
+    _add_numbers(value, found)
+    return found
+
+
+def _add_numbers(value: Any, found: list[Any]) -> None:
+    kind = type(value)
+    if kind is int or kind is Coordinate:
+        found.append(value)
+    elif issubclass(kind, tuple):
+        for part in value:
+            _add_numbers(part, found)
+    else:
+        for name in _field_names(kind):  # type: ignore[arg-type]
+            _add_numbers(getattr(value, name), found)
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass; none of any other type."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
 
 
 def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -> Any:

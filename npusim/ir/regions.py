@@ -54,8 +54,9 @@ def check_regions(
     """
     ranges: Ranges = {}
     by_tensor: dict[str, list[Touched]] = defaultdict(list)
+    silent: dict[int, bool] = {}
     for shape in shapes:
-        for operation, access in _accesses(shape.parts, {}, ranges):
+        for operation, access in _accesses(shape.parts, {}, ranges, silent):
             by_tensor[access.region.tensor.name].append(Touched(shape, operation, access))
     contested = set()
     for name, touched in by_tensor.items():
@@ -70,15 +71,26 @@ def check_regions(
 
 
 def _accesses(
-    parts: Sequence[Part], given: Mapping[Symbol, object], ranges: Ranges
+    parts: Sequence[Part], given: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
 ) -> Iterator[tuple[Operation, RegionAccess]]:
+    """Yield what operations touch, at coordinates as they are here; ``silent`` remembers bodies that touch nothing."""
     for part in parts:
         if isinstance(part, Piece):
             for operation in part.operations:
                 for access in operation.regions:
                     yield operation, replace_region(access, given)
-        else:
-            yield from _accesses(part.parts, bind(part, given, ranges), ranges)
+        elif not _is_silent(part.parts, silent):
+            yield from _accesses(part.parts, bind(part, given, ranges), ranges, silent)
+
+
+def _is_silent(parts: tuple[Part, ...], known: dict[int, bool]) -> bool:
+    found = known.get(id(parts))
+    if found is None:
+        found = known[id(parts)] = all(
+            not any(o.regions for o in part.operations) if isinstance(part, Piece) else _is_silent(part.parts, known)
+            for part in parts
+        )
+    return found
 
 
 def _check_affine(program: TileProgram, touched: Touched) -> None:

@@ -32,13 +32,16 @@ class Residency:
 
     ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read that were not there,
     outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
-    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.
+    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.  ``read_waits`` and ``new_writes``
+    are the shares of a tensor's reads and writes that find lines absent: groups in step wait for one fetch.
     """
 
     read_misses: Mapping[str, float]
     write_misses: Mapping[str, float]
     compulsory_bytes: int = 0
     shared_reads: Mapping[str, float] = field(default_factory=dict)
+    read_waits: Mapping[str, float] = field(default_factory=dict)
+    new_writes: Mapping[str, float] = field(default_factory=dict)
 
 
 def residency(
@@ -70,7 +73,9 @@ def residency(
         for name in program.tensors
     }
     outputs = sum(int(size * writes[name]) for name, size in cache.put_out.items())
-    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared)
+    waits = {name: cache.waited[name] / cache.read[name] if cache.read[name] else 0.0 for name in program.tensors}
+    new = {name: cache.placed[name] / size for name, size in cache.written.items()}
+    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared, waits, new)
 
 
 class _Cache:
@@ -83,6 +88,7 @@ class _Cache:
         self.capacity, self.warm_bytes = capacity, warm_bytes
         self.read: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.waited: dict[str, float] = defaultdict(float)  # bytes that any group read and that were not there
         self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
         self.put_out: Counter[str] = Counter()  # bytes of outputs that were written, once each
         self.compulsory = 0
@@ -90,7 +96,8 @@ class _Cache:
         self._furthest: dict[Key, int] = {}  # rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
         self._new_bytes = 0  # of regions that are no inputs
-        self._written: Counter[str] = Counter()
+        self.written: Counter[str] = Counter()
+        self.placed: Counter[str] = Counter()  # bytes written to where nothing of them was
         self._evicted: Counter[str] = Counter()
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
         self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
@@ -114,7 +121,9 @@ class _Cache:
             if use.role != "input":
                 self._new_bytes += new
             if use.is_write:
-                self._written[key[0]] += use.rows * use.row_bytes
+                there = use.rows if is_cut else min(rows, use.rows)
+                self.written[key[0]] += use.rows * use.row_bytes
+                self.placed[key[0]] += (use.rows - (there if is_kept else 0)) * use.row_bytes
                 self._dirty[key] = use.rows * use.row_bytes
                 if use.role == "output":
                     self.put_out[key[0]] += new
@@ -128,6 +137,7 @@ class _Cache:
             # A region too large to stay is fetched anew by every pass over it.
             passes = use.times if size > self.capacity else 1
             self.missed[key[0]] += (size - kept) * passes
+            self.waited[key[0]] += use.read_bytes * (size - kept) * passes / max(1, size * use.times)
         self._remember(touched)
 
     def is_warm(self, role: str) -> bool:
@@ -141,7 +151,7 @@ class _Cache:
         for key in list(self._dirty):
             if since[self._last[key][1]] > self.capacity:
                 self._push_out(key)
-        return {name: min(1.0, self._evicted[name] / size) for name, size in self._written.items()}
+        return {name: min(1.0, self._evicted[name] / size) for name, size in self.written.items()}
 
     def _push_out(self, key: Key) -> None:
         self._evicted[key[0]] += self._dirty.pop(key, 0)

@@ -205,10 +205,14 @@ class LoopTemplate:
 
 @dataclass(slots=True)
 class Template:
-    """A body resolved once: runs of operations and loops, and how far it moves every cursor."""
+    """A body resolved once: runs of operations and loops, and how far it moves every cursor.
+
+    ``moves`` lists those that it moves at all, with how far.
+    """
 
     parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
     advance: tuple[int, ...]
+    moves: tuple[tuple[int, int], ...]
 
     def op_count(self) -> int:
         """Return the number of operations, loops unrolled."""
@@ -266,13 +270,16 @@ def _compile(walker: Walker, items: Iterable[Item], bodies: Bodies) -> Template:
             start = tuple(walker.cursors)
             body = _loop_body(walker, item, bodies)
             count = len(item.indices)
-            walker.cursors = [s + count * a for s, a in zip(start, body.advance, strict=True)]
+            walker.cursors = list(start)
+            for endpoint, moved in body.moves:
+                walker.cursors[endpoint] += count * moved
             parts.append(LoopTemplate(item.name, count, start, body))
         else:
             run.append(_op_template(walker, item))
     if run:
         parts.append(tuple(run))
-    return Template(tuple(parts), tuple(walker.cursors))
+    advance = tuple(walker.cursors)
+    return Template(tuple(parts), advance, tuple([(e, moved) for e, moved in enumerate(advance) if moved]))
 
 
 def _op_template(walker: Walker, op: TileOp) -> OpTemplate:

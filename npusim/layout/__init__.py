@@ -25,7 +25,6 @@ from npusim.layout.execute import (
     chained_product,
     from_registers,
     gather,
-    mma,
     scatter,
     to_registers,
 )
@@ -75,7 +74,6 @@ __all__ = [
     "instruction",
     "logical_divide",
     "logical_product",
-    "mma",
     "nd",
     "nz",
     "padded",

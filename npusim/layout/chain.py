@@ -126,7 +126,8 @@ class Chain:
     def cost(self) -> ChainCost:
         """Instructions for one chained tile of a warp."""
         selects = permutes = 0
-        for recipes in (*self._sent(), *self._formed()):
+        sent = [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
+        for recipes in (*sent, *self._formed()):
             selects += max(len(recipes) - 1, 0)
             permutes += sum(not self._is_whole(recipe) for recipe in recipes)
         count = self.tiles * self.accumulator.values
@@ -148,22 +149,6 @@ class Chain:
         """
         lane, value = self._index
         return self._as_steps(self._flat(registers)[..., lane, value])
-
-    def shuffled(self, registers: Array) -> Array:
-        """Return the same as `gathered`, by what each lane keeps and the shuffles, one by one."""
-        import numpy as np
-
-        flat = self._flat(registers)
-        found = np.zeros((*flat.shape[:-1], len(self.sources[0])), flat.dtype)
-        for lane, row in enumerate(self.sources):
-            for slot, (source, value) in enumerate(row):
-                if source == lane:
-                    found[..., lane, slot] = flat[..., lane, value]
-        for shuffle in self.shuffles:
-            for lane in range(WARP_LANES):
-                published = flat[..., lane ^ shuffle.mask, shuffle.sources[lane]]
-                found[..., lane, shuffle.slots[lane]] = published
-        return self._as_steps(found)
 
     @cached_property
     def _index(self) -> tuple[Index, Index]:
@@ -198,10 +183,6 @@ class Chain:
             slots = tuple(tuple(slot for slot, _ in row) for row in part)
             found.append(Shuffle(mask, slots, tuple(tuple(v for _, v in row) for row in part)))
         return found
-
-    def _sent(self) -> list[set[tuple[int, ...]]]:
-        """Return, for each shuffle, the different registers that lanes publish."""
-        return [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
 
     def _formed(self) -> list[set[tuple[int, ...]]]:
         """Return, for each operand register, the different registers it is made from.

@@ -93,38 +93,6 @@ def from_registers(fragment: Fragment, arrangement: Arrangement, registers: Arra
     return blocks.swapaxes(-3, -2).reshape(*lead, down * height, across * width)
 
 
-def mma(
-    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None
-) -> Array:
-    """Execute one warp instruction on registers; return those of D.
-
-    Parameters
-    ----------
-    a, b, c
-        ``(..., 32, values)`` each; leading axes (warps, tiles) broadcast.
-    multiply
-        ``(a, b, c) -> a·b + c`` on ``(..., groups, rows, columns)``; default ``a @ b + c`` as
-        numpy does it, exact on integers.  For a GPU's bits pass its arithmetic.
-
-    Raises
-    ------
-    LayoutError
-        Registers have another shape than the instruction's operands.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from npusim.layout.instruction import instruction
-    >>> volta = instruction("m8n8k4")
-    >>> ones = np.ones((32, 4), np.int64)
-    >>> mma(volta, ones, ones, np.zeros((32, 8), np.int64)).tolist()[5]
-    [4, 4, 4, 4, 4, 4, 4, 4]
-    """
-    product = multiply or _numpy_product
-    tiles = (scatter(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True))
-    return gather(instruction.c, product(*tiles))
-
-
 def chained_product(
     instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply
 ) -> Array:
@@ -166,10 +134,6 @@ def _moveaxis(tiles: Array, source: tuple[int, ...], target: tuple[int, ...]) ->
     import numpy as np
 
     return np.moveaxis(tiles, source, target)
-
-
-def _numpy_product(a: Array, b: Array, c: Array) -> Array:
-    return a @ b + c
 
 
 def _operands(instruction: Instruction) -> tuple[Fragment, Fragment, Fragment]:

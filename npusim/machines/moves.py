@@ -99,20 +99,28 @@ class Moves:
         if route.burst_overhead_cycles is not None:
             spent += rows * route.burst_overhead_cycles.value
             yield "burst_overhead_cycles", spent - port
-        if route.row_cycles is not None and spent < rows * route.row_cycles.value:
-            yield "row_cycles", rows * route.row_cycles.value - spent
-            spent = rows * route.row_cycles.value
+        if route.row_cycles is not None:
+            beyond = self._missed(step) * max(0.0, rows * route.row_cycles.value - spent)
+            yield "row_cycles", beyond
+            spent += beyond
         if route.unaligned_bytes_per_cycle is not None and _starts_inside_requests(step, BLOCK_BYTES):
             slow = step.dst.payload_bytes / route.unaligned_bytes_per_cycle.value
             yield "unaligned_bytes_per_cycle", max(0.0, slow - spent)
             return
         if route.miss_bytes_per_cycle is not None:
-            beyond = self._beyond(step) / route.miss_bytes_per_cycle.value
+            beyond = self._missed(step) * step.dst.payload_bytes / route.miss_bytes_per_cycle.value
             yield "miss_bytes_per_cycle", max(0.0, beyond - spent)
             spent = max(spent, beyond)
         request = self.device.memory.gm.request_min_bytes.value
         if route.unaligned_factor is not None and _starts_inside_requests(step, request):
             yield "unaligned_factor", spent * (route.unaligned_factor.value - 1)
+
+    def _missed(self, step: Step) -> float:
+        """Return the share of a move's bytes that L2 does not hold when it begins; slots of a core stay there."""
+        source, target = step.srcs[0], step.dst
+        if isinstance(source, GlobalTile):
+            return self.residency.read_waits[source.tensor.name]
+        return self.residency.new_writes[target.tensor.name] if isinstance(target, GlobalTile) else 0.0
 
     def _miss_latency(self, source: Source) -> int:
         """Return what a read takes longer where it misses L2, by the share of its tensor that does."""

@@ -41,12 +41,6 @@ class Plan:
     servers: int = 1
     element_bytes: int = 1
 
-    @property
-    def engines_per_transfer(self) -> int:
-        """Return how many engines serve one transfer."""
-        per = self.driver.engines_per_transfer_count
-        return self.driver.engine_count.value if per is None else per.value
-
     def terms(self, size_bytes: int) -> tuple[tuple[str, float], ...]:
         """Return the constants behind the closed form and their shares: starts, and bandwidth."""
         key = f"node.drivers.{self.driver_name}.modes.{self.mode_name}"
@@ -58,9 +52,9 @@ class Plan:
         return 2 * (self.servers - 1)
 
     def sending_bytes_per_s(self) -> float:
-        """Return what a rank sends on average while the collective runs, for its claim on memory."""
-        sent = _sent_share(self.collective)
-        return sent * self.closed_form.bytes_per_s
+        """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
+        sent = sum(len(t.shards) for r in self.collective.rounds for t in r if t.source == 0)
+        return sent / self.collective.shard_count * self.closed_form.bytes_per_s
 
 
 def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> Plan:
@@ -105,8 +99,7 @@ def alpha_beta(
     """
     alpha, seconds_per_byte = float(mode.start_s.value), 0.0
     engine = float(mode.engine_bytes_per_s.value)
-    per = driver.engines_per_transfer_count
-    own = engine * (driver.engine_count.value if per is None else per.value)
+    own = engine * driver.engines_per_transfer
     for transfers in chosen.rounds:
         loads: dict[str, float] = defaultdict(float)
         rates: dict[str, float] = {}
@@ -126,12 +119,6 @@ def alpha_beta(
         of_drivers = [share / (engine * driver.engine_count.value) for share in sending.values()]
         seconds_per_byte += max([slowest, *of_links, *of_drivers])
     return AlphaBeta(alpha, 1.0 / seconds_per_byte)
-
-
-def _sent_share(chosen: Collective) -> float:
-    """Return the bytes that rank 0 sends, in messages."""
-    sent = sum(len(t.shards) for r in chosen.rounds for t in r if t.source == 0)
-    return sent / chosen.shard_count
 
 
 def chunk_sizes(plan: Plan, size_bytes: int) -> list[int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.node.collective import Transfer
     from npusim.node.driver import Plan
     from npusim.node.kernel import KernelWork
-    from npusim.node.topology import Edge, Topology
+    from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]
 
@@ -46,10 +46,9 @@ class Fabric:
 
     def __init__(self, env: Environment, topology: Topology) -> None:
         self.env, self.topology = env, topology
-        self.links = {e.name: self._link(e) for e in topology.edges()}
-
-    def _link(self, edge: Edge) -> SharedLink:
-        return SharedLink(self.env, edge.name, edge.bytes_per_s / FEMTOSECONDS, LINK_BITS)
+        self.links = {
+            e.name: SharedLink(env, e.name, e.bytes_per_s / FEMTOSECONDS, LINK_BITS) for e in topology.edges()
+        }
 
 
 class Device:
@@ -273,7 +272,7 @@ class RunningCollective:
         yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
-            own = plan.engines_per_transfer * plan.mode.engine_bytes_per_s.value
+            own = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
             port = env.timeout(femtoseconds(size / own))

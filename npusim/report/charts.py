@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
@@ -20,8 +20,6 @@ Row = dict[str, Any]
 TILE_COLOURS = 5
 #: Share of a chart's width that a letter of a label needs.
 LETTER = 0.0085
-#: A line of fewer points shows each.
-DOTTED = 24
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 
@@ -196,12 +194,10 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
     colour = alt.Color("run", type="nominal", title=None, sort=runs, scale=alt.Scale(range="category"), legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
-    if any(row["value"] >= 0 for row in rows):
-        beside = base.transform_filter("datum.value >= 0").mark_text(style="label", align="left", dx=4)
-        layers.append(beside.encode(text=told))
-    if any(row["value"] < 0 for row in rows):
-        beside = base.transform_filter("datum.value < 0").mark_text(style="label", align="right", dx=-4)
-        layers.append(beside.encode(text=told))
+    for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
+        if any((row["value"] < 0) is is_less for row in rows):
+            beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
+            layers.append(beside.encode(text=told))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
@@ -239,38 +235,3 @@ def _apart(points: Sequence[Row]) -> list[Row]:
         ]  # fmt: skip
         found.append({**point, "below": bool(near) and not near[-1]["below"]})
     return found
-
-
-# ---------------------------------------------------------------- studies
-
-
-def lines(
-    x_title: str, y_title: str, named: Mapping[str, Sequence[tuple[float, float]]], *, log_x: bool = False,
-    log_y: bool = False, title: str = "",
-) -> Spec:  # fmt: skip
-    """Return lines with their names; points that are not finite, or not positive on a logarithm, are left out."""
-    alt = altair()
-    rows = [
-        {"name": name, "x": x, "y": y}
-        for name, points in named.items()
-        for x, y in points
-        if math.isfinite(y) and (y > 0 or not log_y) and (x > 0 or not log_x)
-    ]
-
-    def scaled(is_log: bool) -> dict[str, Any]:
-        if is_log:
-            return {"scale": alt.Scale(type="log"), "axis": alt.Axis(format="~g")}
-        return {"scale": alt.Scale(zero=True)}
-
-    names = list(named)
-    chart = chart_of("points").mark_line(point=max(map(len, named.values())) < DOTTED, strokeWidth=2).encode(
-        x=alt.X("x", type="quantitative", title=x_title, **scaled(log_x)),
-        y=alt.Y("y", type="quantitative", title=y_title, **scaled(log_y)),
-        color=alt.Color(
-            "name", type="nominal", title=None, sort=names, scale=alt.Scale(range="category"),
-            legend=alt.Legend(labelLimit=320),
-        ),
-        strokeDash=alt.StrokeDash("name", type="nominal", sort=names, legend=None),
-        tooltip=tooltip(name="line", x=f"{x_title}|number", y=f"{y_title}|number"),
-    )  # fmt: skip
-    return finished(chart.properties(title=title) if title else chart, CHART_HEIGHT, points=rows)

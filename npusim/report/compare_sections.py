@@ -31,14 +31,8 @@ def comparison_part(c: Comparison) -> Part:
     table = comparison_table(c)
     facts = [b for b in table if isinstance(b, Facts)]
     grids = [b for b in table if isinstance(b, Grid)]
-    said = "Different problems: times are not of the same work." if c.problems else ""
-    return Part(
-        " and ".join(c.labels), said or _subtitle(c), tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c))
-    )
-
-
-def _subtitle(c: Comparison) -> str:
-    return f"compared with {c.labels[0]}"
+    said = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
+    return Part(" and ".join(c.labels), said, tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c)))
 
 
 def _tiles(c: Comparison) -> Iterator[Tile]:
@@ -63,8 +57,7 @@ def _figures(c: Comparison) -> Iterator[Figure]:
 def _changes(c: Comparison, latency: Breakdown) -> Figure:
     """Return the parts of each difference, with their sign."""
     runs = range(1, len(c.sheets))
-    ranked = sorted(latency.parts, key=lambda p: -max(abs(latency.change_us(p, i)) for i in runs))
-    moved = [p for p in ranked if any(latency.change_us(p, i) for i in runs)]
+    moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
     rows: list[Row] = []
     for i in runs:
         rows += [
@@ -78,7 +71,7 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
             *(f"{latency.us(p, i):,.2f}" for i in range(len(c.sheets))),
             *(f"{latency.change_us(p, i):+,.2f}" for i in runs),
         )
-        for p in ranked
+        for p in latency.ranked
     )
     head = ("part", *(f"{s} us" for s in c.labels), *(f"{c.labels[i]}, change us" for i in runs))
     units = ", ".join(dict.fromkeys(latency.units))

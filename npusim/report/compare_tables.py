@@ -68,10 +68,7 @@ def _reasons(c: Comparison, latency: Breakdown) -> Iterator[tuple[str, tuple[Cel
 def _parts(latency: Breakdown) -> Grid:
     """Return the parts that moved, the largest first, the rest as one, and their sum."""
     runs = range(1, len(latency.sheets))
-    ranked = sorted(
-        latency.parts, key=lambda p: -max(abs(latency.change_us(p, i)) for i in runs)
-    )
-    moved = [p for p in ranked if any(latency.change_us(p, i) for i in runs)]
+    moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
     shown = moved[:SHOWN]
     rest = [p for p in latency.parts if p not in shown]
     rows = [_part_row(latency, f"{p}", [p]) for p in shown]

@@ -11,6 +11,7 @@ from npusim.report.text import Cell, Facts, Grid, Heading, cells, percent, whole
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from npusim.explore.exploration import Exploration
     from npusim.explore.store import Outcome
     from npusim.report.text import Block
 
@@ -99,7 +100,8 @@ def _margin(
         within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
     if best.index in swayed_by:
-        yield Cell(swayed_by[best.index], "warn")
+        why = swayed_by[best.index]
+        yield Cell(why, "warn") if why else Cell("stays the best with any assumed or fitted constant a fifth off")
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
@@ -117,6 +119,18 @@ def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
         yield Cell(first.reason, "dim")
     if len(counts) > _SHOWN_REASONS:
         yield Cell(f"and {len(counts) - _SHOWN_REASONS} other causes, in the store", "dim")
+
+
+def assurances(found: Exploration) -> list[Block]:
+    """Return what is to be said of the schedules searched, and how far pruned points were checked for races."""
+    facts = [("note", (Cell(note, "warn"),)) for note in found.setting.notes]
+    counts = found.counts()
+    if pruned := counts.get("pruned", 0):
+        beside = f" and {found.checked} pruned" if found.checked else ""
+        some = f"in the {counts.get('ok', 0)} simulated{beside}, which have every value of every axis"
+        said = f"none {some}; --check-all looks at all" if found.checked < pruned else "none in any point that fits"
+        facts.append(("races", (Cell(said),)))
+    return [Facts(tuple(facts))] if facts else []
 
 
 def what_if_blocks(

@@ -5,15 +5,15 @@ It is made of the rows of a search's table, so that one written by another versi
 
 from __future__ import annotations
 
-import csv
 import math
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from npusim.errors import SpecError, reason_of
+from npusim.errors import SpecError
 from npusim.explore.store import FIGURES, read_store
 from npusim.report import charts, more_charts
 from npusim.report.page import Part
+from npusim.report.pipes import read_csv
 from npusim.report.sections import Figure, Tile
 from npusim.report.text import percent, whole
 
@@ -32,13 +32,7 @@ def rows_of(file: Path) -> list[Row]:
     """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
     if file.suffix == STORE:
         return [o.row() for o in read_store(file)[1]]
-    try:
-        with file.open(newline="", encoding="utf-8") as stream:
-            rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in csv.DictReader(stream)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(
-            f"{file}: cannot be read: {reason_of(error, file) if isinstance(error, OSError) else error}"
-        ) from None
+    rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
     missing = {"status", "latency_us"} - set(rows[0] if rows else ())
     if missing:
         raise SpecError(

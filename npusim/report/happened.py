@@ -53,13 +53,7 @@ class Happened:
     rates: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def happened(result: RunResult, group: int) -> Happened:
-    """Return what the spans of a core group say, with the program beside them."""
-    assert result.timing is not None
-    return _Reading(result, group).read()
-
-
-class _Reading:
+class Reading:
     """Goes through a core group's program with its spans."""
 
     def __init__(self, result: RunResult, group: int) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import colorsys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from npusim.layout import Arrangement, chain
@@ -287,7 +287,6 @@ def chain_document(
 ) -> dict[str, object]:
     """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
     found = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
-    cost = found.cost
     return {
         **_common(instruction, found.operand),
         "chain": {
@@ -300,12 +299,7 @@ def chain_document(
             "steps": found.steps,
             "sources": [[list(source) for source in row] for row in found.sources],
             "shuffle_masks": [shuffle.mask for shuffle in found.shuffles],
-            "cost": {
-                "shuffles": cost.shuffles,
-                "selects": cost.selects,
-                "permutes": cost.permutes,
-                "conversions": cost.conversions,
-            },
+            "cost": asdict(found.cost),
         },
     }
 

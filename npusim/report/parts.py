@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from npusim.report.sheet import Row, Sheet
 
@@ -79,6 +79,12 @@ class Breakdown:
         """Return how much longer a part is in run ``run`` than in the first, in microseconds."""
         return self.us(part, run) - self.us(part, 0)
 
+    @property
+    def ranked(self) -> tuple[Part, ...]:
+        """The parts, the one that differs most from the first run's in any other before all else."""
+        runs = range(1, len(self.sheets))
+        return tuple(sorted(self.parts, key=lambda p: -max(abs(self.change_us(p, i)) for i in runs)))
+
     def moved(self, run: int) -> tuple[Part, ...]:
         """Return the parts that differ from the first run's, the largest difference first."""
         found = [p for p in self.parts if self.change_us(p, run)]
@@ -111,27 +117,25 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return what one unit of each run spends its time on, as far as all runs say; nothing where it is missing."""
+    """Return what one unit of each run spends its time on, as far as all runs say; nothing where it is missing.
+
+    Operations come first, the end last.
+    """
     own = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
     works = all(u is None or u.work is not None for u in own)
     waits = all(u is None or u.waits is not None for u in own)
     rows = [s.rows(u, works=works, waits=waits) for s, u in zip(sheets, units, strict=True)]
-    return _merged(rows, [u.givers for u in own if u is not None])
-
-
-def _merged(rows: Sequence[Mapping[Row, int]], givers: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[Part, ...]:
-    """Return what any of the runs spends time on, operations first and the end last."""
+    givers = [u.givers for u in own if u is not None]
     order = {"work": 0, "links": 1, "wait": 2, "phase": 3, "end": 4, "idle": 4}
     keys = sorted(dict.fromkeys(key for found in rows for key in found), key=lambda key: order[key[0]])
     return tuple(
-        Part(kind, name, tuple(found.get((kind, name), 0) for found in rows), _who(name, givers))
+        Part(
+            kind, name, tuple(found.get((kind, name), 0) for found in rows),
+            tuple(dict.fromkeys(queue for known in givers for queue in known.get(name, ()))),
+        )
         for kind, name in keys
         if any(found.get((kind, name)) for found in rows)
-    )
-
-
-def _who(cause: str, givers: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(queue for known in givers for queue in known.get(cause, ())))
+    )  # fmt: skip
 
 
 def _units(sheets: Sequence[Sheet]) -> tuple[str, ...]:

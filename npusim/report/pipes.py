@@ -124,18 +124,24 @@ def _kind(queue: str) -> str:
     return queue.partition(".")[0].rstrip("0123456789")
 
 
+def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns' names and the rows of a CSV file; raise `SpecError` where it cannot be read."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            return list(reader.fieldnames or ()), list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = reason_of(error, file) if isinstance(error, OSError) else error
+        raise SpecError(f"{file}: cannot be read: {why}") from None
+
+
 def read_pipes(file: Path) -> MeasuredPipes:
     """Return what a profiler's ``PipeUtilization.csv`` (or our ``pipes.csv``) says of its longest block.
 
     Raises `SpecError` where the file cannot be read, or lacks a column or a number that is needed.
     """
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            columns, rows = [c.strip() for c in reader.fieldnames or ()], list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = reason_of(error, file) if isinstance(error, OSError) else str(error)
-        raise SpecError(f"{file}: cannot be read: {why}") from None
+    names, rows = read_csv(file)
+    columns = [c.strip() for c in names]
     kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
     lacks = [c for c in ("block_id",) if c not in columns]
     lacks += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]

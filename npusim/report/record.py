@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
+from npusim.config.validated import Validated, validated
 from npusim.finite import FiniteChoice
 from npusim.node.result import NodeTiming
 from npusim.numerics.result import ErrorSummary, NumericEvent
@@ -74,7 +75,7 @@ class TimingRecord:
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
     ``compulsory_bytes`` are those of inputs, and outputs that leave L2.  ``band``: the exact cycles lie within
     ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
-    that ends last; None in files of before it was kept.
+    that ends last, ``validated`` how far such times were from measured ones; None in files of before they were kept.
     """
 
     method: str
@@ -93,6 +94,7 @@ class TimingRecord:
     band: float = 0.0
     times_us: dict[str, float] | None = None
     account: Account | None = None
+    validated: Validated | None = None
 
     @property
     def core_us(self) -> float:
@@ -195,6 +197,7 @@ def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
             "roofline": roofline_of(result),
             "times_us": {kind: seconds * 1e6 for kind, seconds in timing.times_s.items()},
             "overlap": _overlap(timing) if isinstance(timing, NodeTiming) else None,
+            "validated": validated(result.device, result.schedule),
         }
     )
 

@@ -13,7 +13,7 @@ from npusim.report.figures import load_figures
 from npusim.report.page import Part, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
 from npusim.report.sections import run_figures, run_tiles
-from npusim.report.tables import problem_text, run_table
+from npusim.report.tables import asked_text, run_table
 from npusim.report.text import Facts, Heading
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ LEFT_OUT = ("Prologue", "Epilogue")
 
 def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
     """Return the page of one run; ``drawn`` is what stands in ``figures.json``."""
-    return page_html(_title(record), [run_part(record, drawn, trial)])
+    title = f"{record.schedule} on {record.device.name} · npusim"
+    return page_html(title, [run_part(record, drawn, trial)])
 
 
 def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> Part:
@@ -41,20 +42,15 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [b for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))
-    return Part(heading.left, f"{heading.right}; {_problem(record)}", run_tiles(record), facts, figures)
+    return Part(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
 
 
 def saved_page(runs: Sequence[Path]) -> str:
-    """Return the page of run folders, or of their ``result.json``; raise `SpecError` where one is none."""
+    """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
-        return exploration_page(runs[0])
+        return page_html(f"{runs[0].stem} · npusim", [exploration_part(runs[0].stem, rows_of(runs[0]))])
     found = [(load_result(run), load_figures(_folder(run))) for run in runs]
     return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
-
-
-def exploration_page(file: Path) -> str:
-    """Return the page of a search's store or table."""
-    return page_html(f"{file.stem} · npusim", [exploration_part(file.stem, rows_of(file))])
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
@@ -79,10 +75,3 @@ def _folder(run: Path) -> Path:
     return run.parent if run.name == RESULT_FILE else run
 
 
-def _title(record: RunRecord) -> str:
-    return f"{record.schedule} on {record.device.name} · npusim"
-
-
-def _problem(record: RunRecord) -> str:
-    text = problem_text(record.problem)
-    return f"{record.workload}: {text}" if "heads" in record.problem else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import track_of
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
     from npusim.report.record import RunRecord, TimingRecord
-    from npusim.timing.result import QueueUse
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
@@ -57,6 +56,9 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
     if timing is not None:
         band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
         found.append(Tile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}"))
+        if (held := timing.validated) is not None:
+            value = "never" if held.most_error is None else f"within {percent(held.most_error)}"
+            found.append(Tile("Validated", value, held.text(record.schedule, record.device.name)))
         if timing.flops and timing.latency_us:
             at = timing.roofline
             reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
@@ -77,25 +79,28 @@ def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
 
 def run_figures(record: RunRecord, drawn: dict[str, Any] | None, prefix: str = "") -> Iterator[Figure]:
     """Yield the figures of a run; ``drawn`` is what stands in ``figures.json``, ``prefix`` goes before keys."""
-    drawn = drawn or {}
+    yield from (replace(figure, key=f"{prefix}{figure.key}") for figure in _figures(record, drawn or {}))
+
+
+def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     timing = record.timing
     if timing is not None and timing.cycles:
-        yield _time(timing, prefix)
-        yield from _windows(drawn, prefix)
+        yield _time(timing)
+        yield from _windows(drawn)
         if drawn.get("use"):
-            yield _use(drawn, prefix)
+            yield _use(drawn)
         if timing.roofline is not None:
-            yield _roofline(record, timing, prefix)
+            yield _roofline(record, timing)
     # Global memory is no buffer: a thousandth of it says nothing.
     buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
     if buffers:
-        yield _memories(buffers, prefix)
+        yield _memories(buffers)
     if drawn.get("rows"):
-        yield _errors(record, drawn, prefix)
+        yield _errors(record, drawn)
     if drawn.get("scores"):
-        yield _scores(drawn["scores"], prefix)
+        yield _scores(drawn["scores"])
     if timing is not None and timing.constants:
-        yield _constants(timing, prefix)
+        yield _constants(timing)
 
 
 def together(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,13 +152,13 @@ def time_parts(timing: TimingRecord) -> list[Row]:
     return [{**part, "track": track} for track, own in together(found).items() for part in own]
 
 
-def _time(timing: TimingRecord, prefix: str) -> Figure:
+def _time(timing: TimingRecord) -> Figure:
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
     kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE) if k in used]
     table = tuple((r["track"], r["cause"], f"{r['value']:,.2f}", percent(r["share"])) for r in rows)
     return Figure(
-        f"{prefix}time", "Where the time goes", _time_text(timing),
+        "time", "Where the time goes", _time_text(timing),
         charts.stacked_bars(rows, kinds, x_title="time, us"), ("pipe", "what", "us", "of the kernel"), table,
     )  # fmt: skip
 
@@ -167,15 +172,12 @@ def _time_text(timing: TimingRecord) -> str:
     waiting = [(main_stall(q), q) for q in queues_of(timing, found.queue.group) if main_stall(q) and not q.is_pipe]
     if waiting:
         (cause, cycles), queue = max(waiting, key=lambda one: one[0][1] if one[0] else 0)  # type: ignore[misc]
-        text += f"The longest wait: {_pipe(queue)} for “{cause}”, {percent(cycles / timing.cycles)}."
+        pipe = track_of(queue.group, queue.queue).pipe
+        text += f"The longest wait: {pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
     return text
 
 
-def _pipe(queue: QueueUse) -> str:
-    return track_of(queue.group, queue.queue).pipe
-
-
-def _windows(drawn: dict[str, Any], prefix: str) -> Iterator[Figure]:
+def _windows(drawn: dict[str, Any]) -> Iterator[Figure]:
     notes = {
         "Prologue": "How the pipeline fills.",
         "Steady state": "Amid the run: what repeats.",
@@ -200,7 +202,7 @@ def _windows(drawn: dict[str, Any], prefix: str) -> Iterator[Figure]:
         )
         how = "A colour is a tile of keys on its way through the pipes; thin grey bars are waits: point at one."
         yield Figure(
-            f"{prefix}window{number}", f"Timeline: {window['name'].lower()}",
+            f"window{number}", f"Timeline: {window['name'].lower()}",
             f"{notes.get(window['name'], '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us "
             f"of one core group. {how}",
             charts.tracks(slices, window["start_us"], window["end_us"]),
@@ -208,7 +210,7 @@ def _windows(drawn: dict[str, Any], prefix: str) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _use(drawn: dict[str, Any], prefix: str) -> Figure:
+def _use(drawn: dict[str, Any]) -> Figure:
     found = together({u["track"]: u["busy"] for u in drawn["use"] if any(u["busy"])})
     step = drawn["end_us"] / max(map(len, found.values()))
     parts = [
@@ -218,7 +220,7 @@ def _use(drawn: dict[str, Any], prefix: str) -> Figure:
     ]
     rows = tuple((track, percent(sum(v) / len(v)), percent(min(v)), percent(max(v))) for track, v in found.items())
     return Figure(
-        f"{prefix}use", "Utilisation over the whole run",
+        "use", "Utilisation over the whole run",
         "How busy each pipe of the core group was, from first to last.",
         charts.use_of_tracks(parts), ("pipe", "mean", "least", "most"), rows,
     )  # fmt: skip
@@ -227,7 +229,7 @@ def _use(drawn: dict[str, Any], prefix: str) -> Figure:
 # ---------------------------------------------------------------- roofs and memories
 
 
-def _roofline(record: RunRecord, timing: TimingRecord, prefix: str) -> Figure:
+def _roofline(record: RunRecord, timing: TimingRecord) -> Figure:
     at = timing.roofline
     assert at is not None
     rates = record.device.link_bytes_per_s
@@ -256,10 +258,10 @@ def _roofline(record: RunRecord, timing: TimingRecord, prefix: str) -> Figure:
     )
     header = ("memory", "bytes moved", "bandwidth", "ridge, op/byte", "this run, op/byte", "of its roof")
     spec = more_charts.roofline(levels, at.peak_flops_per_s)
-    return Figure(f"{prefix}roofline", "Roofline", text, spec, header, rows)
+    return Figure("roofline", "Roofline", text, spec, header, rows)
 
 
-def _memories(found: Sequence[Row], prefix: str) -> Figure:
+def _memories(found: Sequence[Row]) -> Figure:
     rows = tuple(
         (
             m["name"], format_bytes(m["used_bytes"]), format_bytes(m["capacity_bytes"]),
@@ -275,13 +277,13 @@ def _memories(found: Sequence[Row], prefix: str) -> Figure:
         "time; the line is the capacity."
     )
     header = ("memory", "allocated", "capacity", "share", "held at most")
-    return Figure(f"{prefix}memories", "Buffers against capacity", text, more_charts.memory_bars(found), header, rows)
+    return Figure("memories", "Buffers against capacity", text, more_charts.memory_bars(found), header, rows)
 
 
 # ---------------------------------------------------------------- bits
 
 
-def _errors(record: RunRecord, drawn: dict[str, Any], prefix: str) -> Figure:
+def _errors(record: RunRecord, drawn: dict[str, Any]) -> Figure:
     found = drawn["rows"]
     rows = tuple(
         (
@@ -301,11 +303,11 @@ def _errors(record: RunRecord, drawn: dict[str, Any], prefix: str) -> Figure:
     sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
     header = ("head", "rows", "relative error", "rows not finite", "overflows")
     return Figure(
-        f"{prefix}errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows
+        "errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows
     )
 
 
-def _scores(scores: dict[str, Any], prefix: str) -> Figure:
+def _scores(scores: dict[str, Any]) -> Figure:
     total = sum(c["count"] for c in scores["counts"]) + scores["zero_count"] + scores["nonfinite_count"]
     largest = scores["largest"]
     beyond = scores["nonfinite_count"] + sum(
@@ -322,7 +324,7 @@ def _scores(scores: dict[str, Any], prefix: str) -> Figure:
     rows += (("zero", whole(scores["zero_count"]), percent(scores["zero_count"] / total)),)
     rows += (("Inf or NaN", whole(scores["nonfinite_count"]), percent(scores["nonfinite_count"] / total)),)
     return Figure(
-        f"{prefix}scores",
+        "scores",
         "Scores against the range of their format",
         text,
         more_charts.score_bars(scores),
@@ -331,7 +333,7 @@ def _scores(scores: dict[str, Any], prefix: str) -> Figure:
     )
 
 
-def _constants(timing: TimingRecord, prefix: str) -> Figure:
+def _constants(timing: TimingRecord) -> Figure:
     shares = basis_shares(timing)
     total = sum(c.cycles for c in timing.constants)
     first = timing.constants[:CONSTANTS]
@@ -346,7 +348,7 @@ def _constants(timing: TimingRecord, prefix: str) -> Figure:
         "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
     )
     return Figure(
-        f"{prefix}constants",
+        "constants",
         "What the time rests on",
         text,
         charts.bars(marks, x_title="share of busy cycles"),

@@ -14,12 +14,13 @@ from npusim.report.bottleneck import (
     main_stall,
     queues_of,
 )
-from npusim.report.diagnosis import diagnosis_lines
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
@@ -31,17 +32,21 @@ Fact = tuple[str, tuple[Cell, ...]]
 _WEAK_BASES = ("assumed", "fitted", "unknown")
 #: Constants on weak evidence that are named one by one, largest first.
 _NAMED_CONSTANTS = 2
+#: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
+_RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
 
 
 def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
     """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
     timing = record.timing
-    blocks: list[Block] = [_heading(record)]
+    blocks: list[Block] = [
+        Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
+    ]
     after = _numerics(record)
     if timing is None:
         blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
     else:
-        blocks.append(Facts((*_inputs(record), *_time(timing))))
+        blocks.append(Facts((*_inputs(record), *_time(record, timing))))
         blocks += [_pipes(timing), _links(record, timing)]
         after += _constants(timing)
     after += _presets(record)
@@ -81,16 +86,12 @@ def tiling_text(tiling: dict[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
-def _heading(record: RunRecord) -> Heading:
-    return Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
-
-
 def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     device = record.device
     is_node = record.timing is not None and record.timing.overlap is not None
     parts = "devices" if is_node else "core groups"
     return (
-        ("problem", cells(_problem(record))),
+        ("problem", cells(asked_text(record))),
         *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
@@ -103,12 +104,13 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
     )
 
 
-def _problem(record: RunRecord) -> str:
+def asked_text(record: RunRecord) -> str:
+    """Return the sizes of what a run computes; attention's are led by the workload's name."""
     text = problem_text(record.problem)
     return f"{record.workload}: {text}" if "heads" in record.problem else text
 
 
-def _time(timing: TimingRecord) -> tuple[Fact, ...]:
+def _time(record: RunRecord, timing: TimingRecord) -> tuple[Fact, ...]:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency = (
         f"{format_duration(timing.latency_us * 1e-6)} = cores "
@@ -120,6 +122,9 @@ def _time(timing: TimingRecord) -> tuple[Fact, ...]:
         f"{method_text(timing.method, timing.band)})"
     )
     rows: list[Fact] = [("latency", cells(latency))]
+    if timing.validated is not None:
+        text = timing.validated.text(record.schedule, record.device.name)
+        rows.append(("measured", (Cell(text, "" if timing.validated.cases else "warn"),)))
     if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
         kernel, apart = (format_duration(timing.times_us[kind] * 1e-6) for kind in ("kernel", "back_to_back"))
         text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
@@ -259,7 +264,7 @@ def _numerics(record: RunRecord) -> list[Fact]:
     if record.orders:
         found.append(("same sums", tuple(Cell(_spread(s)) for s in record.orders)))
     if bits.diagnosis is not None:
-        found.append(("diagnosis", tuple(Cell(line) for line in diagnosis_lines(bits.diagnosis))))
+        found.append(("diagnosis", tuple(Cell(line) for line in _diagnosis_lines(bits.diagnosis))))
     used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
     used = {**bits.arithmetic, **used}
     if used:
@@ -267,6 +272,31 @@ def _numerics(record: RunRecord) -> list[Fact]:
         weak = "assumed" in used.values()
         others = [Cell(_spread(s)) for s in record.spread]
         found.append(("arithmetic", (Cell(units, "warn" if weak else ""), *others)))
+    return found
+
+
+def _diagnosis_lines(figures: Mapping[str, float]) -> list[str]:
+    """Return a line each on ranges, resonance, what became zero, and what was cut off."""
+    ranges = [
+        f"{name} [{figures[f'{key}_min']:,.4g}, {figures[f'{key}_max']:,.4g}]"
+        for name, key in _RANGES
+        if f"{key}_min" in figures
+    ]
+    found = [
+        f"ranges: {', '.join(ranges)}",
+        f"resonance: Q against K {figures['resonance_phase_degrees']:.0f} degrees at frequency "
+        f"{figures['resonance_frequency']:.0f}, {figures['resonance_share_percent']:.0f} % of the mean "
+        f"score; mean cosine {figures['resonance_cosine']:.3f}",
+        f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % "
+        "of the mass",
+    ]
+    if "underflow_percent" in figures:
+        found.append(
+            f"P underflow: {figures['underflow_percent']:.3g} % of pairs, mass lost "
+            f"{figures['zeroed_mass_percent']:.3g} % (P-Cast's product says "
+            f"{figures['product_mass_percent']:.3g} %); cut to the largest value: "
+            f"{figures['saturated_count']:,.0f}"
+        )
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
 from npusim.machines.tracks import Track, track_of
-from npusim.report.happened import Happened, happened
+from npusim.report.happened import Happened, Reading
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def timeline_of(result: RunResult) -> Timeline:
     end, clock = timing.traced_cycles or timing.cycles, round(timing.clock_hz)
     timeline = Timeline(result.name, clock, end, timing.traced_cycles is None, _empty_tracks(result, timing))
     for group in sorted({s.group for s in timing.spans}):
-        _add_group(timeline, happened(result, group))
+        _add_group(timeline, Reading(result, group).read())
     for slices in timeline.tracks.values():
         slices.sort(key=lambda s: (s.start, s.end))
     for name in [t for t, slices in timeline.tracks.items() if not slices and _is_of_waits(timing, t)]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.validate.bits import BitsReport
+from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
     from npusim.config.measurements import Interval
@@ -28,13 +29,14 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
             {
                 "name": r.name, "group": r.group, "quantity": r.quantity, "measured": _measured(r.measured),
                 "predicted": r.predicted, "relative_error": r.relative_error, "timing": r.timing,
-                "host_decides": r.is_floor,
+                "host_decides": r.is_floor, "fitted": r.is_fitted,
             }
             for r in report.residuals
         ],
         "summary": {
             "median_abs_error": report.median_abs_error,
             "worst_abs_error": report.worst_abs_error,
+            "untouched_abs_error": report.untouched_abs_error,
             "within_band": report.within_band,
             "left_out": report.left_out,
             "not_predicted": list(report.faults),
@@ -101,6 +103,10 @@ def _times_table(report: TimesReport) -> tuple[Block, ...]:
         summary.append(
             ("in band", cells(f"{percent(report.within_band)} of the quantities with a band"))
         )
+    if report.fitted:
+        others, own = len(report.counted) - len(report.fitted), percent(median_error(report.fitted))
+        text = f"{others} of {len(report.counted)}, median {percent(report.untouched_abs_error)}; of fitted ones {own}"
+        summary.append(("in no fit", cells(text)))
     floors = [r.name for r in report.residuals if r.is_floor]
     if floors:
         text = f"{len(floors)} of {len(report.residuals)} in no figure here: {', '.join(floors)}"

@@ -53,11 +53,6 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> Kernel:
     return Kernel("decode" if is_stated else "attention", (child,), name="attention")
 
 
-def host_child(problem: Problem) -> Child:
-    """Return the host's attention: FlashAttention-2 in its own arithmetic."""
-    return Child("flash", problem)
-
-
 def attention_tasks(
     problem: Problem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
 ) -> list[Task]:
@@ -86,7 +81,8 @@ def attention_tasks(
         up = CopyOp("upload 0", UP, "UP", (), call=CopyCall("up", problem.kv_bytes(), is_bulk=True))
         return [Task(up, after), Task(run.op, (first,), problem.kv_bytes())]
     q, o = problem.heads * problem.head_dim * row, problem.heads * problem.value_head_dim * row
-    host = HostCall(host_child(problem), problem.kv_bytes(), problem.group_size * problem.kv_bytes() // width)
+    computed = Child("flash", problem)  # FlashAttention-2 in the host's own arithmetic
+    host = HostCall(computed, problem.kv_bytes(), problem.group_size * problem.kv_bytes() // width)
     return [
         Task(CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", q + kv)), after),
         Task(HostOp("cpu 0", CPU, "CPU", (), call=host), (first,), q + kv),

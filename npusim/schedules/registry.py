@@ -36,14 +36,6 @@ _ASKED_WITH: Mapping[str, str] = MappingProxyType(
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 
 
-def _anywhere(_device: DeviceSpec) -> bool:
-    return True
-
-
-def _of_workload(_device: DeviceSpec) -> None:
-    return None
-
-
 def _all(_device: DeviceSpec) -> frozenset[str]:
     return frozenset()
 
@@ -77,8 +69,8 @@ class Schedule:
     study: Callable[[Any, DeviceSpec], str] | None = None
     beside: tuple[str, ...] = ()
     origin: str = ""
-    runs_on: Callable[[DeviceSpec], bool] = _anywhere
-    inputs: Callable[[DeviceSpec], Dtype | None] = _of_workload
+    runs_on: Callable[[DeviceSpec], bool] = lambda _device: True
+    inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
 from npusim.timing import des, reserved
-from npusim.timing.block_code import Code
+from npusim.timing.block_code import code_of
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
 from npusim.timing.reserved import FEW_CLASSES, operations_of
@@ -50,7 +50,7 @@ def simulate(
     streams = streams or Streams(program, device)
     if streams.scalar_waits:
         return des.simulate(program, device, trace_groups=trace_groups, streams=streams)
-    code = Code(streams)
+    code = code_of(streams)
     classes = equal_groups(code)
     operations = operations_of(code, classes)
     if operations > FEW_OPERATIONS and len(classes.groups) > FEW_CLASSES:

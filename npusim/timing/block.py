@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.timing.block_code import Code
+from npusim.timing.block_code import code_of
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
 from npusim.timing.stream import Streams
@@ -33,5 +33,5 @@ def simulate(
     Raises :class:`~npusim.errors.DeadlockError` naming the waiting engines, and
     :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
     """
-    code = Code(streams or Streams(program, device))
+    code = code_of(streams or Streams(program, device))
     return Run(code, equal_groups(code).one_by_one(), trace_groups).result("block")

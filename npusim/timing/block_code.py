@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from npusim.timing.block_machine import Records
+    from npusim.timing.fold import Classes
     from npusim.timing.stream import Streams, TimedBody, TimedOp
 
 #: In place of the work that an operation does beside other warp groups.
@@ -90,6 +91,10 @@ class Code:
     _operations: dict[Hashable, int] = field(default_factory=dict)
     _tables: Program | None = None
     _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _inners: dict[int, int] = field(default_factory=dict)
+
+    #: Core groups by class, once that was asked for (`npusim.timing.fold.equal_groups`).
+    classes: Classes | None = None
 
     def __post_init__(self) -> None:
         self.streams.check_pipe_waits("block, fold, steady and reserved")
@@ -139,13 +144,19 @@ class Code:
 
     def _inner(self, body: TimedBody) -> int:
         """Return a loop's body; the counts of loops inside it are part of its code."""
+        known = self._inners.get(id(body))
+        if known is None:
+            known = self._inners[id(body)] = self._body(self._inner_parts(body))
+        return known
+
+    def _inner_parts(self, body: TimedBody) -> tuple[Part, ...]:
         parts: list[Part] = [
             self._run(part)
             if isinstance(part, tuple)
             else ("call" if part.count == 1 else "loop", part.count, self._inner(part.body))
             for part in body.parts
         ]
-        return self._body(tuple(parts))
+        return tuple(parts)
 
     def _run(self, run: tuple[TimedOp, ...]) -> tuple[int, ...]:
         known = self._runs.get(id(run))
@@ -261,6 +272,13 @@ class Code:
             entry=entry.reshape(-1, issuers),
             member=_records(MEMBER_TYPE, list(zip(weights, is_traced, strict=True))),
         )
+
+
+def code_of(streams: Streams) -> Code:
+    """Return the code of a program's bodies, the same for every method that asks."""
+    if streams.code is None:
+        streams.code = Code(streams)
+    return streams.code
 
 
 def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:

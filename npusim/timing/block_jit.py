@@ -6,34 +6,45 @@ of all of them at each call would take longer than the work itself.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
 
-from npusim.formats.jit_cache import compiled_on_disk
+from npusim.formats.jit_cache import compiled_on_disk, is_missing
+from npusim.formats.jit_part import part
+from npusim.timing.block_rows import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Function = TypeVar("Function")
+Result = TypeVar("Result")
 
 
 def _compile(function: Function, **options: Any) -> Any:
     """Compile without the GIL and without numba's reference counts (``_nrt``)."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False, **options)(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True, **options)(function)
     return compiled
 
 
 def inline(function: Function) -> Function:
-    """Compile a function that every caller contains."""
-    compiled: Function = _compile(function, forceinline=True)
+    """Compile a function into the kernels that call it."""
+    compiled: Function = part(function, _nrt=False)
     return compiled
 
 
-def routine(function: Function) -> Function:
-    """Compile a function that is called, for what is rare or large."""
-    compiled: Function = _compile(function)
-    return compiled
+def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Compile ``function`` on first call, and keep the machine code on disk where there is room.
 
+    Tuples of arrays reach it as tables of addresses.
+    """
+    compiled = compiled_on_disk(_compile, function) or _compile(function)
 
-def kernel(function: Function) -> Function:
-    """Compile ``function`` on first call, and keep the machine code on disk where there is room."""
-    result: Function = compiled_on_disk(_compile, function) or routine(function)
-    return result
+    @functools.wraps(function)
+    def called(*args: Any) -> Result:
+        result: Result = compiled(*(Table(a) if isinstance(a, tuple) else a for a in args))
+        return result
+
+    called.is_missing = functools.partial(is_missing, compiled)  # type: ignore[attr-defined]
+    return called

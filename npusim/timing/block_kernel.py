@@ -10,7 +10,7 @@ Within a tick the order is of no consequence (``npusim.timing.link``); shared pi
 from __future__ import annotations
 
 from npusim.timing.block_heap import pop, push
-from npusim.timing.block_jit import inline, kernel
+from npusim.timing.block_jit import inline
 from npusim.timing.block_machine import (
     ASKING,
     CALL,
@@ -383,7 +383,7 @@ def happen(p: Program, m: Machine, now: int) -> None:
         grant(p, m, now)
 
 
-@kernel
+@inline
 def advance(p: Program, m: Machine, start: int) -> int:
     """Run until nobody can go on or a boundary is crossed; return the time of the last event."""
     now = start

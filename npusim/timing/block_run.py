@@ -28,9 +28,9 @@ SHOWN = 8
 
 def run_whole(program: Program, machine: Machine, start: int, _master: int) -> None:
     """Run a phase operation by operation."""
-    from npusim.timing.block_kernel import advance
+    from npusim.timing.steady_kernel import UNUSED, run_steady
 
-    advance(program, machine, start)
+    run_steady(program, machine, UNUSED, start)
 
 
 class Run:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from npusim.timing.block_code import Code
+from npusim.ir.content import uncollected
+from npusim.timing.block_code import code_of
 from npusim.timing.block_run import Run
 from npusim.timing.stream import Streams
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Phase, TileProgram
+    from npusim.timing.block_code import Code
     from npusim.timing.result import TimingResult
 
 
@@ -35,7 +37,7 @@ def simulate(
     Groups of one class share their :class:`~npusim.timing.result.QueueUse`, which carry the number
     of the class's first group.
     """
-    code = Code(streams or Streams(program, device))
+    code = code_of(streams or Streams(program, device))
     return Run(code, equal_groups(code), trace_groups).result("fold")
 
 
@@ -62,10 +64,13 @@ class Classes:
         return Classes(tuple((g,) for g in order), tuple(phases))
 
 
+@uncollected()
 def equal_groups(code: Code) -> Classes:
     """Return the core groups that run the same blocks in every phase, together."""
-    phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
-    return fold_groups(list(zip(*phases, strict=True)))
+    if code.classes is None:
+        phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
+        code.classes = fold_groups(list(zip(*phases, strict=True)))
+    return code.classes
 
 
 def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:

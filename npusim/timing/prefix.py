@@ -10,20 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.timing.block_code import Code
+from npusim.timing.block_code import code_of
 from npusim.timing.block_run import Run, run_whole
 from npusim.timing.fold import Classes, equal_groups
 from npusim.timing.reserved import operations_of
-from npusim.timing.stream import Streams
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
     from npusim.timing.block_machine import Ints, Machine, Program
     from npusim.timing.result import Span
+    from npusim.timing.stream import Streams
 
 __all__ = ["first_spans"]
 
@@ -34,16 +32,16 @@ ENOUGH_SPANS = 2_000
 
 
 def first_spans(
-    program: TileProgram, device: DeviceSpec, trace_groups: Collection[int], until: int | None = None
+    streams: Streams, trace_groups: Collection[int], until: int | None = None
 ) -> tuple[tuple[Span, ...], int]:
     """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
 
     Without ``until`` a few thousand operations.  Raises `SpecError` where that would take too long.
     """
-    code = Code(Streams(program, device))
+    code = code_of(streams)
     for part, is_cut in _parts(equal_groups(code)):
         if operations_of(code, part) > MOST_OPERATIONS:
-            asked = "" if until is None else f" up to {format_duration(device.seconds(until))}"
+            asked = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
             raise SpecError(
                 f"window{asked}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
                 "choose an earlier window"

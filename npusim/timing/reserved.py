@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.timing.block_code import Block, Code, check_range
+from npusim.timing.block_code import Block, Code, check_range, code_of
 from npusim.timing.block_counts import Counts
 from npusim.timing.block_machine import (
     FRACTION_BITS,
@@ -84,7 +84,7 @@ def simulate(
     Operations and bytes are exact.  Raises :class:`~npusim.errors.ProgramError` if blocks cannot be
     simulated one by one: a scalar unit is a block ahead of another, or too many blocks differ.
     """
-    code = Code(streams or Streams(program, device))
+    code = code_of(streams or Streams(program, device))
     return approximate(code, equal_groups(code))
 
 

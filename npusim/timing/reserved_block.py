@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from npusim.timing.block_jit import inline, routine
+from npusim.timing.block_jit import inline
 from npusim.timing.block_kernel import HALTED, NOTHING, advance
 from npusim.timing.block_machine import (
     CALL,
@@ -112,7 +112,7 @@ def write_window(p: Program, b: Blocks, key: Ints, window: int) -> None:
             p.code[at].operand = b.kind[number].operand
 
 
-@routine
+@inline
 def begin_block(
     p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, key: Ints, window: int
 ) -> None:
@@ -194,7 +194,7 @@ def state_number(p: Program, m: Machine, memory: Ints, k: Known, s: Snapshots) -
     return states
 
 
-@routine
+@inline
 def simulate_block(
     p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, window: int, r: int
 ) -> bool:

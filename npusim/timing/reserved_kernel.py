@@ -5,7 +5,7 @@ Each block of a group meets what the blocks that the others are at keep in fligh
 
 from __future__ import annotations
 
-from npusim.timing.block_jit import inline, kernel, routine
+from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_machine import FRACTION_BITS, NEVER, Ints, Machine, Program
 from npusim.timing.reserved_block import (
     OTHERS,
@@ -126,7 +126,7 @@ def share_out(groups: Groups, link: int, parts: int) -> None:
         groups.flying[g, link] = parts // count if groups.place[g].time != NEVER else 0
 
 
-@routine
+@inline
 def expect(
     p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int
 ) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npusim.timing.block_code import Code
+from npusim.timing.block_code import code_of
 from npusim.timing.block_machine import MASTER
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Machine, Program
     from npusim.timing.fold import Classes
     from npusim.timing.result import TimingResult
@@ -37,7 +38,7 @@ def simulate(
     streams: Streams | None = None,
 ) -> TimingResult:
     """Return the time of ``program``; where ``trace_groups`` asks for spans nothing is skipped."""
-    code = Code(streams or Streams(program, device))
+    code = code_of(streams or Streams(program, device))
     classes = equal_groups(code)
     if trace_groups:
         return Run(code, classes, trace_groups).result("steady")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.timing.block_jit import inline, routine
+from npusim.timing.block_jit import inline
 from npusim.timing.block_kernel import HALTED, NOTHING
 from npusim.timing.block_machine import NEVER
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from npusim.timing.steady_kernel import Snapshots
 
 
-@routine
+@inline
 def issue_floor(p: Program, m: Machine, d: int) -> int:
     """Return the earliest moment at which dispatcher ``d`` may issue again."""
     op, clock = m.dispatcher[d].pending, m.dispatcher[d].clock
@@ -52,7 +52,7 @@ def is_over(p: Program, m: Machine, e: int) -> bool:
     return is_empty(m, e) and m.dispatcher[dispatcher_of(p, e)].pending == HALTED
 
 
-@routine
+@inline
 def note_floors(p: Program, m: Machine, s: Snapshots) -> None:
     """Find the earliest moments at which everybody may look at flags or issue; ``NEVER``: it is through."""
     for d in range(len(m.dispatcher)):

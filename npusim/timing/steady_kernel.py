@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from npusim.timing.block_jit import inline, kernel, routine
+import numpy as np
+
+from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_kernel import HALTED, NOTHING, advance
 from npusim.timing.block_machine import (
     CROSSED,
@@ -46,6 +48,10 @@ class Snapshots(NamedTuple):
     scratch: Ints  #: (history,)
     engine_floor: Ints
     issue_floor: Ints
+
+
+#: For runs in which no loop is watched.
+UNUSED = Snapshots(*(np.zeros((0, 0) if n in {"words", "totals"} else 0, np.int64) for n in Snapshots._fields))
 
 
 # ---------------------------------------------------------------- snapshots
@@ -132,7 +138,7 @@ def note_pipes(p: Program, m: Machine, s: Snapshots, member: int, out: Ints, sta
     return start + len(p.pipe)
 
 
-@routine
+@inline
 def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> int:
     """Write down the joint state; return the number of words."""
     note_floors(p, m, s)
@@ -155,7 +161,7 @@ def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> 
 # ---------------------------------------------------------------- totals
 
 
-@routine
+@inline
 def note_totals(m: Machine, out: Ints) -> None:
     """Write down what grows without bearing on what follows, and the iterations left."""
     n = 0
@@ -183,7 +189,7 @@ def note_totals(m: Machine, out: Ints) -> None:
             n += 2
 
 
-@routine
+@inline
 def grow_totals(m: Machine, old: Ints, times: int) -> None:
     """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
     n = 0
@@ -219,7 +225,7 @@ def grow_totals(m: Machine, old: Ints, times: int) -> None:
 # ---------------------------------------------------------------- periods
 
 
-@routine
+@inline
 def periods_left(m: Machine, old: Ints, elapsed: int) -> int:
     """Return how often what happened since a snapshot of equal state will happen again at least."""
     at, times = len(m.engine) * ENGINE_TOTALS, NEVER
@@ -245,7 +251,7 @@ def periods_left(m: Machine, old: Ints, elapsed: int) -> int:
     return times
 
 
-@routine
+@inline
 def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int) -> None:
     """Move the machine on by ``times`` periods, ``shift`` cycles in all.
 
@@ -322,7 +328,7 @@ def move_engine(p: Program, m: Machine, s: Snapshots, e: int, old: Ints, shift: 
         at = at + 1 if at + 1 < depth else 0
 
 
-@routine
+@inline
 def look_back(p: Program, m: Machine, s: Snapshots) -> int:
     """Take a snapshot; if it repeats an earlier one, jump. Return the cycles skipped."""
     level = m.size[CROSSED]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Cost, Share
     from npusim.ir.program import Phase, Queue, TileProgram
+    from npusim.timing.block_code import Code
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class Streams:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
-        shares = (held.read_misses, held.write_misses, held.shared_reads)
+        shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
         #: What costs hang on: of operations within a core, and of those that L2 and its misses serve.
         self._priced_by = interned(own), interned((*own, *(tuple(s.items()) for s in shares)))
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
@@ -97,6 +98,8 @@ class Streams:
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
         self._listed: list[TimedOp] = []
+        #: What the compiled methods write of it (`npusim.timing.block_code.code_of`).
+        self.code: Code | None = None
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""

@@ -13,7 +13,8 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.config.device import LaunchSpec
+    from npusim.config.device import DeviceSpec, LaunchSpec
+    from npusim.ir.program import TileProgram
     from npusim.timing.stream import Streams
 
 #: How often each timed operation ran, by its key.
@@ -39,10 +40,8 @@ def summarise(
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
     share = device.sustained(streams.program.flops, device.seconds(cycles)) if cycles else 1.0
-    seconds, spec = device.seconds(cycles) / share, device.timed_launch()
-    groups = device.group_count.value
-    busy = [min(len(phase.blocks), groups) for phase in streams.program.phases]
-    times, stream = launched(seconds, [(n - 1) / max(1, groups - 1) for n in busy], spec)
+    seconds = device.seconds(cycles) / share
+    times, stream = times_of(streams.program, device, seconds)
     return TimingResult(
         method=method,
         cycles=cycles,
@@ -60,6 +59,13 @@ def summarise(
         spans=spans,
         account=account_of(streams, uses, ends),
     )
+
+
+def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
+    """Return what :func:`launched` says of a program whose cores take ``seconds``."""
+    groups = device.group_count.value
+    busy = (min(len(phase.blocks), groups) for phase in program.phases)
+    return launched(seconds, [(n - 1) / max(1, groups - 1) for n in busy], device.timed_launch())
 
 
 def launched(core_s: float, shares: Sequence[float], spec: LaunchSpec) -> tuple[dict[str, float], float]:

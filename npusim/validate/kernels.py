@@ -85,7 +85,6 @@ class _Case:
     program: TileProgram
     problem: Problem
     inputs: Mapping[str, Any]
-    steps: Any
 
 
 def _check(archive: Any, name: str) -> Iterator[tuple[str, VectorReport]]:
@@ -126,32 +125,22 @@ def _build(archive: Any, name: str) -> _Case:
         heads=q[1], kv_heads=k[1], seq_q=rows, seq_kv=k[2], head_dim=q[3],
         causal=bool(archive[f"{name}/causal"]) if f"{name}/causal" in archive else False, dtype=fmt,
     )  # fmt: skip
-    tiling, changes = OPTIONS[family](archive, name)
+    tiling, changes = _options(family, archive, name)
     precision: Any = replace(cast("Any", schedule.precision()), output=out, **changes)
     program = schedule.program(problem, build_tiling(schedule.tiling, tiling), device, precision)
-    return _Case(name, program, problem, inputs, None)
+    return _Case(name, program, problem, inputs)
 
 
-def _pasa_options(archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
-    return {"beta": float(archive[f"{name}/beta"])}, {"exp_variant": "exp.hopper_hexp"}
-
-
-def _flash_options(_archive: Any, _name: str) -> tuple[dict[str, object], dict[str, object]]:
-    return {}, {}
-
-
-def _fp8_options(archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
-    accumulate = "fresh" if archive[f"{name}/fresh"] else "chained"
+def _options(family: str, archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Return a case's tiling fields, and its changes to the schedule's default precision."""
+    if family == "pasa":
+        return {"beta": float(archive[f"{name}/beta"])}, {"exp_variant": "exp.hopper_hexp"}
+    if family == "flash":
+        return {}, {}
     return {}, {
         "scale": float(archive[f"{name}/scale"]), "is_reverse": bool(archive[f"{name}/reverse"]),
-        "fold": False, "accumulate": accumulate,
+        "fold": False, "accumulate": "fresh" if archive[f"{name}/fresh"] else "chained",
     }  # fmt: skip
-
-
-#: Options of a family's cases: tiling fields and changes to the schedule's default precision.
-OPTIONS: Mapping[str, Callable[[Any, str], tuple[dict[str, object], dict[str, object]]]] = (
-    MappingProxyType({"pasa": _pasa_options, "flash": _flash_options, "fp8": _fp8_options})
-)
 
 
 def _gather(done: Execution, case: _Case, tensor: str) -> Any:

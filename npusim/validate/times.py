@@ -24,7 +24,7 @@ from npusim.simulate import run_request
 from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
@@ -54,7 +54,8 @@ class Residual:
     """One quantity of one case; the error is signed, against the nearer end of a range.
 
     ``timing``: what its latency is.  ``is_floor``: the host decides it, not the device; such a quantity is
-    shown, and counts neither in the summary nor in a band.
+    shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was
+    fitted on this case.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Residual:
     band: float | None
     timing: str = "call"
     is_floor: bool = False
+    is_fitted: bool = False
 
     @property
     def unit_hint(self) -> str:
@@ -109,9 +111,19 @@ class TimesReport:
         return tuple(r for r in self.residuals if not r.is_floor)
 
     @property
+    def fitted(self) -> tuple[Residual, ...]:
+        """Those that count, of cases that numbers of their device's file were fitted on."""
+        return tuple(r for r in self.counted if r.is_fitted)
+
+    @property
     def median_abs_error(self) -> float:
         """Median of the absolute relative errors that count."""
-        return median(abs(r.relative_error) for r in self.counted) if self.counted else 0.0
+        return median_error(self.counted)
+
+    @property
+    def untouched_abs_error(self) -> float:
+        """Median of those of cases that nothing was fitted on."""
+        return median_error([r for r in self.counted if not r.is_fitted])
 
     @property
     def worst_abs_error(self) -> float:
@@ -133,6 +145,11 @@ class TimesReport:
     def is_passed(self) -> bool:
         """Whether everything has a prediction and nothing lies outside its band."""
         return not self.faults and not self.is_outside
+
+
+def median_error(residuals: Sequence[Residual]) -> float:
+    """Return the median of absolute relative errors; 0 of none."""
+    return median(abs(r.relative_error) for r in residuals) if residuals else 0.0
 
 
 def validate_times(
@@ -199,6 +216,7 @@ def _residuals(
             Residual(
                 case.name, case.group, quantity, measured, predicted, measured.relative_error(predicted),
                 band if allowed is None else allowed, case.kind, predictor.is_floor(case, quantity),
+                case.name in predictor.fitted(case.device),
             )
         )  # fmt: skip
     return found
@@ -212,12 +230,20 @@ class Predictor:
         self.methods: dict[str, str] = {}
         self._done: dict[str, RunResult] = {}
         self._machines: dict[str, DeviceSpec] = {}
+        self._fitted: dict[str, frozenset[str]] = {}
 
     def machine(self, name: str) -> DeviceSpec:
         """Return a device or a node by name, read once."""
         if name not in self._machines:
             self._machines[name] = load_machine(name)
         return self._machines[name]
+
+    def fitted(self, name: str) -> frozenset[str]:
+        """Return the names of the cases that numbers of a device's file were fitted on."""
+        if name not in self._fitted:
+            found = (fact.fitted_on or () for _, fact in self.machine(name).quantities() if fact.basis == "fitted")
+            self._fitted[name] = frozenset(case for cases in found for case in cases)
+        return self._fitted[name]
 
     def quantity(self, case: MeasurementCase, quantity: str) -> float:
         """Return one predicted quantity of a case."""
@@ -340,13 +366,13 @@ def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:
         if r.group is not None and r.quantity == "latency_us":
             groups[r.group].append((sum(r.measured) / 2, r.predicted))
     return {
-        name: GroupRank(_kendall_tau(pairs), _regret(pairs))
+        name: GroupRank(kendall_tau(pairs), regret(pairs))
         for name, pairs in groups.items()
         if len(pairs) > 1
     }
 
 
-def _kendall_tau(pairs: list[tuple[float, float]]) -> float:
+def kendall_tau(pairs: list[tuple[float, float]]) -> float:
     """Return (concordant - discordant) / all pairs; ties count as neither."""
     score = total = 0
     for (a, x), (b, y) in combinations(pairs, 2):
@@ -356,7 +382,7 @@ def _kendall_tau(pairs: list[tuple[float, float]]) -> float:
     return score / total
 
 
-def _regret(pairs: list[tuple[float, float]]) -> float:
+def regret(pairs: list[tuple[float, float]]) -> float:
     """Return the measured time of the predicted best over the measured best, less 1."""
     chosen = min(pairs, key=lambda p: p[1])[0]
     return chosen / min(p[0] for p in pairs) - 1

@@ -8,13 +8,11 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.load import load_device
 from npusim.config.measurements import MeasurementCase, load_measurements
 from npusim.config.node import load_machine
-from npusim.config.problem import Problem
-from npusim.run import run
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     from npusim.config.measurements import Interval
 
 __all__ = [
-    "CLASSES", "SOURCES", "Row", "Without", "before", "cases", "class_of", "counted", "deit", "fitted", "pasa",
-    "repository", "rows", "speedups", "summary", "tiles_of_16k", "untouched", "wide", "without",
+    "CLASSES", "DEVICE", "SOURCES", "Row", "Without", "before", "cases", "class_of", "counted", "fitted",
+    "repository", "rows", "summary", "tiles_of_16k", "untouched", "without",
 ]  # fmt: skip
 
 FILES = ("measured_910b2.yaml", "measured_more.yaml", "measured_papers.yaml")
@@ -51,15 +49,23 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pto-isa, flash_atten": ("fa_b2b_*",),
         "CANN's tuning bank": ("bank_*",),
         "asc-devkit": ("gemm_910b1_*", "guide_*", "mc2_*"),
+        "all others": ("torchmm_*", "catlass_*", "ptodsl_*", "cann_*", "tilelang_*"),
     }
 )
-#: What constants fitted on a repository's cases are without them: another source's value, or none.
+#: What constants chosen by a repository's timings are without them: another source's value (guide, pto-isa, mskpp),
+#: or none.
 OTHERWISE: Mapping[str, dict[str, str]] = MappingProxyType(
     {
         "pto-isa, torch_jit (x86)": {"launch.gap_s": "0"},
         "pto-isa, flash_atten": {"flags.tile_extra_cycles": "0"},
         "CANN's tuning bank": {"launch.block_dispatch_cycles": "0"},
-        "asc-devkit": {"cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles": "0.66"},
+        "asc-devkit": {
+            "cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles": "0",
+            "cores.aic.engines.MTE2.routes.gm_l1.row_cycles": "0", "links.hbm.bytes_per_s": "1.6e12",
+            "cores.aic.engines.CUBE.startup_cycles": "6", "cores.aic.engines.FIXP.routes.l0c_gm.bytes_per_cycle": "123",
+            "launch.task_s": "0", "launch.task_all_s": "0",
+        },
+        "all others": {},
     }
 )
 
@@ -77,6 +83,12 @@ class Row(NamedTuple):
     def error(self) -> float:
         """Signed relative error against the nearer end of the measured range."""
         return self.measured.relative_error(self.predicted)
+
+    @property
+    def is_wrong_sign(self) -> bool:
+        """Whether a gain is predicted where a loss was measured, or a loss where a gain was."""
+        gain, loss = self.measured.low > 1, self.measured.high < 1
+        return self.quantity == "speedup" and (self.predicted < 1 if gain else loss and self.predicted > 1)
 
 
 @cache
@@ -190,63 +202,4 @@ def tiles_of_16k() -> dict[int, float]:
     for keys in (256, 512):
         other = case.model_copy(update={"tiling": {"block_q": 128, "block_kv": keys}})
         found[keys] = _as_filed().latency_us(other)
-    return found
-
-
-# ---------------------------------------------------------------- like with like
-
-#: The vendor's kernels in CANN: FP32 128 x 512 in slices of 8 rows, FP16 128 x 1024 in slices of 16
-#: (ops-transformer attention/prompt_flash_attention, CVDIFF).
-CANN_FP32: dict[str, Any] = {"block_q": 128, "block_kv": 512, "vector_rows": 8}
-CANN_FP16: dict[str, Any] = {"block_q": 128, "block_kv": 1024, "vector_rows": 16}
-
-
-def _us(schedule: str, problem: Problem, precision: str | None = None, **tiling: Any) -> float:
-    return run(
-        schedule, hw=DEVICE, problem=problem, precision=precision, tiling=tiling, numerics=False, trace_groups=()
-    ).latency_us
-
-
-def attention(seq: int, heads: int, *, causal: bool, batch: int = 1, head_dim: int = 128) -> Problem:
-    """Return one device's attention."""
-    return Problem(batch=batch, heads=heads, seq_q=seq, seq_kv=seq, head_dim=head_dim, causal=causal)
-
-
-def pasa(seq: int = 32768) -> dict[str, tuple[float, float]]:
-    """Return speed-up over CANN's FP32 kernel and TFLOP/s of PASA by precision, and of the kernel itself."""
-    problem = attention(seq, 16, causal=False)
-    base = _us("flash", problem, "fa2_fp32", **CANN_FP32)
-    flops = problem.dense_flops() / 1e6
-    found = {"CANN FP32": (1.0, flops / base)}
-    for name in ("fp16_mean", "fp32_mean", "fixed_reference", "fp16_mean,sum_order=tree_halves"):
-        own = _us("pasa", problem, name)
-        found[name] = base / own, flops / own
-    return found
-
-
-def wide() -> float:
-    """Return CANN's FP16 kernel over its FP32 kernel, with the tiles of each."""
-    problem = attention(32768, 16, causal=False)
-    return _us("flash", problem, "fa2_fp32", **CANN_FP32) / _us("flash", problem, "fa16", **CANN_FP16)
-
-
-def speedups() -> dict[int, tuple[float, float, float, float]]:
-    """Return unified and two-level over fused passes and over eager operators, by length (PanGu-38B, 5 heads)."""
-    found = {}
-    for seq in (1024, 2048, 4096, 8192, 16384):
-        problem = attention(seq, 5, causal=True)
-        unified, two = _us("unified", problem, block=128), _us("two_level", problem)
-        fused, eager = _us("standard", problem), _us("standard", problem, operators="eager")
-        found[seq] = fused / unified, fused / two, eager / unified, eager / two
-    return found
-
-
-def deit() -> dict[int, tuple[float, float]]:
-    """Return two-level over fused passes and over eager operators for DeiT-B, by batch."""
-    found = {}
-    for batch in (32, 256, 1024):
-        problem = attention(197, 12, causal=False, batch=batch, head_dim=64)
-        two = _us("two_level", problem)
-        fused = _us("standard", problem)
-        found[batch] = fused / two, _us("standard", problem, operators="eager") / two
     return found

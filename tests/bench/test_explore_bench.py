@@ -30,7 +30,7 @@ def test_a_search_of_3072_points_beside_exhaustive_search() -> None:
     for o in random.Random(16).sample(fits, SAMPLE):
         explore("flash", {n: [v] for n, v in o.point.items()}, exhaustive=True)
     plain = (time.process_time() - start) / SAMPLE * len(fits) / len(found.outcomes)
-    print(  # noqa: T201
+    print(
         f"\n{1 / searched:,.0f} points a second, exhaustive {1 / plain:,.0f}: {plain / searched:.1f} x {found}"
     )
     assert plain > 5 * searched

@@ -63,7 +63,7 @@ def test_auto_takes_milliseconds(
 ) -> None:
     taken, result = timed(device, "auto", heads=5, seq_q=seq, causal=causal)
     with capsys.disabled():
-        print(  # noqa: T201
+        print(
             f"\n{seq:>7} {'causal' if causal else 'dense '}: {taken:7.1f} ms, {taken / slowness:7.1f} on the "
             f"reference machine (limit {limit_ms}), {result.method}, {result.operations:,} operations"
         )
@@ -73,7 +73,7 @@ def test_auto_takes_milliseconds(
 def test_half_a_million_tokens_run(device: DeviceSpec, capsys: Any) -> None:
     taken, result = timed(device, "auto", heads=40, seq_q=524_288, causal=False)
     with capsys.disabled():
-        print(f"\n 524288 dense, 40 heads: {taken:.0f} ms, {result.operations:,} operations")  # noqa: T201
+        print(f"\n 524288 dense, 40 heads: {taken:.0f} ms, {result.operations:,} operations")
     assert result.cycles > 0
 
 
@@ -89,5 +89,5 @@ def test_a_run_to_block_engine_runs_two_million_operations_a_second(
         result = block.simulate(program, device)
         rates.append(result.operations / (time.process_time() - start))
     with capsys.disabled():
-        print(f"\nblock: {max(rates):,.0f} operations/s")  # noqa: T201
+        print(f"\nblock: {max(rates):,.0f} operations/s")
     assert max(rates) >= 2e6 / slowness

@@ -37,7 +37,7 @@ def test_eight_npus_with_32k_tokens_take_a_second(blocks: int, capsys: Any) -> N
         )
         seconds.append(time.perf_counter() - start)
     with capsys.disabled():
-        print(f"\n{blocks} blocks: {min(seconds):.2f} s, {result.latency_us:,.0f} us")  # noqa: T201
+        print(f"\n{blocks} blocks: {min(seconds):.2f} s, {result.latency_us:,.0f} us")
     assert min(seconds) < LIMIT_S
 
 
@@ -50,7 +50,7 @@ def test_eighty_layers_with_32k_tokens_take_two_seconds(capsys: Any) -> None:
         result = npusim.run("layer", hw=machine, workload="llama2_70b", seq=32768, numerics=False)
         seconds.append(time.process_time() - start)
     with capsys.disabled():
-        print(f"\n80 layers: {min(seconds):.2f} s, {result.latency_us:,.0f} us")  # noqa: T201
+        print(f"\n80 layers: {min(seconds):.2f} s, {result.latency_us:,.0f} us")
     assert min(seconds) < 2 * LIMIT_S
 
 
@@ -70,5 +70,5 @@ def test_collectives_in_step_are_repeated_several_times_faster_than_simulated(
         time_on_node(program, machine, "auto")
         seconds.append(time.process_time() - start)
     with capsys.disabled():
-        print(f"\n500 collectives: {seconds[0]:.2f} s repeated, {seconds[1]:.2f} s simulated")  # noqa: T201
+        print(f"\n500 collectives: {seconds[0]:.2f} s repeated, {seconds[1]:.2f} s simulated")
     assert 2 * seconds[0] < seconds[1]

@@ -69,7 +69,7 @@ def test_des_runs_a_quarter_as_many_operations_as_simpy_runs_events(
         operations = simulated_per_second(program, device)
         one, many = (max(bare_loops(count) for _ in range(REPEATS)) for count in (1, units))
         with capsys.disabled():
-            print(  # noqa: T201
+            print(
                 f"\n{'causal' if causal else 'dense '}: des {operations:,.0f} operations/s; "
                 f"SimPy {one:,.0f} timeouts/s in one process: ratio {operations / one:.3f}; "
                 f"{many:,.0f} in {units} processes: {operations / many:.3f}"

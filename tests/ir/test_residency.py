@@ -72,6 +72,20 @@ def test_groups_that_read_a_region_in_the_same_step_fetch_it_once() -> None:
     assert misses(touching(blocks), groups=4, heads_that_fit=0.5) == 1 / 4
 
 
+def test_groups_in_step_wait_for_one_fetch_together() -> None:
+    # Of four reads by two groups, two at a time, the first two find nothing: half of the reads, a quarter of the bytes.
+    found = residency(touching([[read(K, 0)]] * 4), 2, 100 * HEAD)
+    assert (found.read_waits["k"], found.read_misses["k"]) == (1 / 2, 1 / 4)
+
+
+def test_a_write_is_new_where_nothing_of_it_is_there() -> None:
+    workspace = tensor("k_shifted", "workspace")
+    block = [Touch(workspace.tile(0, 0, 0, 64), 0)]
+    twice = touching([block, [read(K, 0)], block])
+    stays, goes = (residency(twice, 1, size * HEAD, writes_back=True) for size in (3, 1))
+    assert (stays.new_writes["k_shifted"], goes.new_writes["k_shifted"]) == (1 / 2, 1.0)
+
+
 def test_a_cycle_over_more_than_fits_misses_every_time() -> None:
     cycle = [[read(K, 0)], [read(K, 1)], [read(K, 2)]] * 2
     # Between two reads of a head the two others and itself pass: three heads.

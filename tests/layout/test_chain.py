@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layout.warp import warp_product
+from layout.warp import shuffled, warp_product
 from npusim.errors import LayoutError
 from npusim.layout import (
     Arrangement,
@@ -145,7 +145,7 @@ def test_shuffles_bring_every_value_where_the_operand_wants_it(
     height, width = spread.tile(volta(acc).c)
     tile = np.arange(height * width).reshape(height, width)
     held = to_registers(volta(acc).c, spread, tile)[0]
-    assert np.array_equal(found.shuffled(held), found.gathered(held))
+    assert np.array_equal(shuffled(found, held), found.gathered(held))
     assert np.array_equal(found.gathered(held), to_registers(volta(a=a).a, spread, tile)[0])
 
 
@@ -177,7 +177,7 @@ def test_a_chained_attention_tile_is_exact(acc: str, where: str) -> None:
     link = chain(first.c, second.a, arrangement=spread)
     down, across = s.shape[:2]
     parts = s.reshape(down, across // link.tiles, link.tiles, 32, 8)
-    p = link.shuffled(parts).reshape(down, -1, 32, second.a.values)
+    p = shuffled(link, parts).reshape(down, -1, 32, second.a.values)
     o = warp_product(
         second, p, to_registers(second.b, spread, v),
         to_registers(second.c, spread, np.zeros((rows, 64), q.dtype)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layout.warp import warp_product
+from layout.warp import mma, warp_product
 from npusim.errors import LayoutError
 from npusim.layout import (
     Arrangement,
@@ -16,7 +16,6 @@ from npusim.layout import (
     from_registers,
     gather,
     instruction,
-    mma,
     scatter,
     to_registers,
     variants,

@@ -1,17 +1,47 @@
-"""A warp's product one instruction after the other: what chained products are held against."""
+"""A warp's product one instruction after the other, and shuffles one by one: what chained products are held against."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from npusim.errors import LayoutError
-from npusim.layout import mma
+from npusim.layout import WARP_LANES, gather, scatter
 
 if TYPE_CHECKING:
-    from npusim.layout import Instruction
+    from npusim.layout import Chain, Instruction
 
 Array = Any
 Multiply = Any
+
+
+def mma(
+    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None
+) -> Array:
+    """Execute one warp instruction on registers ``(..., 32, values)``; return those of D.
+
+    ``multiply``: ``(a, b, c) -> a·b + c`` on ``(..., groups, rows, columns)``; default ``a @ b + c`` as numpy does
+    it, exact on integers.
+    """
+    fragments = (instruction.a, instruction.b, instruction.c)
+    x, y, z = (scatter(f, r) for f, r in zip(fragments, (a, b, c), strict=True))
+    return gather(instruction.c, x @ y + z if multiply is None else multiply(x, y, z))
+
+
+def shuffled(link: Chain, registers: Array) -> Array:
+    """Return the same as `Chain.gathered`, by what each lane keeps and the shuffles, one by one."""
+    flat = link._flat(registers)
+    found = np.zeros((*flat.shape[:-1], len(link.sources[0])), flat.dtype)
+    for lane, row in enumerate(link.sources):
+        for slot, (source, value) in enumerate(row):
+            if source == lane:
+                found[..., lane, slot] = flat[..., lane, value]
+    for shuffle in link.shuffles:
+        for lane in range(WARP_LANES):
+            published = flat[..., lane ^ shuffle.mask, shuffle.sources[lane]]
+            found[..., lane, shuffle.slots[lane]] = published
+    return link._as_steps(found)
 
 
 def warp_product(

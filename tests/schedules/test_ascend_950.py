@@ -121,11 +121,17 @@ def test_fp8_products_take_half_the_time_of_half_precision_and_no_study_is_left(
     assert eight.numerics.arithmetic == {"ascend.cube.k32.e4m3.f32": "assumed"}
 
 
-def test_searches_leave_out_times_of_no_real_kernel_unless_asked() -> None:
+def test_searches_note_times_of_no_real_kernel_and_of_themselves_leave_them_out() -> None:
     fields, problem = {"block_kv": [64]}, Problem(heads=1, seq_q=64, head_dim=16)
-    with pytest.raises(SpecError, match=r"nothing to rank: ascend_910b2 has no FP8 matrix unit.*--studies"):
-        explore("fp8_attention", fields, problem=problem)
-    assert explore("fp8_attention", fields, problem=problem, studies=True).best
+    named = explore("fp8_attention", fields, problem=problem)
+    assert named.best
+    assert "fp8_attention is a study: ascend_910b2 has no FP8 matrix unit" in named.setting.notes[0]
+    few = {**fields, "block_q": [16], "vector_rows": [16], "depth": [1]}
+    with pytest.raises(SpecError, match=r"nothing to rank: .*left out: ascend_910b2 has no FP8 matrix unit.*--studies"):
+        explore("fp8_attention", few, problem=problem, auto=True)
+    beside = explore(["flash", "fp8_attention"], few, problem=problem, auto=True, tiling={"deal": "round_robin"})
+    assert "fp8_attention is left out" in beside.setting.notes[0]
+    assert beside.setting.schedules == ("flash",)
     eight = problem.model_copy(update={"dtype": E4M3})
     assert explore("fp8_attention", fields, problem=eight, hw=HW).best
 

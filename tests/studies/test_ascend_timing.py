@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.config.measurements import load_measurements
-from reports.ascend_timing import study
+from npusim.config.measurements import Interval, load_measurements
+from reports.ascend_timing import causes, compare, study
+from reports.ascend_timing.samples import samples
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +57,42 @@ def test_a_source_is_predicted_without_what_was_fitted_on_it() -> None:
     assert found.filed[0] == found.alone[0] == 6
     assert found.filed[1] != found.alone[1]
     assert found.alone[1] <= 0.10
+
+
+def test_a_gain_predicted_for_a_loss_is_no_small_error() -> None:
+    case = next(c for c in study.cases() if c.name == "pasa_mha_32k")
+    below, above = Interval(0.95, 0.99), Interval(1.01, 1.05)
+    signs = [
+        study.Row(case, quantity, measured, predicted, is_floor=False).is_wrong_sign
+        for quantity, measured, predicted in (
+            ("speedup", below, 1.01), ("speedup", above, 0.99), ("speedup", below, 0.9), ("speedup", above, 1.2),
+            ("speedup", Interval(0.9, 1.1), 1.2), ("latency_us", above, 0.99),
+        )
+    ]  # fmt: skip
+    assert signs == [True, True, False, False, False, False]
+
+
+def test_bounds_of_a_fused_kernel_lie_below_it_and_its_operators_add_up() -> None:
+    found, parts = compare.deit(32), compare.deit_operators(32)
+    assert [p.name for p in parts] == ["scores", "scale", "softmax", "values"]
+    assert found.memory < found.narrow < found.overlapped < found.kernel
+    assert found.unfused[0] == found.unfused[1] < found.unfused[2]
+    assert sum(p.us for p in parts) < found.unfused[1]  # and launches
+
+
+def test_samples_of_single_mechanisms_are_met() -> None:
+    found = samples()
+    errors = {(s.name.split()[0], s.name, s.quantity): abs(s.error) for s in found}
+    assert {v for v, _, _ in errors} == {"V1", "V2", "V3", "V4", "V5", "V7"}
+    assert max(errors.values()) <= 0.15
+    # Columns of blocks 144 apart fall into one group of banks, 145 apart into eight: both met, sevenfold apart.
+    slow, fast = (next(s for s in found if f"{n} blocks apart" in s.name) for n in (144, 145))
+    assert slow.predicted / fast.predicted == pytest.approx(slow.measured / fast.measured, rel=0.05)
+
+
+def test_a_loop_of_calls_is_the_larger_of_host_and_device_but_for_one_library() -> None:
+    found = causes.hosts()
+    added = {who for who, (_, larger, one_by_one) in found.items() if one_by_one < larger}
+    assert {who for who in found if who.startswith("PTO's kernels")} & added == set()
+    assert "CANN's attention through torch" in added
+    assert sum(count for count, _, _ in found.values()) == 23

@@ -260,8 +260,8 @@ def test_cores_that_load_together_share_the_link() -> None:
         assert (label, start, end) == ("K.load", 0, expected)
         assert result.link_bytes == {"l2": 2 * 8192, "hbm": 2 * 8192}
         # On one core the second transfer follows the first, so the total is the same.  Both miss L2,
-        # which takes 960 beyond a hit's 300.
-        assert result.cycles == 512 + 300 + 960
+        # which takes 150 beyond a hit's 300.
+        assert result.cycles == 512 + 300 + 150
 
 
 # ---------------------------------------------------------------- laws

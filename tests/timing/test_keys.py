@@ -54,8 +54,8 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
         {"block_kv": 48, "vector_rows": 5, "block_q": 48}, "fa16",
     ),
     "fixed": (
-        "flash", small(heads=30, seq_q=1, seq_kv=2048, head_dim=256),
-        {"block_q": 16, "block_kv": 256, "vector_rows": 2}, None,
+        "pasa", small(heads=30, seq_q=300, seq_kv=2048, head_dim=16),
+        {"block_q": 64, "block_kv": 256, "vector_rows": 8}, None,
     ),
     "fed": (
         "pasa", small(heads=30, seq_q=1, seq_kv=2048, head_dim=16),

@@ -8,6 +8,7 @@ from npusim.errors import SpecError
 from npusim.run import run
 from npusim.timing import auto, prefix
 from npusim.timing.prefix import first_spans
+from npusim.timing.stream import Streams
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ def test_first_operations_are_those_of_the_whole_run(schedule: str, options: dic
     timing = run(schedule, numerics=False, method="fold", trace_groups=(0, 3), **options).timing  # type: ignore[arg-type]
     result = run(schedule, numerics=False, trace_groups=(), **options)  # type: ignore[arg-type]
     assert timing is not None
-    spans, known = first_spans(result.program, result.device, (0, 3), until)
+    spans, known = first_spans(Streams(result.program, result.device), (0, 3), until)
     assert until <= known < timing.cycles, "a part"
     assert set(spans) == {s for s in timing.spans if max(s.end, s.done) <= known}
 

@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 from npusim.report.text import plain
 from npusim.report.validation import validation_table
 from npusim.validate import TimesReport, validate
-from npusim.validate.times import _kendall_tau, _regret
+from npusim.validate.times import kendall_tau, regret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,9 +82,9 @@ def test_groups_rank_tilings(tmp_path: Path) -> None:
 def test_tau_and_regret_by_hand() -> None:
     # Measured 1 < 2 < 4, predicted 2, 1, 3: of three pairs one is turned round, (2 - 1) / 3.
     pairs = [(1.0, 2.0), (2.0, 1.0), (4.0, 3.0)]
-    assert _kendall_tau(pairs) == pytest.approx(1 / 3)
+    assert kendall_tau(pairs) == pytest.approx(1 / 3)
     # The predicted best was measured at 2, the best at 1.
-    assert _regret(pairs) == pytest.approx(1.0)
+    assert regret(pairs) == pytest.approx(1.0)
 
 
 def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:
@@ -172,6 +172,19 @@ def test_a_floor_of_the_host_is_kept_and_counts_in_no_figure(tmp_path: Path) -> 
     assert "host decides  2 of 4 in no figure here: high, call" in plain(validation_table(report))
 
 
+def test_cases_that_numbers_were_fitted_on_are_told_apart(tmp_path: Path) -> None:
+    # The device's file names fa_b2b_910b2_2k as one of those that a number of it was fitted on.
+    file = write(tmp_path, case("fa_b2b_910b2_2k", "latency_us: 1000"), case("a"), case("b", "core_us: 1"))
+    report = times(file)
+    assert [r.name for r in report.residuals if r.is_fitted] == ["fa_b2b_910b2_2k"]
+    free = [abs(r.relative_error) for r in report.residuals if not r.is_fitted]
+    assert report.untouched_abs_error == median(free)
+    text = plain(validation_table(report))
+    own = abs(report.residuals[0].relative_error)
+    assert f"in no fit  2 of 3, median {median(free) * 100:.1f} %; of fitted ones {own * 100:.1f} %" in text
+    assert "in no fit" not in plain(validation_table(times(file, only="a")))
+
+
 def test_warm_inputs_come_from_l2(tmp_path: Path) -> None:
     cold, warm = times(write(tmp_path, case("cold"), case("warm", extra="warm: true, "))).residuals
     assert warm.predicted < cold.predicted
@@ -187,8 +200,9 @@ def test_warm_inputs_come_from_l2(tmp_path: Path) -> None:
     ],
 )
 def test_a_timing_that_cannot_be_is_refused(tmp_path: Path, extra: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError, match=message) as found:
         times(write(tmp_path, case(extra=extra)))
+    assert "\n" not in str(found.value)  # one fault, one line
 
 
 def test_inputs_that_do_not_stay_in_l2_cannot_be_warm(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ class EnginePricing(Moves):
                 return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
+    def _miss_latency(self, source: Source) -> int:
+        """Return what a read takes longer where it misses L2: a miss of one group is everybody's in its step."""
+        if not isinstance(source, GlobalTile):
+            return 0
+        extra = self.device.memory.l2.miss_extra_latency_cycles.value
+        return ceil(self.residency.read_waits[source.tensor.name] * extra)
+
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
         """Return an engine, its key in the device file, and the banks of the buffer it works in."""
         if (core, engine) not in self._units:

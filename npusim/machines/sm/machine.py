@@ -65,7 +65,7 @@ class SmMachine:
             spaces=dict(core.allocator.spaces), used_bytes=dict(core.allocator.peak_bytes),
             tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()}, phases=tuple(built), flops=flops,
             constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
-            notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes, *validated(self.device, name)),
+            notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes),
             pricing=SmPricing,
         )  # fmt: skip
 
@@ -102,19 +102,6 @@ def dealt_out(
         shares[core].append(number)
         found.append(replace(cell, place=place))
     return tuple(found), tuple(tuple(share) for share in shares)
-
-
-def validated(device: DeviceSpec, name: str) -> tuple[str, ...]:
-    """Return what is to be said of a schedule's times on a device: how far they were from measured ones."""
-    classes = device.stated.get("validated")
-    found = classes.get(name) if isinstance(classes, dict) else None
-    if not isinstance(found, dict):
-        return ()
-    cases, half, most = (getattr(found[key], "value") for key in ("cases_count", "median_factor", "most_factor"))  # noqa: B009
-    return (
-        f"held against silicon: of {cases} measured times of {name} on {device.name} half lie within {half:.1%} of "
-        f"predicted ones, nine in ten within {most:.1%}",
-    )
 
 
 def _shape(cell: Cell) -> object:

@@ -1,0 +1,78 @@
+"""The engine's machine code where none is kept yet: another process compiles it while this one does something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npusim.timing.block_machine import (
+    CODE_TYPE,
+    ENDPOINT_TYPE,
+    FLOW_TYPE,
+    LINK_TYPE,
+    MEMBER_TYPE,
+    OP_TYPE,
+    PAIR_TYPE,
+    QUEUE_TYPE,
+    RULE_TYPE,
+    TAKE_TYPE,
+    Program,
+    build_machine,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["compiled_meanwhile"]
+
+
+@contextmanager
+def compiled_meanwhile() -> Iterator[Callable[[], object] | None]:
+    """Give what waits for another process that compiles, or None where there is nothing to compile or no core for it.
+
+    The process ends with the context at the latest; should it fail, this one compiles as if there had been none.
+    """
+    from npusim.timing.steady_kernel import run_steady
+
+    if not run_steady.is_missing() or (os.cpu_count() or 1) == 1:  # type: ignore[attr-defined]
+        yield None
+        return
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    command, null = [sys.executable, "-m", __name__], subprocess.DEVNULL
+    env = {**os.environ, "PYTHONPATH": paths}
+    try:
+        process = subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=null)
+    except OSError:
+        yield None
+        return
+    try:
+        yield process.wait
+    finally:
+        process.kill()
+        process.wait()
+
+
+def compile_engine() -> None:
+    """Run a program of nothing: the kernel is compiled, and kept on disk."""
+    from npusim.timing.steady_kernel import UNUSED, run_steady
+
+    nothing = np.zeros(0, np.int64)
+    program = Program(
+        op=np.zeros(1, OP_TYPE), wait=nothing.view(PAIR_TYPE), set=nothing, flow=nothing.view(FLOW_TYPE),
+        take=nothing.view(TAKE_TYPE), pipe=nothing, code=nothing.view(CODE_TYPE), operand=nothing,
+        entry=np.zeros((0, 1), np.int64), endpoint=nothing.view(ENDPOINT_TYPE), pair=nothing.view(PAIR_TYPE),
+        queue=nothing.view(QUEUE_TYPE), link=nothing.view(LINK_TYPE), member=nothing.view(MEMBER_TYPE),
+        rule=nothing.view(RULE_TYPE),
+    )  # fmt: skip
+    run_steady(program, build_machine(program, 1, 1), UNUSED, 0)
+
+
+if __name__ == "__main__":
+    compile_engine()

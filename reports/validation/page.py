@@ -1,0 +1,242 @@
+"""The page on how right predictions are: every measured case, by class, by group of tiles, worst first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.config.packaged import packaged_folder
+from npusim.config.validated import FILE
+from npusim.report.output import write_whole
+from reports.parts.chart import scatters
+from reports.parts.document import Section, gather, number, save_page, table
+from reports.validation import bands, refit, study
+
+if TYPE_CHECKING:
+    from npusim.report.charts import Row as Point
+    from reports.validation.study import Errors, Row
+
+#: Kernels of 16 heads x 2,048 x 128, each with its group of tiles.
+BEST = {
+    "flash": "tiles_b1h16s2048d128", "PASA": "pasa_b1h16s2048d128", "FP8, P V chained": "fp8_b1h16s2048d128_chained",
+    "FP8, P V fresh": "fp8_b1h16s2048d128_fresh",
+}  # fmt: skip
+
+
+class Best(NamedTuple):
+    """A kernel's fastest tile as measured, and which one is predicted to be it."""
+
+    measured: Row
+    predicted: Row
+
+
+def write(folder: Path) -> list[Path]:
+    """Write ``validation.md``, its data and charts, and the table of errors that ships with the device files."""
+    parts = (_short, _classes, _groups, _refits, _best, _bits, _worst)
+    content = gather("validation", (part() for part in parts))
+    charts = {
+        "validation_h200.svg": _chart_h200(), "validation_others.svg": _chart_others(),
+        "validation_tiles.svg": _chart_tiles(),
+    }  # fmt: skip
+    where = packaged_folder("hwconfigs") if folder.resolve() == study.HERE else folder
+    path = where / FILE
+    written = save_page(folder, "validation", content, charts)
+    write_whole(path, bands.table().encode())
+    return [*written, path]
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.1f} %"
+
+
+def _signed(value: float) -> str:
+    return f"{value * 100:+.1f} %"
+
+
+def _figures(found: Errors) -> list[str]:
+    return [_percent(found.median), _percent(found.most), _percent(found.worst)]
+
+
+def _short() -> Section:
+    rows = study.counted()
+    free = [r for r in rows if r.is_untouched]
+    faults = study.not_predicted()
+    fields: dict[str, object] = {
+        "count": len(study.rows()), "counted": len(rows), "median": _percent(study.errors(rows).median),
+        "most": _percent(study.errors(rows).most), "free": len(free),
+        "free_median": _percent(study.errors(free).median), "free_most": _percent(study.errors(free).most),
+        "faults": f"{len(faults)} cases have no prediction: {faults[0]}." if faults else "Every case has a prediction.",
+    }  # fmt: skip
+    return fields, {"rows": len(rows), "untouched": len(free), "not_predicted": list(faults)}
+
+
+def _classes() -> Section:
+    """Errors by device and schedule: what runs print."""
+    lines, figures = [], {}
+    for (device, schedule), (every, free) in study.bands().items():
+        fitted = every.count - free.count
+        own = [r for r in study.counted() if (r.case.device, r.case.schedule) == (device, schedule)]
+        used = study.errors(r for r in own if not r.is_untouched and r.residual.quantity == "latency_us")
+        lines.append([
+            device, schedule, every.count, *_figures(every), fitted, _percent(used.median) if fitted else "",
+            free.count, _percent(free.median) if free.count else "",
+        ])  # fmt: skip
+        figures[f"{device} {schedule}"] = {"all": every, "fitted": used, "untouched": free}
+    header = (
+        "device", "schedule", "times", "median", "nine in ten", "worst", "fitted on", "their median", "untouched",
+        "their median",
+    )  # fmt: skip
+    others = [r for r in study.counted() if r.residual.quantity != "latency_us"]
+    kinds = sorted({(r.kind, r.residual.quantity) for r in others})
+    more = [
+        [kind, quantity, found.count, *_figures(found)]
+        for kind, quantity in kinds
+        for found in [study.errors(r for r in others if (r.kind, r.residual.quantity) == (kind, quantity))]
+    ]
+    return {
+        "classes": table(header, lines), "others": table(("source", "quantity", "count", *header[3:6]), more),
+    }, {"classes": figures}  # fmt: skip
+
+
+def _groups() -> Section:
+    """Groups of tiles: errors, rank and regret."""
+    lines, figures = [], {}
+    for name, rank in sorted(study.groups().items()):
+        rows = study.of_group(name)
+        found = study.errors(rows)
+        near = sum(abs(r.error) <= 0.2 for r in rows) / len(rows) if rows else 0.0
+        used = "yes" if any(not r.is_untouched for r in rows) else ""
+        lines.append([name, found.count, *_figures(found), _percent(near), f"{rank.kendall_tau:.2f}",
+                      _percent(rank.regret), used])  # fmt: skip
+        figures[name] = {"errors": found, "within_20": near, "tau": rank.kendall_tau, "regret": rank.regret}
+    header = ("group", "tiles", "median", "nine in ten", "worst", "within 20 %", "Kendall tau", "regret", "fitted on")
+    return {"groups": table(header, lines)}, {"groups": figures}
+
+
+def _refits() -> Section:
+    """Fit on one group, predict the others."""
+    fit, filed, before = refit.fit(), refit.constants(), refit.before()
+    constants = [[f"`{key.rpartition('sharing.')[2]}`", number(before[key]), number(fit.values[key]), number(filed[key])]
+                 for key in filed]  # fmt: skip
+    ways = {which: refit.outcomes(which) for which in ("before", "refitted", "filed")}
+    lines = []
+    for group in (refit.FITTED, *refit.PREDICTED):
+        of = {which: found[group] for which, found in ways.items()}
+        seen = "fitted on" if group == refit.FITTED else "predicted"
+        cells = [f"{_percent(o.errors.median)}, {_percent(o.errors.most)}, {o.tau:.2f}" for o in of.values()]
+        lines.append([group, seen, *cells, _percent(of["refitted"].regret)])
+    header = ("group", "refit", "before any group", "refitted on the first", "as filed", "regret, refitted")
+    fields: dict[str, object] = {
+        "refits": table(header, lines), "fitted_group": refit.FITTED, "tried": fit.tried,
+        "constants": table(("constant", "before", "refitted on the first group", "as filed"), constants),
+    }
+    return fields, {"refits": ways, "constants": {"before": before, "refitted": fit.values, "filed": filed}}
+
+
+def best() -> dict[str, Best]:
+    """Return each kernel's best tile of 16 heads x 2,048, measured and predicted."""
+    found = {}
+    for name, group in BEST.items():
+        rows = study.of_group(group)
+        found[name] = Best(
+            min(rows, key=lambda r: r.residual.measured.low), min(rows, key=lambda r: r.residual.predicted)
+        )
+    return found
+
+
+def _tile(row: Row) -> str:
+    t = row.case.tiling or {}
+    return f"{t.get('block_q')}x{t.get('block_kv')}, {t.get('stages')} stages, {t.get('warps')} warps"
+
+
+def _best() -> Section:
+    """PASA, flash and FP8 at each one's best tile."""
+    found = best()
+    base = found["flash"].measured.residual
+    lines, figures = [], {}
+    for name, (own, other) in found.items():
+        r = own.residual
+        ratios = r.measured.low / base.measured.low, r.predicted / base.predicted
+        pick = "the same" if other.case.name == own.case.name else (
+            f"{_tile(other)}: {number(other.residual.measured.low, 4)} us measured"
+        )  # fmt: skip
+        lines.append([name, _tile(own), number(r.measured.low, 4), number(r.predicted, 4), _signed(own.error),
+                      f"{ratios[0]:.2f}", f"{ratios[1]:.2f}", pick])  # fmt: skip
+        figures[name] = {"measured": r.measured.low, "predicted": r.predicted, "ratios": ratios}
+    orders = [
+        " < ".join(sorted(found, key=lambda n: found[n].measured.residual.measured.low)),
+        " < ".join(sorted(found, key=lambda n: found[n].measured.residual.predicted)),
+    ]
+    same = "the same" if orders[0] == orders[1] else orders[1]
+    header = ("kernel", "best tile", "measured, us", "predicted, us", "error", "over flash, measured", "predicted",
+              "best tile as predicted")  # fmt: skip
+    return {"best": table(header, lines), "order": orders[0], "predicted_order": same}, {"best": figures}
+
+
+def _bits() -> Section:
+    """Vectors and kernels recorded on hardware."""
+    found = study.bits()
+    by_file: dict[str, list[tuple[int, int]]] = {}
+    for name, counts in found.items():
+        by_file.setdefault(name.partition(": ")[0], []).append(counts)
+    lines = [
+        [f"`{name}`", len(counts), f"{sum(c[1] for c in counts):,}", f"{sum(c[0] for c in counts):,}"]
+        for name, counts in by_file.items()
+    ]
+    return {"bits": table(("recorded", "instructions or kernels", "outputs", "equal"), lines)}, {"bits": found}
+
+
+def _worst() -> Section:
+    """Every quantity, worst first."""
+    rows = sorted(study.rows(), key=lambda r: (not r.is_counted, -abs(r.error)))
+    lines = []
+    for r in rows:
+        low, high = r.residual.measured
+        measured = number(low, 4) if low == high else f"{number(low, 4)} .. {number(high, 4)}"
+        apart = "" if r.is_counted else ("host" if r.residual.is_floor else "apart")
+        lines.append([r.case.name, r.kind, r.residual.quantity, measured, number(r.residual.predicted, 4),
+                      _signed(r.error), "" if r.is_untouched else "fitted", apart])  # fmt: skip
+    header = ("case", "source", "quantity", "measured", "predicted", "error", "", "")
+    figures = {f"{r.case.name} {r.residual.quantity}": r.error for r in rows}
+    return {"worst": table(header, lines)}, {"errors": figures}
+
+
+def _points(rows: list[Row], kind: str = "") -> list[Point]:
+    return [
+        {"name": r.case.name, "x": r.residual.measured.low, "y": r.residual.predicted, "kind": kind or r.case.schedule}
+        for r in rows
+        if r.residual.quantity == "latency_us"
+    ]
+
+
+MEASURED, PREDICTED = "measured, us", "predicted, us"
+
+
+def _chart_h200() -> str:
+    rows = study.counted("H200")
+    tiles = [r for r in rows if r.case.tiling and "stages" in r.case.tiling or r.case.schedule == "split_kv"]
+    others = [r for r in rows if r not in tiles]
+    panels = {"compiled tiles": _points(tiles), "libraries' kernels": _points(others)}
+    return scatters("H200, whole calls", panels, MEASURED, PREDICTED, 2)
+
+
+def _chart_others() -> str:
+    panels = {
+        "one 910B": _points(study.counted("910B"), "times"),
+        "two H200, eight 910B": _points([*study.counted("two H200"), *study.counted("eight 910B")], "times"),
+        "eight V100, their host": _points([r for r in study.counted("papers") if r.case.device == "v100_x8"], "times"),
+    }
+    panels = {name: points for name, points in panels.items() if points}
+    return scatters("Other devices and nodes", panels, MEASURED, PREDICTED, 3)
+
+
+def _chart_tiles() -> str:
+    panels: dict[str, list[Point]] = {}
+    for name in sorted(study.groups()):
+        points = _points(study.of_group(name))
+        for point, row in zip(points, study.of_group(name), strict=True):
+            stages = (row.case.tiling or {}).get("stages")
+            point["kind"] = f"{stages} stage{'s' if stages != 1 else ''}" if stages else "no stages stated"
+        if len(points) > 2:
+            panels[name] = points
+    return scatters("Groups of tiles on the H200", panels, MEASURED, PREDICTED, 3)

@@ -1,0 +1,128 @@
+"""Fit on one group of tiles, predict others: constants that saw tile groups, fitted again on one of them alone."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.config.load import load_device
+from npusim.config.node import load_machine
+from npusim.validate.times import Predictor, kendall_tau, regret
+from reports.validation.study import Errors, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.measurements import MeasurementCase
+
+DEVICE = "h200"
+#: The group that constants are fitted on, and those that are predicted then.
+FITTED = "tiles_b1h16s2048d128"
+PREDICTED = (
+    "tiles_b4h32s4096d64", "gqa_b2h28kv4s4096d128", "pasa_b1h16s2048d128", "fp8_b1h16s2048d128_chained",
+    "fp8_b1h16s2048d128_fresh",
+)  # fmt: skip
+#: What was known of constants before any tile group was seen (the sources in the device file say where from).
+BEFORE: Mapping[str, float] = MappingProxyType(
+    {"product_issue_factor": 1.33, "step_instructions_count": 52, "load_cycles.wgmma": 49}
+)
+#: Factors tried on one constant after the other, coarse and then fine.
+STEPS = ((0.75, 1.3), (0.88, 1.14))
+
+
+class Fit(NamedTuple):
+    """Constants by key, and the mean absolute logarithm of predicted over measured on the group they were fitted on."""
+
+    values: dict[str, float]
+    loss: float
+    tried: int
+
+
+class Outcome(NamedTuple):
+    """How a group is met."""
+
+    errors: Errors
+    tau: float
+    regret: float
+
+
+class _Changed(Predictor):
+    """Predicts on a device with some numbers changed."""
+
+    def __init__(self, changes: Mapping[str, float]) -> None:
+        super().__init__()
+        self.changes = {key: str(value) for key, value in changes.items()}
+
+    def machine(self, name: str) -> DeviceSpec:
+        """Return the device with the changes."""
+        if name not in self._machines:
+            self._machines[name] = load_machine(name, self.changes)
+        return self._machines[name]
+
+
+@cache
+def cases(group: str) -> tuple[MeasurementCase, ...]:
+    """Return the cases of a group."""
+    return tuple(r.case for r in counted() if r.case.group == group and r.residual.quantity == "latency_us")
+
+
+def constants() -> dict[str, float]:
+    """Return the constants that were fitted with an eye on a tile group, as filed."""
+    seen = {FITTED, *PREDICTED}
+    return {
+        key: q.value for key, q in load_device(DEVICE).quantities() if q.fitted_on and seen & set(q.fitted_on)
+    }
+
+
+def before() -> dict[str, float]:
+    """Return what they were before."""
+    return {
+        key: next((v for end, v in BEFORE.items() if key.endswith(end)), filed) for key, filed in constants().items()
+    }
+
+
+def _pairs(group: str, changes: Mapping[str, float]) -> list[tuple[float, float]]:
+    who = _Changed(changes)
+    found = []
+    for case in cases(group):
+        assert case.measured.latency_us is not None
+        found.append((case.measured.latency_us.low, who.latency_us(case)))
+    return found
+
+
+def _loss(group: str, changes: Mapping[str, float]) -> float:
+    pairs = _pairs(group, changes)
+    return sum(abs(math.log(predicted / measured)) for measured, predicted in pairs) / len(pairs)
+
+
+@cache
+def fit(group: str = FITTED) -> Fit:
+    """Return the constants that meet a group best, one after the other, from what they were before any was seen."""
+    values, filed = before(), constants()
+    best, tried = _loss(group, values), 1
+    for factors in STEPS:
+        for key in values:
+            start = values[key]
+            for factor in factors:
+                value = start * factor
+                value = round(value) if isinstance(filed[key], int) else float(f"{value:.3g}")
+                loss = _loss(group, {**values, key: value})
+                tried += 1
+                if loss < best:
+                    best, values = loss, {**values, key: value}
+    return Fit(values, best, tried)
+
+
+@cache
+def outcomes(which: str) -> dict[str, Outcome]:
+    """Return how groups are met by constants ``filed``, ``before`` or ``refitted``."""
+    changes = {"filed": constants, "before": before, "refitted": lambda: fit().values}[which]()
+    found = {}
+    for group in (FITTED, *PREDICTED):
+        pairs = _pairs(group, changes)
+        errors = Errors.of(predicted / measured - 1 for measured, predicted in pairs)
+        found[group] = Outcome(errors, kendall_tau(pairs), regret(pairs))
+    return found

@@ -1,0 +1,92 @@
+"""The errors that ship beside device files: written from every measured case, and shown beside latencies."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+import npusim
+from npusim.config.load import load_device
+from npusim.config.measurements import load_measurements
+from npusim.config.node import load_machine
+from npusim.config.packaged import packaged_folder
+from npusim.config.validated import FILE, Validated, numbers_of, validated
+from npusim.report.record import record_of
+from npusim.report.sections import run_tiles
+from npusim.report.tables import run_table
+from npusim.report.text import plain
+from reports.validation import bands, study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITE = "python reports/validation/bands.py writes it anew"
+
+
+def listed() -> list[dict[str, str]]:
+    text = (packaged_folder("hwconfigs") / FILE).read_text(encoding="utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def test_errors_are_those_of_the_device_files_as_they_are() -> None:
+    for row in listed():
+        numbers = numbers_of(load_machine(row["device"]))
+        assert numbers == row["numbers"], f"{row['device']} has other numbers now; {WRITE}"
+    assert {row["device"] for row in listed()} >= {"h200", "ascend_910b2", "h200_x2"}
+
+
+def test_every_measured_h200_and_v100_case_lies_beside_the_page(shared_folder: Path) -> None:
+    for name, files, hw in (
+        ("h200", ["h200"], "h200"), ("h200_schedules", ["h200_schedules"], "h200"), ("papers", ["v100"], "v100"),
+    ):  # fmt: skip
+        every = load_measurements(shared_folder / "measurements" / f"{name}.yaml").cases
+        kept = [c for f in files for c in load_measurements(study.HERE / f"measured_{f}.yaml").cases]
+        assert kept == [case for case in every if case.device == hw]
+
+
+@pytest.mark.exhaustive
+def test_the_table_is_what_comes_out() -> None:
+    assert (packaged_folder("hwconfigs") / FILE).read_text(encoding="utf-8") == bands.table(), WRITE
+
+
+def test_half_and_nine_in_ten() -> None:
+    found = study.Errors.of([0.1, -0.2, 0.3, -0.4, 0.5, 0.6, 0.7, 0.8, 0.9, -1.0])
+    assert found == (10, 0.55, 0.9, 1.0)
+    assert study.Errors.of([]) == (0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Validated(), "no measurement of flash on t4: predicted only"),
+        (Validated(is_changed=True), "no measurement of flash on t4 with these numbers: predicted only"),
+        (Validated(1, 0.05, 0.05, 1, 0.05), "the one measured time of flash on t4 is met within 5.0 %"),
+        (Validated(9, 0.05, 0.1, 4, 0.06), "half of the 4 that no constant was fitted on within 6.0 %"),
+        (Validated(9, 0.05, 0.1), "nine in ten within 10.0 %; constants were fitted on all of them"),
+        (Validated(9, 0.05, 0.1, 9, 0.05), "of 9 measured times .* half are met within 5.0 %.* on none of them"),
+    ],
+)
+def test_errors_in_words(found: Validated, text: str) -> None:
+    assert re.search(text, found.text("flash", "t4"))
+
+
+def test_a_run_says_its_errors_in_every_form() -> None:
+    runs = [npusim.run("flash", hw=hw, seq=256, numerics=False) for hw in ("h200", "a10")]
+    measured, predicted = (record_of(run) for run in runs)
+    for record, word in ((measured, "nine in ten within"), (predicted, "predicted only")):
+        assert record.timing is not None
+        assert record.timing.validated is not None
+        text = record.timing.validated.text("flash", record.device.name)
+        assert word in text
+        assert f"measured  {text}" in plain(run_table(record), width=None)
+        assert [tile.note for tile in run_tiles(record) if tile.name == "Validated"] == [text]
+    assert asdict(measured)["timing"]["validated"]["cases"] == validated(load_device("h200"), "flash").cases > 100
+
+
+def test_other_numbers_are_not_those_that_were_held_against_silicon() -> None:
+    device = load_device("h200", {"clock_hz": "1e9"})
+    assert validated(device, "flash") == Validated(is_changed=True)
