@@ -193,13 +193,14 @@ def registers_of(
         spilled = fields.spilled_registers or 0
         is_known = row is not None and row[:2] == (fields.registers, spilled)
         return Registers(
-            fields.registers, spilled, shared, "as given", row[3] if row and is_known else SPILL_ACCESSES * spilled
+            fields.registers, spilled, shared, "as given", row[-1] if row and is_known else SPILL_ACCESSES * spilled
         )
     most = thread_registers(device)
     if not fields.stages:
         return Registers(most, 0, shared, "of a library's kernel: all there are")
     if row is not None:
-        return Registers(row[0], row[1], row[2], "of the compiler's table", row[3])
+        count, spilled, shared, accesses = row
+        return Registers(count, spilled, shared, "of the compiler's table", accesses)
     estimate = estimated_registers(tile, fields, work, groups)
     spilled = max(0, estimate - most)
     return Registers(min(most, estimate), spilled, shared, "estimated", SPILL_ACCESSES * spilled)
