@@ -6,6 +6,7 @@ spawned, not forked: threads of numeric libraries do not survive a fork.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import multiprocessing
@@ -29,7 +30,7 @@ __all__ = ["Executor", "Lost", "executor"]
 Task = TypeVar("Task")
 Done = TypeVar("Done")
 #: Seconds to wait for a scheduler.
-PATIENCE_S = 8
+PATIENCE_S = 6
 #: How often a task may take its worker with it.
 TRIES = 2
 
@@ -186,9 +187,12 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
                     n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None,
                     silence_logs=logging.ERROR,
                 )  # fmt: skip
+            else:
+                asyncio.run(asyncio.wait_for(_greet(cluster), PATIENCE_S))
             client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)
-        except (OSError, TimeoutError, ValueError, ImportError) as error:
-            why = " ".join(str(error).split())
+        # A service that is no scheduler may answer with a length that no memory holds.
+        except (OSError, TimeoutError, ValueError, ImportError, MemoryError) as error:
+            why = " ".join(str(error).split()) or "timed out"
             raise NpusimError(
                 f"--cluster {cluster}: no scheduler answers there within {PATIENCE_S} s ({why}); start one with "
                 "`dask scheduler`, or use --cluster local"
@@ -199,6 +203,14 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
             client.close()
             if local is not None:
                 local.close()
+
+
+async def _greet(address: str) -> None:
+    """Ask a scheduler who it is: a client would go on trying in the background."""
+    from distributed.core import rpc
+
+    async with rpc(address) as scheduler:
+        await scheduler.identity()
 
 
 def _worker() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import NpusimError
-from npusim.explore.points import why_not
+from npusim.explore.executors import Lost, executor
+from npusim.explore.points import Asking, Job, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
 from npusim.explore.store import Outcome, export
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.kernels import AnyProblem
     from npusim.config.problem import Dtype
     from npusim.config.workload import Workload
+    from npusim.explore.points import Swayed
     from npusim.explore.search import Search
     from npusim.explore.setting import Setting
 
@@ -30,7 +32,25 @@ __all__ = ["Exploration", "best_of", "explore", "front", "search"]
 
 
 def _order(outcome: Outcome) -> tuple[float, int]:
-    return outcome.latency_us or 0.0, outcome.index
+    return outcome.latency_us or outcome.bound_us or 0.0, outcome.index
+
+
+def _neighbours(best: Outcome, ranked: Sequence[Outcome]) -> list[Outcome]:
+    """Return for each axis the first of other points with another value than the best's."""
+    apart = (next((o for o in ranked if o.point.get(n) != v), None) for n, v in best.point.items())
+    return list({o.index: o for o in apart if o is not None}.values())
+
+
+def _dethroned(listed: Sequence[Outcome], times: Sequence[list[Swayed] | Lost]) -> str:
+    """Return which constant of the first point's makes another one faster, and which; empty if none does."""
+    (_, sides), *others = (one[0] for one in times if not isinstance(one, Lost))
+    for key, now in sides.items():
+        for rival, (theirs, moved) in zip(listed[1:], others, strict=False):
+            for side, word in enumerate(("lower", "higher")):
+                if moved.get(key, (theirs, theirs))[side] < now[side]:
+                    at = " ".join(f"{k}={v}" for k, v in rival.point.items())
+                    return f"{key} a fifth {word}: {at} would be the best"
+    return ""
 
 
 def front(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -112,35 +132,29 @@ class Exploration:
 
     def closest_misfit(self) -> str:
         """Return the point nearest to the defaults that does not fit, and what it lacks."""
-        from npusim.explore.points import Asking
-
         misfit = min(self.infeasible, key=lambda o: (self.setting.distance(o.point), o.index), default=None)
         if misfit is None:
             return ""
         where = " ".join(f"{k}={v}" for k, v in misfit.point.items())
         return f"{where}: {why_not(Asking.of(self.request, self.setting.device_keys), misfit.point) or misfit.reason}"
 
-    def swayed_by(self, rivals: int = 3) -> dict[int, str]:
-        """Return, by the number of a best point, which doubtful constant a fifth off makes another one the best.
+    def swayed_by(self) -> dict[int, str]:
+        """Return, by the number of each best point, which doubtful constant a fifth off makes another one the best.
 
-        Looked at are the next ``rivals`` of its group; nothing of a point whose place none of them takes.
+        Looked at are for each axis the nearest point with another value on it, pruned or not.  Empty: none does.
         """
-        from npusim.explore.points import Asking, Job, swayed
-
         groups: dict[tuple[object, ...], list[Outcome]] = {}
-        for o in self.feasible:
+        for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
             groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
-        found, asking = {}, Asking.of(self.request, self.setting.device_keys)
-        for best, *others in groups.values():
-            listed = [best, *others[:rivals]]
-            times = swayed(Job(asking, tuple((o.index, o.point) for o in listed), (0.0,) * len(listed)))
-            for key, sides in times[0].items():
-                for side, word in enumerate(("lower", "higher")):
-                    for rival, other in zip(listed[1:], times[1:], strict=True):
-                        theirs = other.get(key, (rival.latency_us or 0.0,) * 2)
-                        if best.index not in found and theirs[side] < sides[side]:
-                            at = " ".join(f"{k}={v}" for k, v in rival.point.items())
-                            found[best.index] = f"{key} a fifth {word}: {at} would be the best"
+        asking, found = Asking.of(self.request, self.setting.device_keys), {}
+        with executor(self.options.jobs, self.options.cluster) as workers:
+            for own in groups.values():
+                best = best_of(own)
+                if best is not None:
+                    listed = [best, *_neighbours(best, own)]
+                    jobs = [Job(asking, ((o.index, o.point),), (0.0,)) for o in listed]
+                    times = dict(workers.run(swayed, jobs))
+                    found[best.index] = _dethroned(listed, [times[n] for n in range(len(listed))])
         return found
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 __all__ = [
-    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "at", "compute_bits", "evaluate", "narrow",
+    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "Swayed", "at", "compute_bits", "evaluate", "narrow",
     "precision_fields", "prove", "survey", "swayed", "why_not",
 ]  # fmt: skip
 
@@ -318,12 +318,20 @@ def why_not(asking: Asking, point: Point) -> str:
     return ""
 
 
-def swayed(job: Job) -> list[dict[str, tuple[float, float]]]:
-    """Return each point's latency in us with each doubtful constant that it uses a fifth lower, and a fifth higher."""
+class Swayed(NamedTuple):
+    """A point's latency in us, and with each doubtful constant that it uses a fifth lower, and a fifth higher."""
+
+    latency_us: float
+    sides: dict[str, tuple[float, float]]
+
+
+def swayed(job: Job) -> list[Swayed]:
+    """Return how latencies move with constants that are assumed or fitted."""
     request = _request(job.asking)
     found = []
     for _, point in job.points:
         result = run_request(at(request, point, job.asking.device_keys))
         own = result.latency_us
-        found.append({s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)})
+        sides = {s.key: (own * (1 + s.lower), own * (1 + s.higher)) for s in sensitivity(result)}
+        found.append(Swayed(own, sides))
     return found

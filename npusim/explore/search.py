@@ -309,7 +309,8 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], opt
     setting = setting_of(request, axes, studies=options.studies)
     points = setting.points()
     if not points:
-        raise TilingError("the space is empty: no combination of its axes has a value each")
+        said = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
+        raise TilingError(f"the space is empty: no combination of {said} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     search = Search(setting, options, points)

@@ -122,17 +122,26 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not resume:
             _refuse_other(path)
-            for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-                name.unlink(missing_ok=True)
+            _remove(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
     is_new = not path.exists()
     with _told(path), closing(sqlite3.connect(path, timeout=10)) as connection:
         if is_new:
-            _begin(connection, about)
+            try:
+                _begin(connection, about)
+            except sqlite3.Error:  # half of a store is none
+                connection.close()
+                _remove(path)
+                raise
         else:
             _check_same(connection, path, about)
         yield Store(connection, path)
+
+
+def _remove(path: Path) -> None:
+    for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        name.unlink(missing_ok=True)
 
 
 def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,32 +100,3 @@ def _add_by_rank(
         for part in by_rank[1:]:
             total = formats.add(total, part, fmt)
         place[...] = total
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionError:
-    """Distance of a reduced result from the float64 sum of the same inputs."""
-
-    rmse: float  #: relative Frobenius error
-    max_abs_error: float
-    is_same_on_all_ranks: bool
-
-
-def reduction_error(
-    collective: Collective, inputs: Sequence[NDArray[Any]], fmt: str
-) -> ReductionError:
-    """Return how far an AllReduce's result is from the float64 sum.
-
-    A NaN or an infinity in the result makes the figures infinite or NaN, as it should.
-    """
-    results = execute(collective, inputs, fmt)
-    exact = np.zeros(results[0].shape, np.float64)
-    for part in inputs:
-        exact = exact + np.asarray(part, np.float64)
-    difference = np.asarray(results[0], np.float64) - exact
-    scale = float(np.linalg.norm(exact)) or 1.0
-    return ReductionError(
-        float(np.linalg.norm(difference)) / scale,
-        float(np.max(np.abs(difference), initial=0.0)),
-        all(r.tobytes() == results[0].tobytes() for r in results[1:]),
-    )

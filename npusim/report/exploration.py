@@ -100,7 +100,8 @@ def _margin(
         within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
     if best.index in swayed_by:
-        yield Cell(swayed_by[best.index], "warn")
+        why = swayed_by[best.index]
+        yield Cell(why, "warn") if why else Cell("stays the best with any assumed or fitted constant a fifth off")
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
@@ -122,11 +123,12 @@ def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
 
 def assurances(found: Exploration) -> list[Block]:
     """Return what is to be said of the schedules searched, and how far pruned points were checked for races."""
-    facts = [("study", (Cell(note, "warn"),)) for note in found.setting.notes]
+    facts = [("note", (Cell(note, "warn"),)) for note in found.setting.notes]
     counts = found.counts()
     if pruned := counts.get("pruned", 0):
-        some = f"in the {counts.get('ok', 0)} simulated and {found.checked} pruned, with every value of every axis"
-        said = f"none {some}; --check-all looks at all" if found.checked < pruned else "none in any point"
+        beside = f" and {found.checked} pruned" if found.checked else ""
+        some = f"in the {counts.get('ok', 0)} simulated{beside}, which have every value of every axis"
+        said = f"none {some}; --check-all looks at all" if found.checked < pruned else "none in any point that fits"
         facts.append(("races", (Cell(said),)))
     return [Facts(tuple(facts))] if facts else []
 

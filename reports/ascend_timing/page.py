@@ -61,7 +61,9 @@ def _residuals(found: list[Row]) -> Section:
         ])  # fmt: skip
         figures[f"{r.case.name} {r.quantity}"] = {"predicted": r.predicted, "error": r.error, "before": was}
     header = ("case", "quantity", "measured", "predicted", "error before", "error", "")
-    return {"residuals": table(header, lines)}, {"residuals": figures}
+    wrong = [r.case.name for r in found if r.is_wrong_sign]
+    fields: dict[str, object] = {"residuals": table(header, lines), "wrong": ", ".join(wrong) or "none"}
+    return fields, {"residuals": figures, "wrong_signs": wrong}
 
 
 def _row_of(what: str, found: list[Row]) -> list[object]:

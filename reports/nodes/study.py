@@ -19,7 +19,7 @@ from npusim.node.collective import collective
 from npusim.node.driver import alpha_beta, plan_collective
 from npusim.node.kernel import CollectiveCall
 from npusim.node.program import cut_rows
-from npusim.node.reduction import execute, reduction_error
+from npusim.node.reduction import execute
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAUSAL", "METHOD", "Change", "Form", "Search", "Sum",
-    "change", "cluster", "forms", "layer", "search", "step", "sums", "tiled",
+    "change", "cluster", "forms", "layer", "reduction_error", "search", "step", "sums", "tiled",
 ]  # fmt: skip
 
 #: Exact, and the same however `auto` chooses.
@@ -213,6 +213,32 @@ def sums(fmt: str, ranks: int) -> list[Sum]:
             )
         )  # fmt: skip
     return found
+
+
+class ReductionError(NamedTuple):
+    """Distance of a reduced result from the float64 sum of the same inputs."""
+
+    rmse: float  #: relative Frobenius error
+    max_abs_error: float
+    is_same_on_all_ranks: bool
+
+
+def reduction_error(way: Collective, inputs: Sequence[NDArray[Any]], fmt: str) -> ReductionError:
+    """Return how far an AllReduce's result is from the float64 sum.
+
+    A NaN or an infinity in the result makes the figures infinite or NaN, as it should.
+    """
+    results = execute(way, inputs, fmt)
+    exact = np.zeros(results[0].shape, np.float64)
+    for part in inputs:
+        exact = exact + np.asarray(part, np.float64)
+    difference = np.asarray(results[0], np.float64) - exact
+    scale = float(np.linalg.norm(exact)) or 1.0
+    return ReductionError(
+        float(np.linalg.norm(difference)) / scale,
+        float(np.max(np.abs(difference), initial=0.0)),
+        all(r.tobytes() == results[0].tobytes() for r in results[1:]),
+    )
 
 
 def _by_blocks(way: Collective, inputs: list[NDArray[Any]], fmt: str) -> NDArray[Any]:

@@ -82,6 +82,6 @@ def test_one_process_several_and_dask_give_one_store(tmp_path: Path) -> None:
 def test_a_scheduler_that_is_not_there_is_told_in_ten_seconds(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     start = time.monotonic()
-    with pytest.raises(Exception, match=r"no scheduler answers there within 8 s"):
+    with pytest.raises(Exception, match=r"no scheduler answers there within 6 s"):
         explore("flash", {"block_kv": [64, 128]}, seq=256, cluster="tcp://127.0.0.1:9", out=tmp_path / "s.sqlite")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 10

@@ -66,6 +66,20 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert read_store(path)[1] == (ONE,)
 
 
+def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, storing = tmp_path / "s.sqlite", importlib.import_module("npusim.explore.store")
+
+    def full(connection: sqlite3.Connection, _about: object) -> None:
+        connection.execute("CREATE TABLE points (key)")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(OutputError, match="disk is full"):
+        patched.setattr(storing, "_begin", full)
+        fill(path, [ONE])
+    assert not path.exists()
+    fill(path, [ONE], resume=True)
+
+
 def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, fields = tmp_path / "s.sqlite", {"block_kv": [64, 128, 256], "block_q": [32, 64]}
     first = explore("flash", fields, seq=256, out=path)

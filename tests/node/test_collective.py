@@ -11,7 +11,8 @@ import pytest
 from npusim import formats
 from npusim.errors import TensorError, TilingError
 from npusim.node.collective import ALGORITHMS, Algorithm, Collective, collective, shard_sizes
-from npusim.node.reduction import execute, reduction_error
+from npusim.node.reduction import execute
+from reports.nodes.study import reduction_error
 
 
 def samples(ranks: int, count: int, fmt: str = "float16") -> list[np.ndarray]:
