@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 SHOWN = 8
 KINDS = MappingProxyType({
     "work": "operations", "links": "others on shared links or pipes", "wait": "waits",
-    "phase": "nothing to do in a phase", "end": "its last operation is over",
-    "idle": "not busy", "launch": "launch",
+    "phase": "nothing to do in a phase", "end": "its last operation is over", "idle": "not busy", "launch": "launch",
 })  # fmt: skip
 
 
