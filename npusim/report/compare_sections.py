@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #: Parts of the difference that a chart shows; the table beside it has them all.
 SHOWN = 8
 KINDS = MappingProxyType({
-    "work": "operations", "links": "others on shared links or pipes", "wait": "waits", "phase": "nothing to do in a phase",
-    "end": "its last operation is over", "idle": "not busy", "launch": "launch",
+    "work": "operations", "links": "others on shared links or pipes", "wait": "waits",
+    "phase": "nothing to do in a phase", "end": "its last operation is over",
+    "idle": "not busy", "launch": "launch",
 })  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_ti
     """
     alt = altair()
     kinds = sorted({row["kind"] for rows in panels.values() for row in rows})
-    charts, data = [], {}
+    charts, data = list[Any](), dict[str, Any]()
     for number, (name, rows) in enumerate(panels.items()):
         ends = [end for row in rows for end in (row["x"], row["y"])]
         low, high = min(ends) / 1.2, max(ends) * 1.2

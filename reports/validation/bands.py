@@ -29,7 +29,7 @@ def table() -> str:
     """Return the file's text."""
     lines = [",".join(COLUMNS)]
     for (device, schedule), (every, free) in study.bands().items():
-        figures = (every.count, *(f"{e:.4f}" for e in (every.median, every.most)), free.count, f"{free.median:.4f}")
+        figures = (every.cases, *(f"{e:.4f}" for e in (every.median, every.most)), free.cases, f"{free.median:.4f}")
         lines.append(",".join(map(str, (device, numbers_of(load_machine(device)), schedule, *figures))))
     return HEAD + "\n".join(lines) + "\n"
 

@@ -93,12 +93,12 @@ def _classes() -> Section:
     """Errors by device and schedule: what runs print."""
     lines, figures = [], {}
     for (device, schedule), (every, free) in study.bands().items():
-        fitted = every.count - free.count
+        fitted = every.cases - free.cases
         own = [r for r in study.counted() if (r.case.device, r.case.schedule) == (device, schedule)]
         used = study.errors(r for r in own if not r.is_untouched and r.residual.quantity == "latency_us")
         lines.append([
-            device, schedule, every.count, *_figures(every), fitted, _percent(used.median) if fitted else "",
-            free.count, _percent(free.median) if free.count else "",
+            device, schedule, every.cases, *_figures(every), fitted, _percent(used.median) if fitted else "",
+            free.cases, _percent(free.median) if free.cases else "",
         ])  # fmt: skip
         figures[f"{device} {schedule}"] = {"all": every, "fitted": used, "untouched": free}
     header = (
@@ -108,7 +108,7 @@ def _classes() -> Section:
     others = [r for r in study.counted() if r.residual.quantity != "latency_us"]
     kinds = sorted({(r.kind, r.residual.quantity) for r in others})
     more = [
-        [kind, quantity, found.count, *_figures(found)]
+        [kind, quantity, found.cases, *_figures(found)]
         for kind, quantity in kinds
         for found in [study.errors(r for r in others if (r.kind, r.residual.quantity) == (kind, quantity))]
     ]
@@ -125,7 +125,7 @@ def _groups() -> Section:
         found = study.errors(rows)
         near = sum(abs(r.error) <= 0.2 for r in rows) / len(rows) if rows else 0.0
         used = "yes" if any(not r.is_untouched for r in rows) else ""
-        lines.append([name, found.count, *_figures(found), _percent(near), f"{rank.kendall_tau:.2f}",
+        lines.append([name, found.cases, *_figures(found), _percent(near), f"{rank.kendall_tau:.2f}",
                       _percent(rank.regret), used])  # fmt: skip
         figures[name] = {"errors": found, "within_20": near, "tau": rank.kendall_tau, "regret": rank.regret}
     header = ("group", "tiles", "median", "nine in ten", "worst", "within 20 %", "Kendall tau", "regret", "fitted on")
@@ -139,7 +139,7 @@ def _kinds() -> Section:
     for kind, belongs in KINDS.items():
         rows = [r for r in tiles if belongs(dict(r.case.tiling or {}))]
         found, bias = study.errors(rows), median(r.error for r in rows)
-        lines.append([kind, found.count, *_figures(found), _signed(bias)])
+        lines.append([kind, found.cases, *_figures(found), _signed(bias)])
         figures[kind] = {"errors": found, "bias": bias}
     header = ("tiles", "count", "median", "nine in ten", "worst", "median with its sign")
     return {"kinds": table(header, lines)}, {"kinds": figures}

@@ -119,7 +119,7 @@ def fit(group: str = FITTED) -> Fit:
 @cache
 def outcomes(which: str) -> dict[str, Outcome]:
     """Return how groups are met by constants ``filed``, ``before`` or ``refitted``."""
-    changes = {"filed": constants, "before": before, "refitted": lambda: fit().values}[which]()
+    changes = fit().values if which == "refitted" else before() if which == "before" else constants()
     found = {}
     for group in (FITTED, *PREDICTED):
         pairs = _pairs(group, changes)

@@ -68,7 +68,7 @@ class Row(NamedTuple):
 class Errors(NamedTuple):
     """Absolute errors of several quantities: half of them are within ``median``, nine in ten within ``most``."""
 
-    count: int
+    cases: int
     median: float
     most: float
     worst: float

@@ -35,5 +35,5 @@ def test_first_run_is_not_much_longer_than_the_second(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(tmp_path)], check=True)
     cold, warm = (seconds("run", "pasa") for _ in range(2))
     long = [seconds("run", "flash", "--seq", "65536", "--no-numerics") for _ in range(2)]
-    print(f"\nrun pasa: {cold:.1f} s cold, {warm:.1f} s warm; reserved: {long[0]:.1f} and {long[1]:.1f} s")  # noqa: T201
+    print(f"\nrun pasa: {cold:.1f} s cold, {warm:.1f} s warm; reserved: {long[0]:.1f} and {long[1]:.1f} s")
     assert cold <= MOST * warm

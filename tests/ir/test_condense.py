@@ -7,7 +7,7 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import RaceError
-from npusim.ir import content
+from npusim.ir import content, walk
 from npusim.ir.check import check
 from npusim.ir.condense import condensed
 from npusim.ir.structure import Builder, LoopPart, Operation, Piece
@@ -79,3 +79,16 @@ def test_what_programs_share_changes_no_cycle() -> None:
         alone = steady.simulate(program(n), DEVICE)
         assert (alone.cycles, alone.link_bytes) == (found.cycles, found.link_bytes)
         assert alone.term_cycles == found.term_cycles
+
+
+def test_another_length_makes_no_body_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 8, 16 and 40 blocks: how many core groups work at once is nothing that a body depends on.
+    content.known_at.cache_clear()
+    steady.simulate(program(1024), DEVICE)
+    made: list[object] = []
+    monkeypatch.setattr(walk, "_op_template", lambda _walker, op: made.append(op))
+    for n in (512, 2560):
+        checked = program(n)
+        assert checked.phases[0].home is program(1024).phases[0].home
+        steady.simulate(checked, DEVICE)
+    assert made == []
