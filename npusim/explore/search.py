@@ -182,12 +182,12 @@ class Search:
 
     def _unchecked(self) -> list[int]:
         """Return pruned points to check for races: all, or as few as have every value of an axis that no other has."""
-        pruned = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
+        left = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
         if self.options.check_all:
-            return list(pruned)
+            return list(left)
         seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
         chosen: list[int] = []
-        while left := {i: new for i, own in pruned.items() if (new := own - seen)}:
+        while left := {i: new for i, own in left.items() if (new := own - seen)}:
             chosen.append(max(left, key=lambda i: (len(left[i]), -i)))
             seen |= left[chosen[-1]]
         return chosen
