@@ -35,6 +35,13 @@ class _PartLibrary(JITCodeLibrary):
         return list(found)
 
 
+class _NoEntry(dict[str, str]):
+    """What Python finds where machine code would be: looking anything up says that there is none."""
+
+    def __missing__(self, arguments: object) -> None:
+        raise TypeError(f"{self['name']} is compiled into the kernels that call it and cannot be called from Python")
+
+
 class _PartCompiler(Compiler):
     """Translates a function, and registers it for its callers."""
 
@@ -43,7 +50,7 @@ class _PartCompiler(Compiler):
         state.library = _PartLibrary(state.targetctx.codegen(), func.__qualname__)
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
         # Callers look a function up by its entry point: any builtin function that is no other's.
-        compiled = super().compile_extra(func)._replace(entry_point=object().__sizeof__)
+        compiled = super().compile_extra(func)._replace(entry_point=_NoEntry(name=func.__qualname__).__getitem__)
         library = compiled.library
         state.targetctx.insert_user_function(compiled.entry_point, compiled.fndesc, library.everything())
         return compiled

@@ -10,6 +10,7 @@ import pytest
 
 from npusim.formats import cast, get_arithmetic, get_format, matmul
 from npusim.formats.exact import round_fraction
+from npusim.formats.jit import kernel
 from npusim.formats.matmul import matmul_on_path
 from npusim.formats.mma_registry import ARITHMETICS
 from npusim.formats.reduction_kernels import round_sum
@@ -240,12 +241,22 @@ TRIPLES = [
 ]
 
 
+@kernel
+def rounded(x: float, y: float, z: float) -> float:
+    return round_sum(x, y, z)
+
+
 @pytest.mark.parametrize("triple", TRIPLES)
 def test_three_parts_are_rounded_once(triple: tuple[float, float, float]) -> None:
     total = sum(map(Fraction, triple))
     code = round_fraction(total, get_format("float32"))
-    got = np.float32(round_sum(*map(np.float64, triple)))
+    got = np.float32(rounded(*map(np.float64, triple)))
     assert int(got.view(np.uint32)) == code | (int(total < 0) << 31)
+
+
+def test_a_part_says_that_python_cannot_call_it() -> None:
+    with pytest.raises(TypeError, match="round_sum is compiled into the kernels that call it"):
+        round_sum(1.0, 2.0, 3.0)
 
 
 def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:

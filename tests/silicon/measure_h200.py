@@ -4,7 +4,7 @@
 
 parts: operators (what a framework launches for unfused attention, by length of row), frames (spilled registers beside
 arithmetic, by frame and shared memory), resident (FP8 and mma.sync tiles and pieces of them, so many blocks on every
-multiprocessor), heldout (further shapes of the kinds given, never fitted).
+multiprocessor), heldout (further shapes of the kinds given, to hold predictions against).
 
 ``FILE`` holds the kernels measured, as for the given measurements: ../shared/measurements/h200_kernels.py. Without it
 the parts that need it are left out, and that is said. Needs torch, triton, nvcc. Writes OUT_DIR/PART.json;

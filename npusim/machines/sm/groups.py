@@ -35,11 +35,6 @@ MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/h200_registers.csv).
 SPILL_ACCESSES = 1.45
-#: Words that an iteration stores and loads, over the cache beside shared memory: from where they miss
-#: (measurements/h200_micro.json, flash_resident: tiles that spill, by blocks resident).
-FULL_CACHE = 1.0
-#: From where all of them miss (hopper.md section 3.7, measurements/h200_micro.json).
-NO_CACHE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         frames = REGISTER_BYTES * found.accesses / 2 * WARP_LANES * fields.warps * blocks
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         cache = local.beside(limits["registers"], room.shared_bytes + reserved)
-        far = min(1.0, max(0.0, (frames / cache - FULL_CACHE) / (NO_CACHE - FULL_CACHE)))
+        far = local.missing(frames, cache)
     tiling = SmTiling(
         groups=groups, residents=blocks, depth=max(1, (fields.stages or 1) - 1), work=work,
         stages=fields.stages or 0, spilled_bytes=round(spilled_bytes * (1 - far)), far_bytes=round(spilled_bytes * far),
