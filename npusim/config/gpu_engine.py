@@ -139,9 +139,10 @@ class SyncProductSpec(SpecModel):
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
-        if (self.m_elements.value, self.n_elements.value) != (16, 8):
-            shape = f"m{self.m_elements.value}n{self.n_elements.value}"
-            raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has m16n8 (PTX ISA)")
+        # m8n8k4 is four products beside one another, 16 x 16 in all (PTX ISA).
+        if (self.m_elements.value, self.n_elements.value) not in ((16, 8), (16, 16)):
+            shape, known = f"m{self.m_elements.value}n{self.n_elements.value}", "m16n8, and m16n16 as four m8n8k4"
+            raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has {known} (PTX ISA)")
         return self
 
 
