@@ -80,10 +80,14 @@ class Reading:
         events: dict[tuple[str, str, int], list[NumericEvent]] = defaultdict(list)
         for event in self.result.numerics.events if self.result.numerics else ():
             events[event.phase, event.block, event.position].append(event)
+        left = sum(map(len, self.spans.values()))
         for (phase, block, position, resolved), timed in zip(self._walked(), self._timed(), strict=False):
+            if not left:
+                break
             own = self.spans.get(resolved.op.queue)
             if not own:
                 continue  # beyond the end of what was traced
+            left -= 1
             span = own.pop()
             assert span.label == resolved.op.label, f"{span} is no {resolved}"
             op = Operation(span, block, resolved.path, events=events.get((phase, block, position), []))
