@@ -55,7 +55,7 @@ class Residual:
 
     ``timing``: what its latency is.  ``is_floor``: the host decides it, not the device; such a quantity is
     shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was
-    fitted on this case.
+    fitted on this case or its group.
     """
 
     name: str
@@ -216,7 +216,7 @@ def _residuals(
             Residual(
                 case.name, case.group, quantity, measured, predicted, measured.relative_error(predicted),
                 band if allowed is None else allowed, case.kind, predictor.is_floor(case, quantity),
-                case.name in predictor.fitted(case.device),
+                bool({case.name, case.group} & predictor.fitted(case.device)),
             )
         )  # fmt: skip
     return found
@@ -239,10 +239,10 @@ class Predictor:
         return self._machines[name]
 
     def fitted(self, name: str) -> frozenset[str]:
-        """Return the names of the cases that numbers of a device's file were fitted on."""
+        """Return the names of the cases and groups that numbers of a device's file were fitted on."""
         if name not in self._fitted:
-            found = (fact.fitted_on or () for _, fact in self.machine(name).quantities() if fact.basis == "fitted")
-            self._fitted[name] = frozenset(case for cases in found for case in cases)
+            facts = self.machine(name).facts()
+            self._fitted[name] = frozenset(case for _, fact in facts for case in fact.fitted_on or ())
         return self._fitted[name]
 
     def quantity(self, case: MeasurementCase, quantity: str) -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 HW, SCHEDULES = "ascend_910b2", ("flash", "pasa", "two_level")
-MODELS, LENGTHS = ("pangu_38b", "qwen2_7b"), (2048, 8192)
+MODELS, LENGTHS = ("pangu_38b", "qwen2_7b"), (2048, 8192, 32768)
 TILES = {"block_q": (64, 96, 128), "block_kv": (128, 256, 512), "depth": (2, 4), "vector_rows": (16, 32)}
 #: Lengths at which fronts and other hardware are looked at.
 SHORT = 2048

@@ -9,7 +9,6 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.measurements import load_measurements
-from npusim.config.node import load_machine
 from npusim.errors import SpecError
 from npusim.validate import BitsReport, validate
 from npusim.validate.times import validate_times
@@ -62,7 +61,7 @@ class Row(NamedTuple):
     @property
     def is_untouched(self) -> bool:
         """Whether no constant of its device was fitted on it or on its group."""
-        return not {self.case.name, self.case.group} & fitted_on(self.case.device)
+        return not self.residual.is_fitted
 
 
 class Errors(NamedTuple):
@@ -81,13 +80,6 @@ class Errors(NamedTuple):
             return cls(0, 0.0, 0.0, 0.0)
         within = listed[-(-len(listed) * 9 // 10) - 1]
         return cls(len(listed), median(listed), within, listed[-1])
-
-
-@cache
-def fitted_on(device: str) -> frozenset[str]:
-    """Return the cases and groups that numbers of a device, or of a node and its device, were fitted on."""
-    facts = load_machine(device).facts()
-    return frozenset(name for _, fact in facts for name in fact.fitted_on or ())
 
 
 @cache

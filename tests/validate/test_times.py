@@ -174,6 +174,8 @@ def test_a_floor_of_the_host_is_kept_and_counts_in_no_figure(tmp_path: Path) -> 
 
 def test_cases_that_numbers_were_fitted_on_are_told_apart(tmp_path: Path) -> None:
     # The device's file names fa_b2b_910b2_2k as one of those that a number of it was fitted on.
+    (grouped,) = times(write(tmp_path, case("c", extra="group: fa_b2b_910b2_2k, "))).residuals
+    assert grouped.is_fitted, "a group's name stands for all of its cases"
     file = write(tmp_path, case("fa_b2b_910b2_2k", "latency_us: 1000"), case("a"), case("b", "core_us: 1"))
     report = times(file)
     assert [r.name for r in report.residuals if r.is_fitted] == ["fa_b2b_910b2_2k"]
