@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.explore.exploration import Exploration
+    from npusim.explore.search import Options
     from npusim.explore.store import Outcome
 
 app = Verbs()
@@ -114,32 +115,18 @@ def explore(
     Points that cannot win are pruned with proof, those that do not fit are kept with the reason. Ctrl-C keeps
     what is done, and --resume goes on.
     """
-    from npusim.explore.exploration import search
     from npusim.explore.search import Options
 
     if plot is not None:
         check_reports()
     request, axes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request)
-    done: list[Outcome] = []
-    points, found = 0, None
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
-    with progress(f"exploring {name}") as advance:
-
-        def on_outcome(outcome: "Outcome", total: int) -> None:
-            nonlocal points
-            points = total
-            done.append(outcome)
-            advance(len(done), total)
-
-        options = Options(
-            jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
-            check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
-            on_outcome=on_outcome,
-        )  # fmt: skip
-        with suppress(KeyboardInterrupt):  # what is done is shown first
-            found = search(request, axes, options)
-    done.sort(key=lambda outcome: outcome.index)
+    options = Options(
+        jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
+        check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
+    )  # fmt: skip
+    done, points, found = _searched(name, request, axes, options)
     if json:
         _show_document(name, done, found)
     else:
@@ -152,6 +139,27 @@ def explore(
         closest = found.closest_misfit()
         hint = f". The closest: {closest}" if closest else ""
         raise TilingError(f"{found.why_none()}; the reasons stand in {path}{hint}")
+
+
+def _searched(
+    name: str, request: Request, axes: "dict[str, Any]", options: "Options"
+) -> "tuple[list[Outcome], int, Exploration | None]":
+    """Return the outcomes in order, the number of points, and the search; None for one that was interrupted."""
+    from npusim.explore.exploration import search
+
+    done: list[Outcome] = []
+    points, found = 0, None
+    with progress(f"exploring {name}") as advance:
+
+        def on_outcome(outcome: "Outcome", total: int) -> None:
+            nonlocal points
+            points = total
+            done.append(outcome)
+            advance(len(done), total)
+
+        with suppress(KeyboardInterrupt):  # what is done is shown first
+            found = search(request, axes, replace(options, on_outcome=on_outcome))
+    return sorted(done, key=lambda outcome: outcome.index), points, found
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":

@@ -51,6 +51,35 @@ class Alarm:
         self._schedule(self._event, priority, delay)
 
 
+class Wake:
+    """Calls ``look`` at the next tick at which something shared may have ended.
+
+    A timer that is already set for an earlier tick stays: more work only delays ends, and the timer looks
+    again when it fires.
+    """
+
+    __slots__ = ("_armed", "_env", "_look")
+
+    def __init__(self, env: Environment, look: Callable[[int], None]) -> None:
+        self._env, self._look = env, look
+        self._armed: int | None = None
+
+    def at(self, due: int) -> None:
+        """Look at tick ``due`` at the latest."""
+        if self._armed is not None and self._armed <= due:
+            return
+        self._armed = due
+        timer = self._env.timeout(due - int(self._env.now), due)
+        assert timer.callbacks is not None
+        timer.callbacks.append(self._fire)
+
+    def _fire(self, timer: Event) -> None:
+        due = int(timer.value or 0)
+        if self._armed == due:
+            self._armed = None
+            self._look(due)
+
+
 class SharedLink:
     """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback ends them."""
 
@@ -70,7 +99,7 @@ class SharedLink:
         self._virtual = 0
         self._updated = 0
         self._sequence = 0
-        self._armed: int | None = None
+        self._wake = Wake(env, self._look)
 
     def join(self, size_bytes: int, done: Callable[[], None], weight: int = 1) -> None:
         """Start ``weight`` equal transfers of ``size_bytes``; call ``done`` when they are through."""
@@ -96,27 +125,12 @@ class SharedLink:
         self._updated = now
 
     def _arm(self) -> None:
-        """Make sure the link wakes when its next transfer ends.
-
-        A timer that is already set for an earlier tick stays: more transfers only delay ends, and
-        the timer looks again when it fires.
-        """
+        """Make sure the link wakes when its next transfer ends."""
         # A transfer that ends at this very tick may not have left yet: its rest is then negative.
         rest = max(0, self._flows[0][0] - self._virtual)
-        wait = ceil_div(rest * self._weight, self.rate)
-        due = self._updated + wait
-        if self._armed is not None and self._armed <= due:
-            return
-        self._armed = due
-        timer = self.env.timeout(due - int(self.env.now), due)
-        assert timer.callbacks is not None
-        timer.callbacks.append(self._fire)
+        self._wake.at(self._updated + ceil_div(rest * self._weight, self.rate))
 
-    def _fire(self, timer: Event) -> None:
-        due = int(timer.value or 0)
-        if self._armed != due:
-            return
-        self._armed = None
+    def _look(self, due: int) -> None:
         flows = self._flows
         reached = self._virtual + (due - self._updated) * self.rate // self._weight
         ended = []

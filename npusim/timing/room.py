@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.cost import Share
 from npusim.timing.gpu_pipes import ONE, ONE_BITS, speeds
+from npusim.timing.link import Wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simpy import Environment
-    from simpy.events import Event
 
     from npusim.timing.gpu_pipes import Rules
 
@@ -26,7 +26,7 @@ class Room:
         self._load = [0] * (len(Share._fields) - 2)
         self._units, self._speed = [0, 0], [ONE, ONE]
         self._updated = self._sequence = 0
-        self._armed: int | None = None
+        self._wake = Wake(env, self._look)
 
     def join(self, share: Share, done: Callable[[], None]) -> None:
         """Begin some work now; call ``done`` when it is through."""
@@ -53,20 +53,10 @@ class Room:
             for work, units, speed in zip(self._work, self._units, self._speed, strict=True)
             if work
         ]
-        if not waits:
-            return
-        due = self._updated + min(waits)
-        if self._armed is not None and self._armed <= due:
-            return
-        self._armed = due
-        timer = self.env.timeout(due - int(self.env.now), due)
-        assert timer.callbacks is not None
-        timer.callbacks.append(self._fire)
+        if waits:
+            self._wake.at(self._updated + min(waits))
 
-    def _fire(self, timer: Event) -> None:
-        if self._armed != timer.value:
-            return
-        self._armed = None
+    def _look(self, _due: int) -> None:
         self._advance()
         ended = []
         for kind in range(2):
