@@ -11,32 +11,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.flash import (
-    FINISH,
-    MAXIMUM,
-    PROBABILITIES,
-    SCORES,
-    SUMS,
-    UPDATES,
-    FlashPrecision,
-    attention_phase,
-    chosen,
-    exponent_factor,
-    flash_names,
-)
-from npusim.algorithms.phase import Loop, Phase, name
-from npusim.algorithms.table import Row, Stage, row
+from npusim.algorithms.flash import FlashPrecision, attend, attention_phase, exponent_factor, unchanged
+from npusim.algorithms.lowering import kernel
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Attributes, Opcode
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell, Mask
+    from collections.abc import Callable
+
+    from npusim.algorithms.language import Value
+    from npusim.algorithms.phase import Cell, Mask, Phase
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
 
-O = Opcode  # noqa: E741 - tables read best with one letter
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
@@ -78,73 +66,40 @@ class Fp8Precision:
         }  # fmt: skip
 
 
-#: The cast saturates where it would overflow, as NVIDIA's and the vendor libraries' do.
-CAST_P = Row(O.CAST, "P_fp8", ("P_scaled",), Attributes(overflow="saturate"))
-#: Between the exponential and the cast: the sum of what the cast has not touched, then the scale.
-CAST = (
-    row(O.ROW_SUM, "l_tile", "P"),
-    row(O.MUL, "P_scaled", "P", "p_scale", only="p_scale"),
-    CAST_P,
-    row(O.CAST, "P_out", "P_fp8"),
-)
-SOFTMAX = Stage(
-    "softmax",
-    (
-        *MAXIMUM,
-        row(O.SUB, "m_new", "m_new", "log_scale", only="log_scale"),
-        *PROBABILITIES,
-        *CAST,
-        *SUMS,
-    ),
-)
-SCALED_FINISH = Stage(
-    "finish",
-    (
-        *FINISH.rows[:-1],
-        row(O.MUL, "O_normal", "O_normal", "unscale", only="unscale"),
-        FINISH.rows[-1],
-    ),
-)
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def fp8(
+    q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float, start: float, p_scale: float,
+    log_scale: float, unscale: float, score: Callable[[Value], Value] = unchanged,
+) -> Value:  # fmt: skip
+    """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
+    def narrow(e: Value) -> Value:
+        scaled = e * p_scale if p_scale != 1 else e
+        return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-def _constants(p: Fp8Precision, problem: Problem) -> dict[str, float]:
-    """Return the constants; what stored values of V are multiplied by joins the division by S (papers.md section 4)."""
-    factor = exponent_factor(p.exp_variant)
-    constants = {"scale": problem.score_scale * factor, "masked": -math.inf}
-    unscale = problem.v_scale
-    if p.fold:
-        constants["log_scale"] = math.log(p.scale) * factor
-    elif p.scale != 1:
-        constants["p_scale"] = p.scale
-        unscale = problem.v_scale / p.scale
-    if unscale != 1:
-        constants["unscale"] = unscale
-    return constants
+    o, _, l = attend(q, k, v, mask, p, scale, score, narrow, start, log_scale)
+    result = o / l
+    return (result * unscale if unscale != 1 else result).to(p.output)
 
 
 def fp8_attention(
-    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: Fp8Precision,
-    tensors: AttentionTensors, mask: Mask | None,
+    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: Fp8Precision, tensors: AttentionTensors,
+    mask: Mask | None,
 ) -> Phase:  # fmt: skip
-    """Return FlashAttention-2 with P cast to E4M3, blocks of ``sizes`` = (rows, keys)."""
-    fmt = "float32"
+    """Return FlashAttention-2 with P cast to E4M3, blocks of ``sizes`` = (rows, keys).
+
+    What stored values of V are multiplied by joins the division by S (papers.md section 4).
+    """
     wide = FlashPrecision(
-        p.name, scores=fmt, softmax=fmt, exponential=fmt, operand=p.operand, running=fmt, product=fmt,
-        output=p.output, accumulate=p.accumulate,
+        p.name, *["float32"] * 3, p.operand, "float32", "float32", p.output, p.exp_variant, p.sum_order, p.accumulate,
+        p.arithmetic,
     )  # fmt: skip
-    flash = flash_names(wide, problem.dtype, is_masked=mask is not None)
-    names = {
-        **flash,
-        "m": replace(flash["m"], start=lowest_start(problem.causal and p.is_reverse)),
-        "P_scaled": name("weight", "row key", "float32", over="P"),
-        "P_fp8": name("weight", "row key", E4M3),
-    }
-    constants = _constants(p, problem)
-    body = chosen((SCORES, SOFTMAX, *UPDATES[p.accumulate]), p.exp_variant, p.sum_order)
-    phase = attention_phase(problem, sizes, cells, names, tensors, constants, mask)
-    return replace(
-        phase, loops=(Loop(body, "key"),), finish=(SCALED_FINISH,), arithmetic=p.arithmetic
-    )
+    factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
+    return attention_phase(
+        fp8, problem, sizes, cells, tensors, mask, wide, scale=problem.score_scale * factor, p_scale=p_scale,
+        start=lowest_start(problem.causal and p.is_reverse), log_scale=math.log(p.scale) * factor if p.fold else 0.0,
+        unscale=problem.v_scale / p_scale,
+    )  # fmt: skip
 
 
 def lowest_start(needs_finite: bool) -> float:

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.cells import grid
-from npusim.algorithms.flash import SCORES, attention_phase, chosen
-from npusim.algorithms.phase import BySize, Loop, Name, Phase, Visit, name
+from npusim.algorithms.flash import attention_phase
+from npusim.algorithms.language import Value, exp, full, maximum, per_tile, tiles, where
+from npusim.algorithms.lowering import kernel
+from npusim.algorithms.phase import BySize, Phase
 from npusim.algorithms.shifting_matrix import ShiftingMatrix
-from npusim.algorithms.table import Stage, product, row
 from npusim.formats import get_format
-from npusim.ir.op import Opcode
-from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
-
-O = Opcode  # noqa: E741 - tables read best with one letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,98 +71,9 @@ class PasaPrecision:
         return {n: getattr(self, n) for n in names}
 
 
-#: Mean of S' over the block's keys, before any mask: it says how far the block was shifted.  The sum
-#: is taken of S' / n, since a sum of n scores could leave float16's range (papers.md section 2.4).
-MEAN = (
-    row(O.CAST, "S", "S_in"),
-    row(O.MUL, "S", "S", "scale", only="scale"),
-    row(O.CAST, "S_wide", "S"),
-    row(O.MUL, "S_part", "S_wide", "per_key"),
-    row(O.ROW_SUM, "mean", "S_part"),
-)
-PROBABILITIES = (
-    row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
-    row(O.ROW_MAX, "m_tile", "S"),
-    # A row that the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum.
-    row(O.MAX, "m_floor", "m_tile", "lowest", only="mask"),
-    row(O.SUB, "S", "S", "m_floor"),
-    row(O.EXP, "P", "S"),
-    row(O.CAST, "P_out", "P"),
-    row(O.ROW_SUM, "l_tile", "P"),
-)
-SUMS = (
-    row(O.MUL, "l", "e_old", "l"),
-    row(O.MUL, "l_part", "e_tile", "l_tile"),
-    row(O.ADD, "l", "l", "l_part"),
-    row(O.COPY, "m", "m_new"),
-)
-RUNNING_MEAN = (
-    *MEAN,
-    *PROBABILITIES,
-    # F = ((j - 1) F + mean) / j; both the old sums and this tile are corrected to the new F.
-    row(O.MUL, "F_new", "F", "tiles_before"),
-    row(O.ADD, "F_new", "F_new", "mean"),
-    row(O.DIV, "F_new", "F_new", "tiles"),
-    row(O.SUB, "d_old", "F", "F_new"),
-    row(O.MUL, "d_old", "d_old", "inva_old"),
-    row(O.SUB, "d_tile", "mean", "F_new"),
-    row(O.MUL, "d_tile", "d_tile", "inva"),
-    row(O.CAST, "shift_old", "d_old"),
-    row(O.CAST, "shift_tile", "d_tile"),
-    row(O.ADD, "m_candidate", "m_tile", "shift_tile"),
-    row(O.ADD, "m_new", "m", "shift_old"),
-    row(O.MAX, "m_new", "m_new", "m_candidate"),
-    row(O.SUB, "e_old", "m", "m_new"),
-    row(O.ADD, "e_old", "e_old", "shift_old"),
-    row(O.EXP, "e_old", "e_old"),
-    row(O.SUB, "e_tile", "m_tile", "m_new"),
-    row(O.ADD, "e_tile", "e_tile", "shift_tile"),
-    row(O.EXP, "e_tile", "e_tile"),
-    *SUMS,
-    row(O.COPY, "F", "F_new"),
-)
-FIXED_REFERENCE = (
-    *MEAN,
-    # F keeps the first tile's mean: later tiles add 0 to it.
-    row(O.MUL, "mean", "mean", "is_first"),
-    row(O.ADD, "F", "F", "mean"),
-    # This tile's distance from it, a small number, in place of its mean.
-    row(O.SUB, "S_part", "S_wide", "F"),
-    row(O.MUL, "S_part", "S_part", "per_key"),
-    row(O.ROW_SUM, "mean", "S_part"),
-    *PROBABILITIES,
-    row(O.CAST, "F_near", "F"),
-    row(O.SUB, "m_candidate", "m_tile", "F_near"),
-    row(O.MUL, "d_tile", "mean", "inva"),
-    row(O.CAST, "shift_tile", "d_tile"),
-    row(O.ADD, "m_candidate", "m_candidate", "shift_tile"),
-    row(O.MAX, "m_new", "m", "m_candidate"),
-    row(O.SUB, "e_old", "m", "m_new"),
-    row(O.EXP, "e_old", "e_old"),
-    row(O.SUB, "e_tile", "m_candidate", "m_new"),
-    row(O.EXP, "e_tile", "e_tile"),
-    *SUMS,
-)
-UPDATE = (
-    Stage("PV", (product("T_in", "P_out", "v"),)),
-    Stage(
-        "update",
-        (
-            row(O.CAST, "T", "T_in"),
-            row(O.MUL, "T", "T", "e_tile"),
-            row(O.MUL, "O", "O", "e_old"),
-            row(O.ADD, "O", "T", "O"),
-        ),
-    ),
-)
-FINISH = Stage("finish", (row(O.DIV, "O_normal", "O", "l"), row(O.CAST, "out", "O_normal")))
-#: K' = M K, once before the loop.
-SHIFT = Stage("shift", (product("k_shifted", "M", "k_in"),))
-
-
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How the keys were shifted: beta, the factor folded into M, and which correction undoes it.
+    """How the keys were shifted: beta, the factor folded into M, which correction undoes it, and M's format.
 
     ``alpha`` is 1 where the scale 1/sqrt(d) is applied elsewhere; ``scale`` is a factor of S' instead.
     """
@@ -174,106 +82,111 @@ class Shift:
     alpha: float
     scale: float | None
     is_ideal: bool
-
-
-def pasa_names(p: PasaPrecision, fmt: str, *, is_masked: bool) -> dict[str, Name]:
-    """Return the names of PASA's attention on inputs in ``fmt``."""
-    tile, vector, out = "row key", "row", "row value"
-    v, wide = p.vector, p.mean
-    return {
-        "q": name("operand", "row head", fmt, label="Q"),
-        "k": name("operand", "key head", p.shifted, label="K"),
-        "v": name("operand", "key value", fmt, label="V"),
-        **({"mask": name("mask", tile, "int8")} if is_masked else {}),
-        "O": name("output", out, v, start=0.0),
-        "S_in": name("score", tile, p.scores, label="S"),
-        "P_out": name("weight", tile, p.operand, label="P"),
-        "T_in": name("partial", out, p.product, label="O_tmp"),
-        "out": name("result", out, p.output, label="O"),
-        "S": name("work", tile, v),
-        "P": name("weight", tile, v, over="S"),
-        "T": name("partial", out, v),
-        "O_normal": name("output", out, v, over="O"),
-        "m": name("max", vector, v, start=-math.inf),
-        "m_tile": name("max", vector, v),
-        "m_new": name("max", vector, v),
-        "m_floor": name("max", vector, v, over="m_new"),
-        "m_candidate": name("max", vector, v),
-        "shift_old": name("work", vector, v),
-        "shift_tile": name("work", vector, v),
-        "F_near": name("mean", vector, v),
-        "e_old": name("decay", vector, v),
-        "e_tile": name("gain", vector, v),
-        "l": name("sum", vector, v, start=0.0),
-        "l_tile": name("sum", vector, v),
-        "l_part": name("sum", vector, v),
-        "S_wide": name("work", tile, wide),
-        "S_part": name("work", tile, wide),
-        "mean": name("mean", vector, wide),
-        "F": name("mean", vector, wide, start=0.0),
-        "F_new": name("mean", vector, wide),
-        "d_old": name("work", vector, wide),
-        "d_tile": name("work", vector, wide),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Corrections:
-    """Constants of a tile: how many there are by now, and what undoes the shift of its keys."""
-
-    shift: Shift
     fmt: str
 
-    def __call__(self, tile: Visit) -> Mapping[str, float]:
-        """Return them by name."""
-        matrix = ShiftingMatrix(tile.cols, self.shift.beta, self.shift.alpha, self.fmt)
-        correction = matrix.correction(is_ideal=self.shift.is_ideal)
-        return {
-            "tiles_before": varying(float, tile.index), "tiles": varying(float, tile.index + 1),
-            "is_first": varying(lambda i: float(i == 0), tile.index),
-            "per_key": 1 / tile.cols, "inva": correction,
-            # Before the first tile there is no F: Delta m'_0 = 0.
-            "inva_old": varying(lambda i: correction if i else 0.0, tile.index),
-        }  # fmt: skip
+    def inva(self, keys: int) -> float:
+        """Return what undoes the shift of a block of so many keys, times its mean (Inva)."""
+        return ShiftingMatrix(keys, self.beta, self.alpha, self.fmt).correction(is_ideal=self.is_ideal)
+
+    def inva_before(self, index: float, keys: int) -> float:
+        """Return the same for what came before a block: before the first there is no F, and Delta m'_0 = 0."""
+        return self.inva(keys) if index else 0.0
 
 
-def pasa(
-    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision,
-    tensors: AttentionTensors, mask: Mask | None, shift: Shift,
-) -> Phase:  # fmt: skip
-    """Return PASA's loop over shifted keys (Algorithm 1) with the formats and choices of ``p``.
+def is_first(index: float) -> float:
+    """Return 1 for the first tile, 0 for all others."""
+    return float(index == 0)
 
-    ``problem`` and ``tensors`` are those of prepared inputs.
+
+def shifted_scores(
+    q: Value, kj: Value, p: PasaPrecision, shift: Shift
+) -> Value:
+    """Return S' of a tile."""
+    s = (q @ kj.T).to(p.scores).to(p.vector)
+    return s if shift.scale is None else s * shift.scale
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float) -> Value:
+    """PASA (Algorithm 1): scores shifted by their block's mean, corrected to a running mean F of all blocks.
+
+    The mean is the sum of S' / n: a sum of n scores could leave float16's range (papers.md section 2.4).  A row that
+    the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum.
     """
-    constants = {"masked": -math.inf, "lowest": -get_format(p.vector).max_finite}
-    if shift.scale is not None:
-        constants["scale"] = shift.scale
-    names = pasa_names(p, tensors.q.fmt, is_masked=mask is not None)
-    table = FIXED_REFERENCE if p.is_fixed_reference else RUNNING_MEAN
-    body = chosen((SCORES, Stage("softmax", table), *UPDATE), p.exp_variant, p.sum_order)
-    return replace(
-        attention_phase(problem, sizes, cells, names, tensors, constants, mask),
-        loops=(Loop(body, "key"),), finish=(FINISH,), per_tile=Corrections(shift, p.shifted), arithmetic=p.arithmetic,
+    m, l = full("row", -math.inf, p.vector), full("row", 0.0, p.vector)
+    o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
+    for kj, vj in tiles(k, v):
+        s = shifted_scores(q, kj, p, shift)
+        mean = (s.to(p.mean) * (1 / kj.size)).sum()
+        s = where(mask, s, -math.inf)
+        m_tile = s.max()
+        e = exp(s - maximum(m_tile, lowest, only=mask))
+        w, l_tile = e.to(p.operand), e.sum()
+        f_new = (f * kj.index + mean) / (kj.index + 1)
+        d_old = ((f - f_new) * per_tile(shift.inva_before, kj.index, kj.size)).to(p.vector)
+        d_tile = ((mean - f_new) * per_tile(shift.inva, kj.size)).to(p.vector)
+        candidate = m_tile + d_tile
+        m_new = maximum(m + d_old, candidate)
+        e_old = exp((m - m_new) + d_old)
+        e_tile = exp((m_tile - m_new) + d_tile)
+        l = e_old * l + e_tile * l_tile
+        m, f = m_new, f_new
+        t = (w @ vj).to(p.product).to(p.vector)
+        o = t * e_tile + o * e_old
+    return (o / l).to(p.output)
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def pasa_fixed(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float) -> Value:
+    """PASA corrected to the first block's mean F, to which later tiles add 0: they keep their small distances from it."""
+    m, l = full("row", -math.inf, p.vector), full("row", 0.0, p.vector)
+    o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
+    for kj, vj in tiles(k, v):
+        s = shifted_scores(q, kj, p, shift)
+        wide = s.to(p.mean)
+        f = f + (wide * (1 / kj.size)).sum() * per_tile(is_first, kj.index)
+        mean = ((wide - f) * (1 / kj.size)).sum()
+        s = where(mask, s, -math.inf)
+        m_tile = s.max()
+        e = exp(s - maximum(m_tile, lowest, only=mask))
+        w, l_tile = e.to(p.operand), e.sum()
+        candidate = (m_tile - f.to(p.vector)) + (mean * per_tile(shift.inva, kj.size)).to(p.vector)
+        m_new = maximum(m, candidate)
+        e_old = exp(m - m_new)
+        e_tile = exp(candidate - m_new)
+        l = e_old * l + e_tile * l_tile
+        m = m_new
+        t = (w @ vj).to(p.product).to(p.vector)
+        o = t * e_tile + o * e_old
+    return (o / l).to(p.output)
+
+
+@kernel(results="k_shifted", m="key other", k="other head")
+def shifted_keys(m: Value, k: Value, fmt: str) -> Value:
+    """K' = M K."""
+    return (m @ k).to(fmt)
+
+
+def pasa_attention(
+    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision, tensors: AttentionTensors,
+    mask: Mask | None, shift: Shift,
+) -> Phase:  # fmt: skip
+    """Return PASA's loop over shifted keys; ``problem`` and ``tensors`` are those of prepared inputs."""
+    return attention_phase(
+        pasa_fixed if p.is_fixed_reference else pasa, problem, sizes, cells, tensors, mask, p, shift=shift,
+        lowest=-float(get_format(p.vector).max_finite),
     )  # fmt: skip
 
 
 def shift_keys(
-    keys: GlobalTensor, shifted: GlobalTensor, matrices: Mapping[int, ShiftingMatrix], block: int,
-    arithmetic: str,
-) -> Phase:  # fmt: skip
+    keys: GlobalTensor, shifted: GlobalTensor, matrices: Mapping[int, ShiftingMatrix], block: int, arithmetic: str
+) -> Phase:
     """Return K' = M K, one block of keys a cell, M by the block's length; stored once in K's format."""
-    names = {
-        "M": name("operand", "key other", keys.fmt),
-        "k_in": name("operand", "other head", keys.fmt, label="K"),
-        "k_shifted": name("result", "key head", shifted.fmt, label="K'"),
-    }
     cells = tuple(
         replace(c, spans=(("key", c.row, c.rows), ("other", c.row, c.rows))) for c in grid(keys, ("key", block))
     )
     bound = {n: GlobalTensor(f"M{n}", 1, 1, n, n, keys.fmt, "constant") for n in matrices}
-    return Phase(
-        name="shift_keys", names=names, cells=cells,
-        sizes={"key": block, "other": block, "head": keys.cols}, loops=(Loop((SHIFT,)),),
-        tensors={"M": BySize("key", bound), "k_in": keys, "k_shifted": shifted},
-        values={f"M{n}": m.values for n, m in matrices.items()}, arithmetic=arithmetic, serves="kv_head",
+    return shifted_keys.phase(
+        "shift_keys", cells, {"key": block, "other": block, "head": keys.cols}, [shifted], m=BySize("key", bound), k=keys,
+        fmt=shifted.fmt, values={f"M{n}": m.values for n, m in matrices.items()}, arithmetic=arithmetic, serves="kv_head",
     )  # fmt: skip

@@ -8,25 +8,20 @@ a partial one again, so that every level is the same table.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.algorithms.flash import FINISH, FlashPrecision
-from npusim.algorithms.phase import Cell, Loop, Phase, Run, Stacked, name, tensor_of
-from npusim.algorithms.table import Stage, choose, row
+from npusim.algorithms.flash import FlashPrecision, attend, unchanged
+from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
+from npusim.algorithms.lowering import kernel
+from npusim.algorithms.phase import Cell, Phase, Run, Stacked, tensor_of
 from npusim.formats import get_format
-from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from npusim.algorithms.phase import Name
-    from npusim.algorithms.table import Table
-
-O = Opcode  # noqa: E741 - tables read best with one letter
+    from collections.abc import Callable, Mapping
 
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
@@ -48,51 +43,41 @@ class SplitPrecision(FlashPrecision):
         return {**FlashPrecision.formats(self), "partial": self.partial}
 
 
-#: lse = log l + m, of the rows of a part of the keys.
-LOG_SUM_EXP = (
-    row(O.CAST, "l_wide", "l"),
-    row(O.LOG, "lse_sum", "l_wide"),
-    row(O.CAST, "m_wide", "m"),
-    row(O.ADD, "lse", "lse_sum", "m_wide"),
-)
-#: Outputs weighted by exp(lse - largest lse so far), as softmax's tiles are by their maxima.
-MERGE = (
-    row(O.CAST, "part_wide", "part"),
-    row(O.MAX, "top_new", "top", "lse_in"),
-    row(O.SUB, "decay", "top", "top_new"),
-    row(O.EXP, "decay", "decay"),
-    row(O.SUB, "gain", "lse_in", "top_new"),
-    row(O.EXP, "gain", "gain"),
-    row(O.MUL, "total", "total", "decay"),
-    row(O.ADD, "total", "total", "gain"),
-    row(O.MUL, "O", "O", "decay"),
-    row(O.MUL, "part_wide", "part_wide", "gain"),
-    row(O.ADD, "O", "O", "part_wide"),
-    row(O.COPY, "top", "top_new"),
-)
-MERGED = (row(O.DIV, "merged", "O", "total"), row(O.CAST, "out", "merged"))
-MERGED_LSE = (row(O.LOG, "lse_sum", "total"), row(O.ADD, "lse", "lse_sum", "top"))
+@kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
+def split(
+    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, hidden: float, log_variant: str,
+    score: Callable[[Value], Value] = unchanged,
+) -> tuple[Value, Value]:  # fmt: skip
+    """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m."""
+    o, m, l = attend(q, k, v, mask, p, scale, score, hidden=hidden)
+    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 
-def merge_names(partial: str, output: str, *, is_last: bool) -> dict[str, Name]:
-    """Return the names of one level of a merge."""
-    vector, out = "row", "row value"
-    # What diagnosis sums over whole rows of softmax ends with a quotient of role output: none of these is.
-    left = {"lse_sum": name("work", vector, EXACT), "lse": name("result", vector, EXACT)}
-    return {
-        "part": name("operand", out, partial, label="O_part"),
-        "lse_in": name("operand", vector, EXACT, label="lse"),
-        "O": name("output", out, EXACT, start=0.0),
-        "part_wide": name("work", out, EXACT),
-        "merged": name("partial", out, EXACT, over="O"),
-        "out": name("result", out, output, label="O"),
-        "top": name("max", vector, EXACT, start=-math.inf),
-        "top_new": name("max", vector, EXACT),
-        "decay": name("decay", vector, EXACT),
-        "gain": name("gain", vector, EXACT),
-        "total": name("sum", vector, EXACT, start=0.0),
-        **({} if is_last else left),
-    }
+def merged(parts: Value, lses: Value, variant: str) -> tuple[Value, Value, Value]:
+    """Return outputs weighted by exp(lse - largest lse so far), as softmax's tiles are by their maxima."""
+    top, total, o = full("row", -math.inf, EXACT), full("row", 0.0, EXACT), full("row value", 0.0, EXACT)
+    for part, lse in tiles(parts, lses, axis="split"):
+        wide = part.to(EXACT)
+        top_new = maximum(top, lse)
+        decay, gain = exp(top - top_new, variant), exp(lse - top_new, variant)
+        total = total * decay + gain
+        o = o * decay + wide * gain
+        top = top_new
+    return o, total, top
+
+
+@kernel(parts="row value", lses="row")
+def merge_last(parts: Value, lses: Value, fmt: str, exp_variant: str) -> Value:
+    """The last level of a merge."""
+    o, total, _ = merged(parts, lses, exp_variant)
+    return (o / total).role("partial").to(fmt)
+
+
+@kernel(results="out lse", parts="row value", lses="row")
+def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_variant: str) -> tuple[Value, Value]:
+    """A level of a merge whose results are partial again."""
+    o, total, top = merged(parts, lses, exp_variant)
+    return (o / total).role("partial").to(fmt), log(total, log_variant) + top
 
 
 def tiles_of(cell: Cell) -> int:
@@ -131,27 +116,20 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     """
     if splits == 1:
         return (whole,)
-    partial = p.partial if isinstance(p, SplitPrecision) else EXACT
+    p = p if isinstance(p, SplitPrecision) else SplitPrecision(**asdict(p))
     target = whole.tensors["out"]
     assert isinstance(target, GlobalTensor)
-    stacks = _stacks(target, splits, partial, 0)
-    names = {
-        **whole.names, "O_normal": replace(whole.names["O_normal"], role="partial"),
-        "out": replace(whole.names["out"], fmt=partial), "l_wide": name("sum", "row", EXACT),
-        "lse_sum": name("work", "row", EXACT), "m_wide": name("max", "row", EXACT),
-        "lse": name("result", "row", EXACT),
-    }  # fmt: skip
+    stacks = _stacks(target, splits, p.partial, 0)
     cells = tuple(
         replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
         for cell in whole.cells
         for i, runs in enumerate(cut_runs(cell.runs, splits))
     )
-    finish = Stage("finish", _chosen((*FINISH.rows, *LOG_SUM_EXP), p))
-    lowest = -float(get_format(p.softmax).max_finite)
-    first = replace(
-        whole, names=names, cells=cells, finish=(finish,), tensors={**whole.tensors, **stacks},
-        sizes={**whole.sizes, "split": 1}, constants={**whole.constants, "masked": lowest},
-    )  # fmt: skip
+    tensors = {n: whole.tensors[n] for n in "qkv"}
+    first = split.phase(
+        "attention", cells, {**whole.sizes, "split": 1}, list(stacks.values()), **tensors, mask=whole.masks or None, p=p,
+        scale=whole.constants["scale"], hidden=-float(get_format(p.softmax).max_finite), log_variant=_variants(p)[1],
+    )
     return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
 
 
@@ -172,25 +150,24 @@ def _merge_phases(
 ) -> tuple[Phase, ...]:
     """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
-    counts = [min(splits, tiles_of(cell)) for cell in whole.cells]
+    counts, (exp_variant, log_variant) = [min(splits, tiles_of(cell)) for cell in whole.cells], _variants(p)
     assert isinstance(target, GlobalTensor)
     while max(counts) > 1:
         left = [ceil_div(n, fan) for n in counts]
         is_last = max(left) == 1
         partial = tensor_of(stacks["out"]).fmt
-        results = {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
+        results: Mapping[str, GlobalTensor | Stacked] = {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
         cells = tuple(
             replace(cell, spans=(*cell.spans, ("split", g, 1)), runs=(Run(g * fan, 1, min(fan, n - g * fan), 1),))
             for cell, n, groups in zip(whole.cells, counts, left, strict=True)
             for g in range(groups)
         )
-        finish = (*MERGED, *(() if is_last else MERGED_LSE))
-        phase = Phase(
-            name=f"merge {len(phases) + 1}" if phases or not is_last else "merge",
-            names=merge_names(partial, target.fmt if is_last else partial, is_last=is_last), cells=cells,
-            sizes={"row": whole.sizes["row"], "value": whole.sizes["value"], "split": 1},
-            loops=(Loop((Stage("merge", _chosen(MERGE, p)),), "split"),), finish=(Stage("merged", _chosen(finish, p)),),
-            tensors={"part": stacks["out"], "lse_in": stacks["lse"], **results},
+        is_named = phases or not is_last
+        phase = (merge_last if is_last else merge_level).phase(
+            f"merge {len(phases) + 1}" if is_named else "merge", cells,
+            {"row": whole.sizes["row"], "value": whole.sizes["value"], "split": 1}, list(results.values()),
+            parts=stacks["out"], lses=stacks["lse"], fmt=target.fmt if is_last else partial, exp_variant=exp_variant,
+            log_variant=log_variant,
         )  # fmt: skip
         phases.append(phase)
         counts, stacks = left, {n: s for n, s in results.items() if isinstance(s, Stacked)}
@@ -208,15 +185,13 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
     return {"out": stack("o_part", target.cols, fmt), "lse": stack("lse", 1, EXACT)}
 
 
-def _chosen(table: Table, p: FlashPrecision) -> Table:
-    """Return the table with exponentials and logarithms to the base of the attention's own.
+def _variants(p: FlashPrecision) -> tuple[str, str]:
+    """Return the exponential and the logarithm of a merge, to the base of the attention's own exponential.
 
     Its variant serves float32 too where its exponentials are float32.
     """
     base, _, variant = p.exp_variant.partition(".")
-    exact = variant if p.exponential == EXACT else "correct"
-    log = Attributes(variant="log2.correct" if base == "exp2" else "log.correct")
-    return choose(table, {O.EXP: Attributes(variant=f"{base}.{exact}"), O.LOG: log})
+    return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ The same bound rows are computed and costed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ class Row:
     """``dst = opcode(srcs)`` on names; ``only`` is a condition without which the row is left out.
 
     A condition is a constant of the phase (the row is there if it is bound) or one of a run of tiles
-    (``mask``: the tile needs a mask).
+    (``mask``: the tile needs a mask).  ``line``: of the kernel, for messages.
     """
 
     opcode: Opcode
@@ -34,6 +34,7 @@ class Row:
     srcs: tuple[str, ...]
     attributes: Attributes = PLAIN
     only: str = ""
+    line: int = field(default=0, compare=False)
 
 
 Table = tuple[Row, ...]

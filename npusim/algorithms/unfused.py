@@ -7,29 +7,26 @@ float32 inside its kernel.  What runs between the two products is a list of oper
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import MASKED, grid, with_columns
-from npusim.algorithms.flash import chosen
 from npusim.algorithms.gemm import copy, gemm
-from npusim.algorithms.phase import Loop, Phase, name
-from npusim.algorithms.table import Stage, row
+from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
+from npusim.algorithms.lowering import Kernel, kernel
+from npusim.algorithms.phase import Phase
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
-from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.algorithms.phase import Mask
-    from npusim.algorithms.table import Table
     from npusim.config.problem import Problem
     from npusim.ir.program import Serves
 
-O = Opcode  # noqa: E741 - tables read best with one letter
+WIDE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,77 +59,82 @@ class UnfusedPrecision:
         }  # fmt: skip
 
 
-#: S / sqrt(d), then masked, in the scores' own format.
-SCALE_MASK = (
-    row(O.MUL, "S", "S_in", "scale"),
-    row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
-)
-#: The same operator by operator, and casts around softmax.
-SCALE = (row(O.MUL, "S", "S_in", "scale"),)
-CLONE = (row(O.COPY, "S", "S_in"),)
-MASK = (row(O.SELECT, "S", "mask", "S_in", "masked", only="mask"),)
-WIDEN = (row(O.CAST, "S", "S_in"),)
-NARROW = (row(O.CAST, "P", "P_in"),)
-#: Inputs on their way to a narrower format; the vector unit goes through float32 (no instruction
-#: turns bfloat16 into float16), and a scale is applied to what the kernel would have read.
-CAST_INPUT = (
-    row(O.CAST, "X_wide", "X_in"),
-    row(O.CAST, "X", "X_wide"),
-    row(O.MUL, "X", "X", "scale", only="scale"),
-)
-SCALE_INPUT = (row(O.MUL, "X", "X_in", "scale"),)
-#: Softmax of whole rows.
-SOFTMAX = (
-    row(O.CAST, "X", "S_in"),
-    row(O.ROW_MAX, "m", "X"),
-    row(O.SUB, "X", "X", "m"),
-    row(O.EXP, "X", "X"),
-    row(O.ROW_SUM, "l", "X"),
-    row(O.DIV, "X", "X", "l"),
-    row(O.CAST, "P", "X"),
-)
-#: Softmax of rows that do not fit: statistics chunk by chunk ...
-STATISTICS = (
-    row(O.CAST, "X", "S_in"),
-    row(O.ROW_MAX, "m_part", "X"),
-    row(O.MAX, "m_new", "m", "m_part"),
-    row(O.SUB, "m", "m", "m_new"),
-    row(O.EXP, "m", "m"),
-    row(O.MUL, "l", "l", "m"),
-    row(O.SUB, "X", "X", "m_new"),
-    row(O.EXP, "X", "X"),
-    row(O.ROW_SUM, "l_part", "X"),
-    row(O.ADD, "l", "l", "l_part"),
-    row(O.COPY, "m", "m_new"),
-)
-#: ... then the probabilities.
-NORMALISE = (
-    row(O.CAST, "X", "S_in"),
-    row(O.SUB, "X", "X", "m"),
-    row(O.EXP, "X", "X"),
-    row(O.DIV, "X", "X", "l"),
-    row(O.CAST, "P", "X"),
-)
+@kernel(x="row col", mask="row col")
+def scale_mask(x: Value, mask: Value, scale: float) -> Iterator[Value]:
+    """S / sqrt(d), then masked, in the scores' own format."""
+    for xj in tiles(x):
+        yield where(mask, xj * scale, -math.inf)
+
+
+@kernel(x="row col")
+def scaled(x: Value, scale: float) -> Iterator[Value]:
+    """S / sqrt(d)."""
+    for xj in tiles(x):
+        yield xj * scale
+
+
+@kernel(x="row col")
+def cloned(x: Value) -> Iterator[Value]:
+    """A copy, which a mask then fills."""
+    for xj in tiles(x):
+        yield xj
+
+
+@kernel(x="row col", mask="row col")
+def masked(x: Value, mask: Value) -> Iterator[Value]:
+    """Masked scores."""
+    for xj in tiles(x):
+        yield where(mask, xj, -math.inf)
+
+
+@kernel(x="row col")
+def converted(x: Value, fmt: str, through: str = "", scale: float = 1.0) -> Iterator[Value]:
+    """Another format, ``through`` a wider one where no instruction converts directly, times a scale."""
+    for xj in tiles(x):
+        y = (xj.to(through) if through else xj).to(fmt)
+        yield y * scale if scale != 1 else y
+
+
+@kernel(s="row col")
+def softmax_whole(s: Value, fmt: str) -> Iterator[Value]:
+    """Softmax of whole rows."""
+    for sj in tiles(s):
+        x = sj.to(WIDE)
+        e = exp(x - x.max())
+        yield (e / e.sum()).to(fmt)
+
+
+@kernel(s="row col")
+def softmax_chunked(s: Value, fmt: str) -> Iterator[Value]:
+    """Softmax of rows that do not fit: statistics chunk by chunk, then the probabilities."""
+    m, l = full("row", -math.inf, WIDE), full("row", 0.0, WIDE)
+    for sj in tiles(s):
+        x = sj.to(WIDE)
+        m_new = maximum(m, x.max())
+        l = l * exp(m - m_new) + exp(x - m_new).sum()
+        m = m_new
+    for sj in tiles(s):
+        yield (exp(sj.to(WIDE) - m) / l).to(fmt)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One kernel between the two products: its rows (none: softmax), the tensor it leaves and its format."""
+    """One kernel between the two products (none: softmax), the tensor it leaves and its format."""
 
     label: str
     leaves: str
-    table: Table = ()
+    kernel: Kernel | None = None
     fmt: Literal["scores", "operand", "float32"] = "scores"
 
     @property
     def is_mask(self) -> bool:
-        """Whether it runs only where there is a mask: its table, or what prepares for it."""
-        return self.table in (MASK, CLONE)
+        """Whether it runs only where there is a mask: it masks, or prepares for it."""
+        return self.kernel in (masked, cloned)
 
 
-_SCALE = Operator("scale", "s_scaled", SCALE)
+_SCALE = Operator("scale", "s_scaled", scaled)
 #: ``masked_fill`` of PyTorch fills a copy of its input; neither it nor a cast is fused with anything.
-_MASK = Operator("clone", "s_copied", CLONE), Operator("mask", "s_masked", MASK)
+_MASK = Operator("clone", "s_copied", cloned), Operator("mask", "s_masked", masked)
 _SOFTMAX = Operator("softmax", "p", fmt="operand")
 #: What runs between Q K^T and P V, by how a framework is used:
 #:   fused          the fewest passes there can be
@@ -145,12 +147,12 @@ _SOFTMAX = Operator("softmax", "p", fmt="operand")
 #:   eager_float32  the same with softmax(..., dtype=float32) and a cast back, as Transformers' models have it
 OPERATORS = MappingProxyType(
     {
-        "fused": (Operator("scale_mask", "s_masked", SCALE_MASK), _SOFTMAX),
+        "fused": (Operator("scale_mask", "s_masked", scale_mask), _SOFTMAX),
         "added": (_SCALE, _MASK[1], _SOFTMAX),
         "eager": (_SCALE, *_MASK, _SOFTMAX),
         "eager_float32": (
-            _SCALE, *_MASK, Operator("widen", "s_wide", WIDEN, "float32"),
-            Operator("softmax", "p_wide", fmt="float32"), Operator("narrow", "p", NARROW, "operand"),
+            _SCALE, *_MASK, Operator("widen", "s_wide", converted, "float32"),
+            Operator("softmax", "p_wide", fmt="float32"), Operator("narrow", "p", converted, "operand"),
         ),
     }
 )  # fmt: skip
@@ -175,9 +177,7 @@ def unfused(
     middle, source = between_products(problem, operators, raw, (block_rows, min(problem.seq_kv, widest)), p)
     return (
         *first,
-        gemm(
-            "scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=p.arithmetic, result="S_in", role="score"
-        ),
+        gemm("scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=p.arithmetic, role="score"),
         *middle,
         gemm("values", source, io.v, io.o, tile, arithmetic=p.arithmetic),
         *last,
@@ -192,17 +192,17 @@ def between_products(
     ``sizes`` are rows and columns of a cell.
     """
     mask = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None
-    constants, source, phases = {"scale": problem.scale, "masked": -math.inf}, raw, list[Phase]()
+    source, phases = raw, list[Phase]()
     for one in OPERATORS[operators]:
         if one.is_mask and mask is None:
             continue
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
-        if one.table:
-            seen = mask if any(r.only for r in one.table) else None
-            offset = problem.causal_offset
-            phases.append(element_wise(one.label, one.table, source, out, sizes, constants, mask=seen, offset=offset))
-        else:
+        if one.kernel is None:
             phases.append(softmax(source, out, sizes, p))
+        else:
+            seen, offset = mask if "mask" in one.kernel.axes else None, problem.causal_offset
+            more = {} if one.kernel is converted else {"scale": problem.scale}
+            phases.append(element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more))
         source = out
     return tuple(phases), source
 
@@ -216,52 +216,22 @@ def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:
 
 
 def element_wise(
-    label: str, table: Table, source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int],
-    constants: Mapping[str, float], *, work: Mapping[str, str] | None = None, mask: Mask | None = None,
-    offset: int | None = None, serves: Serves = "rows",
+    label: str, kernel: Kernel, source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], *,
+    mask: Mask | None = None, offset: int | None = None, serves: Serves = "rows", **more: Any,
 ) -> Phase:  # fmt: skip
-    """Return one table over all elements, ``what`` from ``what_in``: ``sizes`` = (rows of a cell, columns).
+    """Return a kernel of x over all elements: ``sizes`` = (rows of a cell, columns), ``more`` is what else it takes.
 
-    ``what`` is what the table writes last; ``work`` gives the formats of further tiles it names,
-    ``offset`` how far right of its own number a row sees past the mask's diagonal.
+    ``offset``: how far right of its own number a row sees past the mask's diagonal.
     """
-    axes, what = "row col", table[-1].dst
-    names = {
-        f"{what}_in": name("operand", axes, source.fmt, label=what),
-        what: name("result", axes, out.fmt),
-        **({"mask": name("mask", axes, "int8")} if mask else {}),
-        **{n: name("work", axes, fmt) for n, fmt in (work or {}).items()},
-    }
     rows = tuple(replace(c, causal_offset=offset) for c in grid(source, ("row", sizes[0])))
-    return Phase(
-        name=label, names=names,
-        cells=with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset()),
-        sizes={"row": sizes[0], "col": sizes[1]}, loops=(Loop((Stage(label, table),), "col"),),
-        tensors={f"{what}_in": source, what: out}, constants=constants,
-        masks={"mask": mask} if mask else {}, serves=serves,
-    )  # fmt: skip
+    cells = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())
+    return kernel.phase(
+        label, cells, {"row": sizes[0], "col": sizes[1]}, [out], x=source, mask=mask, fmt=out.fmt, serves=serves, **more
+    )
 
 
-def softmax(
-    source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision
-) -> Phase:
+def softmax(source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision) -> Phase:
     """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes."""
-    is_whole = source.cols <= sizes[1]
-    tile, vector, fmt = "row col", "row", "float32"
-    names = {
-        "S_in": name("operand", tile, source.fmt, label="S"),
-        "P": name("result", tile, out.fmt),
-        "X": name("work", tile, fmt),
-        "m": name("max", vector, fmt, start=None if is_whole else -math.inf),
-        "m_new": name("max", vector, fmt),
-        "m_part": name("max", vector, fmt),
-        "l": name("sum", vector, fmt, start=None if is_whole else 0.0),
-        "l_part": name("sum", vector, fmt),
-    }
-    passes = (SOFTMAX,) if is_whole else (STATISTICS, NORMALISE)
-    stages = chosen((Stage("softmax", t) for t in passes), p.exp_variant, p.sum_order)
-    return Phase(
-        name="softmax", names=names, cells=with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1]),
-        sizes={"row": sizes[0], "col": sizes[1]}, loops=tuple(Loop((s,), "col") for s in stages),
-        tensors={"S_in": source, "P": out},
-    )  # fmt: skip
+    cells = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
+    kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
+    return kernel.phase("softmax", cells, {"row": sizes[0], "col": sizes[1]}, [out], s=source, fmt=out.fmt, p=p)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.algorithms.cells import attention_cells, kv_runs
-from npusim.algorithms.flash import flash
+from npusim.algorithms.flash import attention_phase, exponent_factor, flash
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import PackedMask, TilingMask
 from npusim.errors import TilingError
@@ -17,7 +17,7 @@ from npusim.machines.ascend import SLICE_ELEMENTS, AscendTiling, Barriers, slice
 
 if TYPE_CHECKING:
     from npusim.algorithms.flash import FlashPrecision
-    from npusim.algorithms.phase import Cell, Phase
+    from npusim.algorithms.phase import Cell, Mask, Phase
     from npusim.config.problem import Problem
     from npusim.machines.ascend import AscendMachine
 
@@ -38,10 +38,12 @@ def flash_phase(
     if is_packed:
         tensors = attention_tensors(problem, p.output, problem.group_size)
         cells = packed_cells(problem, sizes)
-        mask = PackedMask(problem.seq_q, sizes[0], sizes[1]) if problem.causal and problem.seq_q > 1 else None
-        return flash(problem, sizes, cells, p, tensors, mask)
-    causal = causal_mask(problem, sizes)  # what does not fit it is told before cells are made
-    return flash(problem, sizes, attention_cells(problem, *sizes), p, attention_tensors(problem, p.output), causal)
+        mask: Mask | None = PackedMask(problem.seq_q, sizes[0], sizes[1]) if problem.causal and problem.seq_q > 1 else None
+    else:
+        mask = causal_mask(problem, sizes)  # what does not fit it is said before cells are made
+        cells, tensors = attention_cells(problem, *sizes), attention_tensors(problem, p.output)
+    scale = problem.scale * exponent_factor(p.exp_variant)
+    return attention_phase(flash, problem, sizes, cells, tensors, mask, p, scale=scale)
 
 
 def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:

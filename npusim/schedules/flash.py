@@ -85,7 +85,7 @@ def build_on_ascend(
     p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
     (first, *rest), notes = make(problem, sizes, p, groups) if make else ((flash_phase(problem, sizes, p),), ())
     machine = AscendMachine(device)
-    spilled = ("O",) if tiling.running == "gm" else ()
+    spilled = ("o",) if tiling.running == "gm" else ()
     fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
     fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
     cells = dealt(first.cells, groups, tiling.deal)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from npusim.algorithms.cells import Deal, attention_cells, dealt
-from npusim.algorithms.pasa import Shift, pasa, shift_keys
+from npusim.algorithms.pasa import Shift, pasa_attention, shift_keys
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
 from npusim.algorithms.tensors import attention_tensors
-from npusim.algorithms.unfused import CAST_INPUT, SCALE_INPUT, element_wise
+from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.errors import TilingError
 from npusim.schedules.attention import causal_mask
 
@@ -125,12 +125,12 @@ def pasa_phases(
     before, inputs = _prepared(attention_tensors(problem, precision.output), fmt, scale)
     shifted = _workspace(inputs.k, "k_shifted", precision.shifted)
     shift = Shift(
-        beta, alpha, problem.scale if tiling.scale_in == "scores" else None, is_ideal=tiling.correction == "ideal"
+        beta, alpha, problem.scale if tiling.scale_in == "scores" else None, is_ideal=tiling.correction == "ideal", fmt=precision.shifted
     )
     sizes = tiling.block_q, tiling.block_kv
     cells = dealt(attention_cells(problem, *sizes, is_trimmed=False), group_count, tiling.deal)
     tensors, mask = replace(inputs, k=shifted), causal_mask(problem, sizes)
-    attention = pasa(problem, sizes, cells, for_inputs(precision, fmt), tensors, mask, shift)
+    attention = pasa_attention(problem, sizes, cells, for_inputs(precision, fmt), tensors, mask, shift)
     keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
     notes = []
     if tiling.optimise:
@@ -157,9 +157,9 @@ def _prepared(
         is_cast = tensor.fmt != fmt
         phases.append(
             element_wise(
-                f"prepare_{tensor.name}", CAST_INPUT if is_cast else SCALE_INPUT, tensor, changed[n],
-                (PREPARED[0], min(tensor.cols, PREPARED[1])), {} if factor is None else {"scale": factor},
-                work={"X_wide": "float32"} if is_cast else {}, serves=who,
+                f"prepare_{tensor.name}", converted if is_cast else scaled, tensor, changed[n],
+                (PREPARED[0], min(tensor.cols, PREPARED[1])), scale=1.0 if factor is None else factor, through=WIDE,
+                serves=who,
             )
         )  # fmt: skip
     return phases, replace(given, **changed)

@@ -1,0 +1,591 @@
+"""From what a kernel did (`npusim.algorithms.language`) to the tables of a phase: stages, names, storage and roles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value
+from npusim.algorithms.phase import BySize, Loop, Mask, Phase, Role, Stacked, Visit, name, nothing_per_tile, tensor_of
+from npusim.algorithms.table import Row, Stage
+from npusim.errors import ProgramError
+from npusim.ir.op import PLAIN, Attributes
+from npusim.ir.op import Opcode as O
+from npusim.ir.tile import GlobalTensor
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Cell, Name
+    from npusim.ir.program import Serves
+
+Bound = GlobalTensor | BySize | Stacked
+
+
+class Operand(NamedTuple):
+    """What the tables of a kernel need to know of an operand, mask or result: not its sizes."""
+
+    name: str
+    fmt: str
+    label: str
+    kind: str  #: operand, mask, output or workspace
+
+
+class Tables(NamedTuple):
+    """What a kernel is to a machine, for any sizes."""
+
+    names: Mapping[str, Name]
+    loops: tuple[Loop, ...]
+    finish: tuple[Stage, ...]
+    constants: Mapping[str, float]
+    per_tile: Callable[[Visit], Mapping[str, float]]
+
+
+class Kernel:
+    """A function in the language of kernels; `phase` binds its operands."""
+
+    def __init__(self, function: Callable[..., Any], results: str, axes: Mapping[str, str]) -> None:
+        self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
+        self.parameters = frozenset(inspect.signature(function).parameters)
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def phase(
+        self, label: str, cells: tuple[Cell, ...], sizes: Mapping[str, int], results: Sequence[GlobalTensor | Stacked], *,
+        arithmetic: str = "", values: Mapping[str, Callable[[], Any]] | None = None, serves: Serves = "rows", **bound: Any,
+    ) -> Phase:  # fmt: skip
+        """Return the phase ``label``: its cells, the largest span of each axis, tensors of results.
+
+        ``bound``: a tensor for each operand, a mask, several by name or None for each mask, and whatever else the
+        function takes, which is hashable (``p``, numbers, functions).  Raises `ProgramError` with file and line.
+        """
+        tensors: dict[str, Bound] = {}
+        masks: dict[str, Mask] = {}
+        symbols: list[tuple[str, tuple[Operand, ...]]] = []
+        for n in self.axes:
+            x = bound.pop(n, None)
+            if isinstance(x, GlobalTensor | BySize | Stacked):
+                tensors[n] = x
+                first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
+                symbols.append((n, (Operand(n, first.fmt, "" if isinstance(x, BySize) else first.name, "operand"),)))
+            else:
+                found = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
+                masks |= found
+                symbols.append((n, tuple(Operand(m, "int8", "", "mask") for m in found)))
+        outs = tuple(
+            Operand(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
+            for n, r in zip(self.results, results, strict=True)
+        )
+        rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
+        tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
+        return Phase(
+            name=label, names=tables.names, cells=cells, sizes=sizes, loops=tables.loops, finish=tables.finish,
+            tensors={**tensors, **dict(zip(self.results, results, strict=True))}, constants=tables.constants,
+            per_tile=tables.per_tile, masks=masks, values=values or {}, serves=serves,
+            arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
+        )  # fmt: skip
+
+    def trace(
+        self, symbols: Sequence[tuple[str, tuple[Operand, ...]]], rest: Mapping[str, Any]
+    ) -> tuple[Trace, list[Value]]:
+        """Run the function on symbols; return what it did, and its results."""
+        trace = Trace(row_axis=next(iter(self.axes.values())).split()[0])
+        token = TRACE.set(trace)
+        try:
+            made = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
+            results = list(_yielded(made, trace)) if inspect.isgenerator(made) else _listed(made, None)
+        finally:
+            TRACE.reset(token)
+        if trace.loop is not None:
+            assert trace.loop_frame is not None
+            self.fail(
+                "a loop over tiles is left by break or return: its body stands for every tile", trace.loop_frame.f_lineno
+            )
+        if trace.unstored:
+            self.fail("a product that nothing stores: .to(format), or o + a @ b", trace.unstored[0].line)
+        if len(results) != len(self.results) or not all(isinstance(x, Value) for x, _ in results):
+            self.fail(f"it is to return {', '.join(self.results)}, not {[x for x, _ in results] or 'nothing'}")
+        return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
+
+    def _symbol(self, n: str, of: tuple[Operand, ...]) -> Value | tuple[Value, ...] | None:
+        axes = tuple(self.axes[n].split())
+        found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
+        return found[0] if len(found) == 1 else found or None
+
+    def fail(self, why: str, line: int | None = None) -> NoReturn:
+        """Raise `ProgramError` with a line of the kernel, its first where none is known."""
+        code = self.function.__code__
+        raise ProgramError(f"{code.co_filename}:{line or code.co_firstlineno}: {self.__name__}: {why}")
+
+
+def kernel(*, results: str = "out", **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields."""
+    return lambda function: Kernel(function, results, axes)
+
+
+def _listed(made: Any, loop: int | None) -> list[tuple[Any, int | None]]:
+    return [] if made is None else [(x, loop) for x in (made if isinstance(made, tuple) else (made,))]
+
+
+def _yielded(made: Generator[Any, None, Any], trace: Trace) -> list[tuple[Any, int | None]]:
+    """Return what a kernel yields, each with the loop in which it does, and what it returns."""
+    found: list[tuple[Any, int | None]] = []
+    while True:
+        try:
+            tile = next(made)
+        except StopIteration as end:
+            return found + _listed(end.value, None)
+        found += _listed(tile, trace.loop)
+
+
+def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
+    """Return a result as a value of its own: operands, states and what is returned twice are copied to it."""
+    if x.kind in ("row", "product") and x.state is None and x not in others:
+        return x
+    own = Value(x.axes, x.fmt)
+    last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
+    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0)
+    trace.events.insert(last + 1, own.event)
+    return own
+
+
+@dataclass(frozen=True, slots=True)
+class PerTile:
+    """Constants that differ between tiles, by name."""
+
+    of: tuple[tuple[str, TileNumber], ...]
+
+    def __call__(self, tile: Visit) -> Mapping[str, float]:
+        """Return them for a tile."""
+        return {n: number.of(tile) for n, number in self.of}
+
+
+@lru_cache(maxsize=512)  # of kernels with their formats and numbers: a search asks for few, again and again
+def _tables(
+    kernel: Kernel, label: str, symbols: tuple[tuple[str, tuple[Operand, ...]], ...], outs: tuple[Operand, ...],
+    rest: tuple[tuple[str, Any], ...], choices: tuple[tuple[O, Attributes], ...],
+) -> Tables:  # fmt: skip
+    trace, results = kernel.trace(symbols, dict(rest))
+    for x, o in zip(results, outs, strict=True):
+        if x.fmt != o.fmt:
+            kernel.fail(f"{o.name} is returned in {x.fmt}, but its tensor {o.label} holds {o.fmt}", x.event and x.event.line)
+    lowering = _Lowering(kernel, trace, results, dict(choices))
+    return lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
+
+
+def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
+    """Return the attributes that a precision chooses for operations to which the kernel gives none."""
+    return (
+        (O.EXP, Attributes(variant=getattr(p, "exp_variant", ""))),
+        (O.ROW_SUM, Attributes(order=getattr(p, "sum_order", ""))),
+    )
+
+
+class _Lowering:
+    """The tables of a trace."""
+
+    def __init__(
+        self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]
+    ) -> None:
+        self.choices = choices
+        self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
+        for c in trace.carried:
+            _sink(self.events, c)
+        for c in trace.carried:
+            _carry(self.events, c)
+        self.at = {e: i for i, e in enumerate(self.events)}
+        self.fed = {s for e in self.events if e.opcode is O.MATMUL for s in e.read[:2]}
+        self._check_use()
+        self.groups = self._cut()
+        self.group_of = {e: i for i, g in enumerate(self.groups) for e in g}
+        self.name_of: dict[Value, str] = {}
+        self.over: dict[str, str] = {}
+        self.constants: dict[str, float] = {}
+        self.numbers: dict[str, TileNumber] = {}
+
+    def _check_use(self) -> None:
+        """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
+        used = {*self.results, *(s for e in self.events for s in e.read)}
+        for v in self._values():
+            if v.kind == "state":
+                versions = [v, *(c.new for c in self.trace.carried if c.new.state is v)]
+                if len(versions) == 1:
+                    self.kernel.fail(f"the state {v} is never written: in a loop, bind its variable anew")
+                if not any(x in used for x in versions):
+                    self.kernel.fail(f"the state {v} is never read")
+            elif v.event and v not in used and v.state is None and v.onto is None:
+                self.kernel.fail(f"{v} is never read", v.event.line)
+
+    def _values(self) -> list[Value]:
+        """Return every value, in the order of its making: tiles of operands and states where they are first used."""
+        found = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.home))
+        states = [c.old for c in self.trace.carried]
+        return list(dict.fromkeys((*found, *states)))
+
+    def _cut(self) -> list[list[Event]]:
+        """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
+        groups: list[list[Event]] = []
+        for e in self.events:
+            last = groups[-1] if groups else []
+            if not last or O.MATMUL in (e.opcode, last[0].opcode) or e.loop != last[0].loop:
+                groups.append([e])
+            elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
+                moved = [e]  # with the vectors before it that it alone reads
+                while last and len(last[-1].dst.axes) == 1 and last[-1].dst.onto is None and all(
+                    f in moved for f in self.events[: self.at[e] + 1] if last[-1].dst in f.read
+                ):
+                    moved.insert(0, last.pop())
+                groups.append(moved)
+            else:
+                last.append(e)
+        return [g for g in groups if g]
+
+    # ---------------------------------------------------------------- tables
+
+    def tables(self, label: str, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> Tables:
+        """Return the tables; a phase of one stage calls it by its own label."""
+        self._name()
+        stages = [
+            Stage(label if len(self.groups) == 1 else self._stage_name(g), tuple(map(self._row, g))) for g in self.groups
+        ]
+        loops = sorted({e.loop for e in self.events if e.loop is not None})
+        listed = list(zip([g[0].loop for g in self.groups], stages, strict=True))
+        started = next((i for i, (loop, _) in enumerate(listed) if loop is not None), len(listed) if not loops else 0)
+        first = tuple(s for _, s in listed[:started])
+        return Tables(
+            names=dict(self._declared(operands, outs)),
+            loops=(
+                *((Loop(first),) if first else ()),
+                *(Loop(tuple(s for at, s in listed if at == n), self.trace.axes[n]) for n in loops),
+            ),
+            finish=tuple(s for at, s in listed[started:] if at is None), constants=self.constants,
+            per_tile=PerTile(tuple(self.numbers.items())) if self.numbers else nothing_per_tile,
+        )  # fmt: skip
+
+    def _stage_name(self, group: list[Event]) -> str:
+        if group[0].opcode is O.MATMUL:
+            return self.name_of[group[0].dst]
+        handed = [e.dst for e in group if e.dst in self.fed or e.dst in self.results] or [group[-1].dst]
+        return f"rows of {self.name_of[handed[-1]]}"
+
+    def _row(self, e: Event) -> Row:
+        srcs = e.srcs[:2] if e.opcode is O.MATMUL else e.srcs
+        attributes = self.choices.get(e.opcode, PLAIN) if e.attributes == PLAIN else e.attributes
+        return Row(e.opcode, self.name_of[e.dst], tuple(self._source(s, e) for s in srcs), attributes, e.only, e.line)
+
+    def _source(self, s: Source, e: Event) -> str:
+        if isinstance(s, TileNumber):
+            self.numbers[s.text] = s
+            return s.text
+        if isinstance(s, Value):
+            return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.home]
+        text = f"{float(s):g}"
+        called = self.trace.constants.get(float(s), text)
+        if called in self.name_of.values() or self.constants.get(called, s) != s:
+            called = text if self.constants.get(text, s) == s else repr(float(s))
+        self.constants[called] = float(s)
+        return called
+
+    def _declared(self, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> dict[str, Name]:
+        """Return names with what they are: tiles before vectors, operands, masks and states first."""
+        ranks = {"operand": 0, "mask": 1, "state": 2}
+        labels = {**{n: o.label for n, o in operands.items()}, **{o.name: o.label for o in outs}}
+        chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
+        found: dict[str, Name] = {}
+        roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))
+        for v in sorted(self.name_of, key=lambda v: (len(v.axes) == 1, ranks.get(v.kind, 3), self._born(v))):
+            n = self.name_of[v]
+            if n not in found:
+                role: Any = chosen.get(n) or roles.of(v)
+                over = self.over.get(n, "")
+                found[n] = name(role, " ".join(v.axes), v.fmt, start=v.start, over=over, label=labels.get(n, ""))
+        return found
+
+    def _born(self, v: Value) -> int:
+        return -1 if v.event is None else self.at[v.event]
+
+    # ---------------------------------------------------------------- names and storage
+
+    def _name(self) -> None:
+        """Give every value a name; values of one name are one place."""
+        used = set(self.kernel.results)
+
+        def unique(base: str) -> str:
+            found = next(x for x in (base, *(f"{base}_{i}" for i in range(2, len(used) + 3))) if x not in used)
+            used.add(found)
+            return found
+
+        values = self._values()
+        for v, n in zip(self.results, self.kernel.results, strict=True):
+            self._name_result(v, n, is_alone=any(x.kind == "state" for x in values))
+        for v in values:
+            if v.kind in ("operand", "mask"):
+                self.name_of[v] = v.name
+                used.add(v.name)
+        for v in values:
+            if v.kind == "state":
+                self.name_of[v] = unique(v.name or "state")
+        for e in self.events:
+            if e.dst.name and e.dst.onto is None and e.dst not in self.name_of and _masked(e) is None:
+                self.name_of[e.dst] = unique(e.dst.name)
+        places = _Places(self.events)
+        for e in self.events:
+            tile = _masked(e)
+            if e.dst.onto is not None:
+                self.name_of[e.dst] = self.name_of[e.dst.onto]
+                continue
+            if tile is not None:  # only some tiles have the operation: it is done in place
+                if places.last_read(tile) > self.at[e]:
+                    self.kernel.fail(f"{tile} is read after where() has masked it in place", e.line)
+                places.join(e.dst, tile)
+                self.name_of[e.dst] = self.name_of[tile]
+                continue
+            if e.dst not in self.name_of:
+                self.name_of[e.dst] = unique(self._called_after(e.dst))
+            self._take_over(e, places)
+
+    def _name_result(self, v: Value | None, n: str, *, is_alone: bool) -> None:
+        """Name a result, and what it is made of in its place: all of it where no state's place is the result's.
+
+        A multiprocessor keeps a result in a state's place, so that nothing but its last row may be written there.
+        """
+        while v is not None and v.event is not None:
+            self.name_of[v] = n
+            tile = _masked(v.event)
+            v = tile if tile is not None or is_alone else self._nameless_step(v)
+
+    def _nameless_step(self, v: Value) -> Value | None:
+        """Return a nameless step on the way to a result, of its shape, read for it alone."""
+        e = v.event
+        assert e is not None
+        if e.opcode in (O.CAST, O.MATMUL):
+            return None
+        return next((
+            s for s in e.read
+            if s.kind == "row" and not s.name and s.event and (s.axes, s.fmt, s.event.loop) == (v.axes, v.fmt, e.loop)
+            and s not in self.results and [f for f in self.events if s in f.read] == [e]
+        ), None)  # fmt: skip
+
+    def _called_after(self, v: Value) -> str:
+        """Return what a nameless value is called: after what it goes into."""
+        reader = next((e.dst for e in self.events if v in e.read), None)
+        if reader is None:
+            return "t"
+        base = reader.name or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
+        return f"{base}_in" if v.kind == "product" else base
+
+    def _take_over(self, e: Event, places: _Places) -> None:
+        """Note that a result of rows takes the place of a source of its shape, or of its variable's last value."""
+        if e.opcode in (O.CAST, O.MATMUL) or not self._is_work(e.dst):
+            return
+        earlier = [
+            f.dst for f in self.groups[self.group_of[e]]
+            if self.at[f] < self.at[e] and f.dst.name == e.dst.name != ""
+        ]
+        for s in (*e.read, *earlier[-1:]):
+            is_state = e.loop is None and (s.kind == "state" or s.state is not None)
+            if (
+                (is_state or (s.event is not None and self._is_work(s))) and (s.axes, s.fmt) == (e.dst.axes, e.dst.fmt)
+                and places.last_read(s) <= self.at[e]
+            ):  # fmt: skip
+                self.over[self.name_of[e.dst]] = self.name_of[s.home if is_state else s]
+                places.join(e.dst, s)
+                return
+
+    def _is_work(self, v: Value) -> bool:
+        """Return whether a value is written and read by one stage of rows."""
+        return (
+            v.kind == "row" and v.event is not None and v.onto is None and v not in self.fed and v not in self.results
+            and all(self.group_of[f] == self.group_of[v.event] for f in self.events if v in f.read)
+        )
+
+
+def _column(e: Event) -> tuple[str, ...]:
+    """Return the axis of columns that an event works on, none for vectors."""
+    return e.dst.axes[1:] or next((s.axes[1:] for s in e.read if len(s.axes) > 1), ())
+
+
+def _masked(e: Event) -> Value | None:
+    """Return the tile that a `where` masks, unless it is an operand or a number."""
+    if e.opcode is not O.SELECT:
+        return None
+    return next((s for s in e.read[1:] if s.event and s.event.opcode is not O.FILL), None)
+
+
+class _Places:
+    """Which values are kept in one place, and when each place is read last."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._into: dict[Value, Value] = {}
+        self._last: dict[Value, int] = {}
+        for i, e in enumerate(events):
+            self._last.update(dict.fromkeys(e.read, i))
+        for e in events:
+            if e.opcode is O.CAST and e.dst.fmt == e.read[0].fmt:
+                self.join(e.dst, e.read[0])
+
+    def _root(self, v: Value) -> Value:
+        while v in self._into:
+            v = self._into[v]
+        return v
+
+    def join(self, v: Value, into: Value) -> None:
+        """Keep ``v`` in the place of ``into``."""
+        a, b = self._root(v), self._root(into)
+        if a is not b:
+            self._into[a] = b
+            self._last[b] = max(self._last.get(a, -1), self._last.get(b, -1))
+
+    def last_read(self, v: Value) -> int:
+        """Return the number of the event that reads the place of a value last."""
+        return self._last.get(self._root(v), -1)
+
+
+# ---------------------------------------------------------------- states
+
+
+def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
+    """Return the events that read a value, or a cast of it to its own format: machines keep these in one place."""
+    names, found = {v}, []
+    for e in events:
+        if names.intersection(e.read):
+            found.append(e)
+            if e.opcode is O.CAST and e.dst.fmt == v.fmt:
+                names.add(e.dst)
+    return found
+
+
+def _sink(events: list[Event], c: Carried) -> None:
+    """Move what reads a state's old value behind the products after which its next value is made.
+
+    Where a product waits for rows, machines run what comes before it tiles ahead of what comes after: a state has to
+    be read and written on one side.  What the product itself needs stays.
+    """
+    assert c.new.event is not None
+    end = events.index(c.new.event)
+    made = {e.dst for e in events if e.loop == c.loop}
+    for p in [e for e in events[:end] if e.loop == c.loop and e.opcode is O.MATMUL and made.intersection(e.read[:2])]:
+        at = events.index(p)
+        moved = [e for e in _readers(c.old, events[:at]) if e.loop == c.loop]
+        for e in events[:at]:
+            if e not in moved and {m.dst for m in moved}.intersection(e.read):
+                moved.append(e)
+        if moved and not {m.dst for m in moved}.intersection(p.read):
+            rest = [e for e in events[:at] if e not in moved]
+            events[: at + 1] = [*rest, p, *(e for e in events[:at] if e in moved)]
+
+
+def _carry(events: list[Event], c: Carried) -> None:
+    """Write a state's next value in its place if nobody reads the old one after it is made; else copy it there.
+
+    The copy is where the kernel binds the variable, or behind the last reader of the old value if that comes later
+    or a product lies between.
+    """
+    state = c.old.home
+    new = c.new.event
+    assert new is not None
+    at = {e: i for i, e in enumerate(events)}
+    last = max((at[e] for e in _readers(c.old, [e for e in events if e.loop == c.loop])), default=-1)
+    if last <= at[new] and not new.only:
+        step: Value | None = c.new
+        while step is not None:  # and the steps on its way, as far back as the old value is needed no more
+            step.onto = state
+            e = step.event
+            assert e is not None
+            step = next((s for s in e.read if _is_step(s, c, events, at, max(last, -1), e)), None)
+        return
+    place, bound = max(last, at[new]), at[c.bound_after]
+    if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
+        place = bound
+    copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, new.line)
+    events.insert(place + 1, copy.event)
+
+
+def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int], last: int, reader: Event) -> bool:
+    """Return whether a value on the way from a state's old value to its next may be written in the state's place."""
+    return (
+        s.event is not None and s.event.loop == c.loop and s.kind == "row" and s.onto is None
+        and (s.axes, s.fmt) == (c.old.axes, c.old.fmt) and at[s.event] >= last and _comes_from(s, c)
+        and not any(s in f.read for f in events[at[reader] + 1 :])
+    )  # fmt: skip
+
+
+def _comes_from(v: Value, c: Carried) -> bool:
+    """Return whether a value of a loop is made of a state's old value, by tiles of its shape."""
+    if v is c.old:
+        return True
+    e = v.event
+    return e is not None and e.loop == c.loop and any(s.axes == c.old.axes and _comes_from(s, c) for s in e.read)
+
+
+# ---------------------------------------------------------------- roles
+
+
+class _Roles:
+    """What values mean, by what made them and who uses them: for diagnosis, never for storage."""
+
+    def __init__(self, lowering: _Lowering, *, is_partial: bool) -> None:
+        self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results
+        self.carried, self.is_partial = lowering.trace.carried, is_partial
+
+    def of(self, v: Value) -> Role:
+        """Return the role of a value."""
+        if v.kind in ("operand", "mask"):
+            return "operand" if v.kind == "operand" else "mask"
+        if v in self.results:
+            return "result"
+        return self._of_tile(v) if len(v.axes) > 1 else self._of_state(v) if v.kind == "state" else self._of_vector(v)
+
+    def _of_tile(self, v: Value) -> Role:
+        if v.kind == "state":
+            return "output"
+        e = v.event
+        assert e is not None
+        if v.kind == "product":
+            return "score" if all(s.kind == "operand" for s in e.read) else "partial"
+        if e.opcode is O.DIV and e.loop is None:
+            return "partial" if self.is_partial else "output"
+        return "weight" if self._becomes_weight(v) and self._had_exponential(v) else "work"
+
+    def _of_state(self, v: Value) -> Role:
+        assert v.start is not None
+        if v.start < 0:
+            return "max"
+        held = [v, *(c.new for c in self.carried if c.new.state is v)]
+        held += [e.dst for e in self.events if e.opcode is O.CAST and e.read[0] in held]
+        return "sum" if any(e.opcode in (O.DIV, O.LOG) and e.srcs[-1] in held for e in self.events) else "mean"
+
+    def _of_vector(self, v: Value) -> Role:
+        e = v.event
+        assert e is not None
+        while e.opcode is O.CAST and e.read[0].event and len(e.read[0].axes) == 1:
+            e = e.read[0].event
+        if e.opcode in (O.ROW_MAX, O.MAX):
+            return "max"
+        if e.opcode is O.ROW_SUM:
+            return "sum" if self.of(e.read[0]) == "weight" else "mean"
+        if e.opcode is O.EXP:
+            rescaled = (
+                s for f in self.events if f.opcode is O.MUL and e.dst in _through_casts(f) for s in f.read
+            )
+            return "decay" if any(s.kind == "state" or s.state is not None for s in rescaled) else "gain"
+        summed = next((s for s in e.read if s.event and s.event.opcode is O.ROW_SUM), None)
+        return self.of(summed) if summed is not None and e.opcode in (O.MUL, O.ADD) else "work"
+
+    def _becomes_weight(self, v: Value) -> bool:
+        return v in self.fed or any(
+            self._becomes_weight(e.dst)
+            for e in self.events
+            if v in e.read and v.event and e.dst.axes == v.axes and e.loop == v.event.loop and e.dst is not v
+        )
+
+    def _had_exponential(self, v: Value) -> bool:
+        return v.event is not None and (
+            v.event.opcode is O.EXP or any(self._had_exponential(s) for s in v.event.read if s.axes == v.axes)
+        )
+
+
+def _through_casts(e: Event) -> list[Value]:
+    """Return what an event reads, and what that was cast from."""
+    return [x for s in e.read for x in (s, *(s.event.read[:1] if s.event and s.event.opcode is O.CAST else ()))]
