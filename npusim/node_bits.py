@@ -110,7 +110,7 @@ def without_program(program: TileProgram, device: DeviceSpec) -> list[str]:
 def has_schedule(name: str, device: DeviceSpec) -> bool:
     """Return whether a schedule has a mapping on a device's cores."""
     found = SCHEDULES.get((name, device.family))
-    return found is not None and found.runs_on(device)
+    return found is not None and not found.unsupported(device)
 
 
 def evaluate_layer(

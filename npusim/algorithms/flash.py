@@ -46,6 +46,8 @@ class FlashPrecision:
     exp_variant, sum_order, accumulate, arithmetic
         Named choices: exponential, order of the row sum and the matrix arithmetic (both empty: the
         device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
+    kernel
+        Published kernel that has these formats on Ascend, run where the tiling names none; empty: CANN's.
     """
 
     name: str
@@ -60,6 +62,7 @@ class FlashPrecision:
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
+    kernel: str = ""
 
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""

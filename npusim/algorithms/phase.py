@@ -234,6 +234,12 @@ class Phase:
         Registry name of the products' arithmetic; empty: the device's own.
     serves
         Which rows of the output need a cell's result: its own, or all of the heads on its KV head.
+    slice_elements
+        Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
+    operator
+        A framework's own kernel that it is, by name and share of masked elements; none for all others.
+    notes
+        What is to be said of it with every result.
     """
 
     name: str
@@ -249,6 +255,9 @@ class Phase:
     values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     arithmetic: str = ""
     serves: Serves = "rows"
+    slice_elements: int = 0
+    operator: tuple[str, float] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

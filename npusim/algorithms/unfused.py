@@ -7,13 +7,13 @@ float32 inside its kernel.  What runs between the two products is a list of oper
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import MASKED, grid, with_columns
-from npusim.algorithms.gemm import copy, gemm
+from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase
@@ -159,52 +159,44 @@ OPERATORS = MappingProxyType(
 
 
 def unfused(
-    problem: Problem, operators: str, tile: tuple[int, int], block_rows: int, p: UnfusedPrecision, widest: int
-) -> tuple[Phase, ...]:
+    problem: Problem, operators: str, sizes: tuple[int, int], p: UnfusedPrecision, product: Callable[..., Sequence[Any]],
+    *, reshapes: bool,
+) -> list[Any]:  # fmt: skip
     """Return attention as products with a list of `OPERATORS` between them, each a phase over the whole matrix.
 
-    ``tile`` is that of the products; the kernels between them take ``block_rows`` rows a cell, at most ``widest``
-    columns at a time.
+    ``product(label, a, b, c, ...)`` returns a machine's phases of C = A B; the kernels between take blocks of
+    ``sizes`` = (rows, columns).  ``reshapes``: a product of a framework takes each head's rows together.
     """
     io, first, last = attention_tensors(problem, p.output), list[Phase](), list[Phase]()
-    if operators != "fused":
+    if operators != "fused" and reshapes:
         own = {n: _own(tensor, problem.heads) for n, tensor in (("q", io.q), ("k", io.k), ("v", io.v), ("o", io.o))}
         given, io = io, replace(io, **own)
         inputs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
-        first = [copy(a, b, block_rows, b.name) for a, b in inputs if a != b]
-        last = [copy(io.o, given.o, block_rows, io.o.name)] if io.o != given.o else []
-    raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
-    middle, source = between_products(problem, operators, raw, (block_rows, min(problem.seq_kv, widest)), p)
-    return (
-        *first,
-        gemm("scores", io.q, io.k, raw, tile, is_transposed=True, arithmetic=p.arithmetic, role="score"),
-        *middle,
-        gemm("values", source, io.v, io.o, tile, arithmetic=p.arithmetic),
-        *last,
-    )  # fmt: skip
-
-
-def between_products(
-    problem: Problem, operators: str, raw: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision
-) -> tuple[tuple[Phase, ...], GlobalTensor]:
-    """Return a list of `OPERATORS` on the scores ``raw`` as phases, and what the last one leaves.
-
-    ``sizes`` are rows and columns of a cell.
-    """
-    mask = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None
-    source, phases = raw, list[Phase]()
+        first = [copy(a, b, sizes[0], b.name) for a, b in inputs if a != b]
+        last = [copy(io.o, given.o, sizes[0], io.o.name)] if io.o != given.o else []
+    source = raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
+    mask, middle = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None, list[Phase]()
+    hidden = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
     for one in OPERATORS[operators]:
         if one.is_mask and mask is None:
             continue
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
-            phases.append(softmax(source, out, sizes, p))
+            phase = softmax(source, out, sizes, p)
         else:
             seen, offset = mask if "mask" in one.kernel.axes else None, problem.causal_offset
             more = {} if one.kernel is converted else {"scale": problem.scale}
-            phases.append(element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more))
+            phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
+        kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")
+        middle.append(replace(phase, operator=(kind, hidden)))
         source = out
-    return tuple(phases), source
+    return [
+        *first,
+        *product("scores", io.q, io.k, raw, is_transposed=True, arithmetic=p.arithmetic, role="score"),
+        *middle,
+        *product("values", source, io.v, io.o, arithmetic=p.arithmetic),
+        *last,
+    ]
 
 
 def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:

@@ -15,21 +15,17 @@ from npusim.config.layer import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import (
     allreduce,
-    copy,
     flash,
-    fp8_attention,
+    fp8,
     gemm,
     gemm_allreduce,
     layer,
     offload,
     pasa,
     plugins,
-    pointwise,
     split_kv,
     standard,
     tiling_allreduce,
-    two_level,
-    volta_flash,
 )
 from npusim.schedules.registry import Schedule
 
@@ -42,8 +38,8 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, two_level, fp8_attention, split_kv, standard, gemm, copy, pointwise)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer, volta_flash)),
+            *(m.SCHEDULES for m in (flash, pasa, fp8, split_kv, standard, gemm)),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)),
         )
     }
 )

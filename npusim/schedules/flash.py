@@ -1,109 +1,120 @@
-"""FlashAttention-2 on the decoupled Ascend core, as the vendor's kernels run it.
+"""FlashAttention-2, as the vendor's kernels run it, and FastAttention's tilings and Volta kernel, which are flash.
 
-Q block 128, KV block 512, scores and P and O_tmp through slots in global memory, pre-launch depth
-2, rows split over the two AIVs, softmax in slices of 16 rows (CATLASS, ascend.md section 2.1).
+On Ascend: Q block 128, KV block 512, scores and P and O_tmp through slots in global memory, pre-launch depth 2, rows
+split over the two AIVs, softmax in slices of 16 rows (CATLASS, ascend.md section 2.1).
+
+FastAttention's two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector
+cores take each B_r x B_c tile of scores in slices of B_b rows, both levels double buffered.  Unified tiling has one
+block b for both units, so that cores hand over after every b x b tile.  (Section 4.1 and appendix B; without the
+inverse printed in equation 12.)
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from npusim.algorithms.cells import Deal, dealt
-from npusim.algorithms.flash import FlashPrecision
-from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.flash import FlashPrecision, flash
 from npusim.config.tiling import Field, Tiling
-from npusim.machines.ascend import AscendMachine, AscendTiling, Barriers
-from npusim.machines.sm.fields import SmFields, left_alone
-from npusim.schedules.attention import Make, ascend_tiling, flash_phase, kernel_of
-from npusim.schedules.flash_gpu import build_on_gpu
-from npusim.schedules.registry import Schedule
+from npusim.machines.ascend.fields import KernelName
+from npusim.machines.ascend.plan import Barriers
+from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.fields import SmFields
+from npusim.schedules.define import FlashTiling, attention
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.config.problem import Problem
-    from npusim.ir.program import TileProgram
-
-
-class FlashTiling(Tiling):
-    """Tiling fields of FlashAttention-2 on Ascend."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
-    vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
-    )
-    deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
-    barriers: Barriers | None = Field(
-        default=None, description="between vector instructions; default: needed for fa2_fp32 (PTO), else every"
-    )
-    together: int | None = Field(
-        default=None, ge=1, description="tiles that cores hand one another at a time; default: 2 for fa16_32, else 1"
-    )
-    depth: int = Field(
-        default=2, ge=0, le=14,
-        description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
-    )  # fmt: skip
-    running: Literal["core", "gm"] = Field(
-        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
-    )
-
 
 FA2_FP32 = FlashPrecision(
     "fa2_fp32", scores="float32", softmax="float32", exponential="float32", operand="input", running="float32",
-    product="float32", output="input",
+    product="float32", output="input", kernel="pto",
 )  # fmt: skip
 PRECISIONS = MappingProxyType(
     {
-        "fa2_fp32": FA2_FP32,
-        # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
-        "fa16_32": replace(FA2_FP32, name="fa16_32", scores="float16"),
-        # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
-        "fa16": FlashPrecision(
-            "fa16", scores="float16", softmax="float16", exponential="float16", operand="float16",
-            running="float16", product="float16", output="float16",
+        "ascend": (
+            FA2_FP32,
+            # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
+            replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
+            # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
+            FlashPrecision("fa16", *["float16"] * 7),
         ),
+        # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
+        # row sum left to right (golden/README.md).
+        "nvidia": (replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"),),
+        # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+        "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
     }
 )  # fmt: skip
-# What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor
-# core, the row sum left to right (golden/README.md).
-GPU_PRECISIONS = MappingProxyType(
-    {"fa2_fp32": replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")}
+
+
+class TwoLevelTiling(FlashTiling):
+    """B_r x B_c for the matrix unit, B_b rows for the vector cores."""
+
+    # One tile of scores ahead: two slots between the cores, the paper's double buffering.
+    depth: int = Field(default=1, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V")
+    kernel: KernelName | None = Field(default="cann", description="whose kernel: CANN's, PTO's or TileLang's")
+    barriers: Barriers | None = Field(
+        default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
+    )
+
+
+class UnifiedTiling(Tiling):
+    """One block size for both units."""
+
+    block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
+
+    def whole(self) -> TwoLevelTiling:
+        """Return it as two levels: a vector core takes its share of a block in one piece."""
+        return TwoLevelTiling(block_q=self.block, block_kv=self.block, vector_rows=self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class VoltaPrecision:
+    """Accumulators of Q Kᵀ and of P V: ``float16`` or ``float32``; the rest is float32, P float16.
+
+    ``exp_variant`` and ``sum_order`` are named choices, as in `FlashPrecision`.
+    """
+
+    name: str
+    acc_qk: str
+    acc_pv: str
+    exp_variant: str = "exp2.correct"
+    sum_order: str = "sequential"
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}`` for reports."""
+        return {"acc_qk": self.acc_qk, "acc_pv": self.acc_pv}
+
+    def whole(self, dtype: str) -> FlashPrecision:
+        """Return the formats of every intermediate for products of ``dtype``."""
+        return FlashPrecision(
+            self.name, scores=self.acc_qk, softmax="float32", exponential="float32", operand=dtype, running="float32",
+            product=self.acc_pv, output=dtype, exp_variant=self.exp_variant, sum_order=self.sum_order,
+            accumulate="chained",
+        )  # fmt: skip
+
+
+def _needs_lanes(device: DeviceSpec) -> str:
+    return f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there" if works_beside(device) else ""
+
+
+FLASH = attention("flash", flash, precisions=PRECISIONS, summary="FlashAttention-2, online softmax")
+TWO_LEVEL = attention(
+    "two_level", flash, precisions=PRECISIONS, tiling=TwoLevelTiling, families=["ascend"],
+    summary="FastAttention: large blocks for matrix units, slices for vector units",
 )
-#: The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
-CPU_PRECISIONS = MappingProxyType(
-    {"host_fp32": replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves")}
+UNIFIED = attention(
+    "unified", flash, precisions=PRECISIONS, tiling=UnifiedTiling, families=["ascend"],
+    summary="FastAttention's single-level tiling: one block for both units",
 )
-
-
-def build_on_ascend(
-    problem: Problem, tiling: FlashTiling, device: DeviceSpec, precision: FlashPrecision, name: str = "flash",
-    make: Make | None = None,
-) -> TileProgram:  # fmt: skip
-    """Return FlashAttention-2 of ``problem`` as a tile program for one Ascend device."""
-    p, sizes, groups = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv), device.group_count.value
-    (first, *rest), notes = make(problem, sizes, p, groups) if make else ((flash_phase(problem, sizes, p),), ())
-    machine = AscendMachine(device)
-    spilled = ("o",) if tiling.running == "gm" else ()
-    fields = ascend_tiling(machine, sizes, tiling.vector_rows, tiling.depth, spilled=spilled)
-    fields = kernel_of(name, precision.name, tiling.vector_rows).of(fields, tiling.barriers, tiling.together)
-    cells = dealt(first.cells, groups, tiling.deal)
-    first = first if cells is first.cells else replace(first, cells=cells)
-    phases = [(first, fields), *((phase, AscendTiling()) for phase in rest)]
-    return machine.build(name, phases, problem.flops(), notes)
-
-
-SUMMARY = "FlashAttention-2, online softmax"
-ASCEND = Schedule(
-    name="flash", family="ascend", summary=SUMMARY, tiling=FlashTiling, precisions=PRECISIONS,
-    default_precision="fa2_fp32", build=build_on_ascend,
-)  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=SmFields, precisions=GPU_PRECISIONS, build=build_on_gpu, left=left_alone
+# Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read as they lie, by rows of the head.  S and O
+# stay in the accumulators of the tensor cores; S leaves its accumulator unscaled, so that float16 ones overflow at
+# 65504 as they do on the machine.  With float16 accumulators and quad pairs stacked 4x1 P lies where P V needs it;
+# everything else moves values across lanes (FastAttention section 4.3 and appendix C; `npusim.layout.chain`).
+VOLTA_FLASH = attention(
+    "volta_flash", flash, tiling=SmFields, families=["nvidia"], hw="v100", unsupported=_needs_lanes,
+    precisions=[VoltaPrecision(f"acc_fp{n}", f"float{n}", f"float{n}") for n in (16, 32)],
+    summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
 )
-CPU = replace(
-    GPU, family="cpu", summary="FlashAttention-2 on a host's cores, for its values", precisions=CPU_PRECISIONS,
-    default_precision="host_fp32",
-)  # fmt: skip
-SCHEDULES = (ASCEND, GPU, CPU)
+SCHEDULES = (*FLASH, *TWO_LEVEL, *UNIFIED, *VOLTA_FLASH)

@@ -1,37 +1,38 @@
-"""A plain matrix product, to validate the matrix side of the machine."""
+"""Kernels that no attention is needed for: a matrix product, a copy, and what stands between a layer's products."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision
-from npusim.algorithms.gemm import gemm
-from npusim.algorithms.precision import for_inputs
-from npusim.config.kernels import GemmProblem
+from npusim.algorithms.gemm import copy as copy_phase
+from npusim.algorithms.pointwise import pointwise
+from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import TilingError
+from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend import AscendMachine, gemm_tiling, loaded_k
 from npusim.machines.sm.core import works_beside
-from npusim.schedules.gemm_gpu import GpuGemmFields, build_on_gpu
-from npusim.schedules.registry import Schedule
+from npusim.machines.sm.library import GpuGemmFields
+from npusim.schedules.define import schedule
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Cell
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.schedules.define import Phases
+
+STORED = FlashPrecision(
+    "stored", scores="input", softmax="float32", exponential="float32", operand="input", running="float32",
+    product="input", output="input",
+)  # fmt: skip
 
 
-def swizzled(cells: tuple[Cell, ...], together: int, rows: int) -> tuple[Cell, ...]:
-    """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
-
-    def place(cell: Cell) -> tuple[int, ...]:
-        (_, row, _), (_, col, _) = cell.spans
-        return cell.batch, cell.head, row // (rows * together), col, row
-
-    return tuple(sorted(cells, key=place)) if together > 1 else cells
+def needs_groups(device: DeviceSpec) -> str:
+    """Return why a device cannot run a library's kernels, empty where it can."""
+    if device.family != "nvidia" or works_beside(device):
+        return ""
+    return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 
 
 class GemmFields(Tiling):
@@ -52,36 +53,82 @@ class GemmFields(Tiling):
     )
 
 
-STORED = FlashPrecision(
-    "stored", scores="input", softmax="float32", exponential="float32", operand="input", running="float32",
-    product="input", output="input",
-)  # fmt: skip
+def swizzled(cells: tuple[Cell, ...], together: int, rows: int) -> tuple[Cell, ...]:
+    """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = cell.spans
+        return cell.batch, cell.head, row // (rows * together), col, row
+
+    return tuple(sorted(cells, key=place)) if together > 1 else cells
 
 
-def build(
-    problem: GemmProblem, tiling: GemmFields, device: DeviceSpec, precision: FlashPrecision
-) -> TileProgram:
-    """Return C = A B as a tile program for one Ascend device."""
-    p, t = problem, tiling
-    a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
-    b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
-    c = GlobalTensor("c", 1, 1, p.m, p.n, for_inputs(precision, p.dtype).output, "output")
-    phase = gemm("gemm", a, b, c, (t.block_m, t.block_n), arithmetic=precision.arithmetic)
-    machine = AscendMachine(device)
-    if t.load_k and t.load_k % t.block_k:
-        raise TilingError(f"load_k: {t.load_k} is no multiple of block_k={t.block_k}")
-    load = t.load_k or loaded_k(t.block_m, t.block_n, t.block_k, p.dtype, machine.group)
-    fields = gemm_tiling("gemm", t.block_m, t.block_n, t.block_k, load, halves=2 if t.unit_flag else 1)
-    phase = replace(phase, cells=swizzled(phase.cells, t.swizzle, t.block_m))
-    return machine.build("gemm", [(phase, fields)], p.flops())
+def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
+    """Return C = A B."""
+    m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
+    a, b = GlobalTensor("a", 1, 1, m, k, fmt, "input"), GlobalTensor("b", 1, 1, k, n, fmt, "input")
+    c = GlobalTensor("c", 1, 1, m, n, p.output, "output")
+    made = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
+    if getattr(tiling, "swizzle", 1) == 1:
+        return list(made)
+    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in made]
 
 
-ASCEND = Schedule(
-    name="gemm", family="ascend", summary="a matrix product, to validate the machine", tiling=GemmFields,
-    precisions=MappingProxyType({"stored": STORED}), default_precision="stored", build=build,
-    problem=GemmProblem,
-)  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuGemmFields, build=build_on_gpu, hw="h200", runs_on=works_beside
+class CopyFields(Tiling):
+    """Bytes of one transfer; from 16 KiB on the vendor's guide promises full bandwidth."""
+
+    block_bytes: int = Field(
+        default=32768, ge=512, le=65536, multiple_of=512, description="bytes of one transfer of a core"
+    )
+
+
+class GpuCopyFields(Tiling):
+    """Bytes of one block."""
+
+    block_bytes: int = Field(default=32768, ge=512, le=262144, multiple_of=512, description="bytes of one block")
+
+
+def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
+    """Return a copy of ``problem.bytes``, rounded up to whole transfers."""
+    rows = ceil_div(problem.bytes, tiling.block_bytes)
+    source, target = (
+        GlobalTensor(n, 1, 1, rows, tiling.block_bytes, "int8", role)
+        for n, role in (("source", "input"), ("target", "output"))
+    )
+    return [replace(copy_phase(source, target, machine.row_cores), slice_elements=tiling.block_bytes)]
+
+
+class RowsFields(Tiling):
+    """Elements that a vector core works on at a time."""
+
+    elements: int = Field(default=4096, ge=256, description="of a slice; a norm's is one row at least")
+    slices: int = Field(default=16, ge=1, description="of a vector core in a block")
+
+
+def rows_of_layer(problem: RowsProblem, tiling: RowsFields, _precision: FlashPrecision, machine: Any) -> Phases:
+    """Return a norm, rotary embedding or activation between the products of a layer."""
+    p = problem
+    width = p.cols if p.what == "norm" else min(p.cols, tiling.elements)
+    rows = max(1, tiling.elements // width)
+    most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # few rows on all cores
+    height = min(p.rows, max(1, min(rows * tiling.slices * machine.row_cores, most)))
+    phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width))
+    return [replace(phase, slice_elements=rows * width)]
+
+
+SCHEDULES = (
+    *schedule(
+        "gemm", product, problem=GemmProblem, precisions=[STORED], families=["ascend", "nvidia"],
+        tiling={"ascend": GemmFields, "nvidia": GpuGemmFields}, unsupported=needs_groups,
+        summary="a matrix product, to validate the machine",
+    ),
+    *schedule(
+        "copy", copy, problem=CopyProblem, precisions=[STORED], families=["ascend", "nvidia"],
+        tiling={"ascend": CopyFields, "nvidia": GpuCopyFields}, unsupported=needs_groups,
+        summary="a copy through a core's memory, to validate the machine",
+    ),
+    *schedule(
+        "rows", rows_of_layer, problem=RowsProblem, precisions=[STORED], families=["ascend"], tiling=RowsFields,
+        summary="norm, rotary embedding or activation of a layer",
+    ),
 )
-SCHEDULES = (ASCEND, GPU)

@@ -8,49 +8,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import Deal
-from npusim.algorithms.pasa import PasaPrecision
+from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.pasa import PasaPrecision, Shift, pasa_attention, shift_keys
+from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import AscendMachine, AscendTiling
-from npusim.machines.sm import SmMachine
-from npusim.machines.sm.core import works_beside
-from npusim.machines.sm.fields import GroupFields, left_alone
-from npusim.machines.sm.groups import group_tiling
-from npusim.schedules.attention import ascend_tiling
-from npusim.schedules.pasa_lanes import NO_LANES, in_lanes
-from npusim.schedules.pasa_phases import pasa_phases
-from npusim.schedules.registry import Schedule
+from npusim.machines.ascend.fields import VectorFields
+from npusim.machines.sm.fields import GroupFields
+from npusim.schedules.define import causal_mask, schedule
 
 if TYPE_CHECKING:
-    from npusim.config.device import DeviceSpec
+    from collections.abc import Iterable
+
+    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
-    from npusim.ir.program import TileProgram
+    from npusim.ir.program import Serves
+    from npusim.ir.tile import GlobalTensor
+    from npusim.schedules.define import Phases
 
 
-class PasaTiling(Tiling):
-    """Tiling fields and options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
+class PasaOptions(Tiling):
+    """Options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
 
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
-        default=256,
-        ge=16,
-        le=256,
-        multiple_of=16,
-        description="keys of a block; PASA 2.1: 256 at most",
-    )
-    vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="rows of a softmax slice on an AIV; default: 8192 elements a slice",
-    )
-    depth: int = Field(
-        default=2, ge=0, le=14, description="tiles that Q K'^T and softmax run ahead of P V"
-    )
-    deal: Deal = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+        default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
     beta: float = Field(
@@ -69,80 +56,147 @@ class PasaTiling(Tiling):
     )
 
 
-class GpuPasaTiling(GroupFields, PasaTiling):
+class PasaTiling(VectorFields, PasaOptions):
+    """Tiling fields of PASA on Ascend."""
+
+
+class GpuPasaTiling(GroupFields, PasaOptions):
     """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
-        default=128,
-        ge=16,
-        le=256,
-        multiple_of=16,
-        description="keys of a block; PASA 2.1: 256 at most",
+        default=128, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
 
 
-PRECISIONS = MappingProxyType(
-    {
-        "fp16_mean": PasaPrecision("fp16_mean"),
-        "fp32_mean": PasaPrecision("fp32_mean", mean="float32"),
-        "fixed_reference": PasaPrecision("fixed_reference", is_fixed_reference=True),
-        # For checking the algorithm only: nothing is rounded but by float64.
-        "float64": PasaPrecision(
-            "float64",
-            shifted="float64",
-            scores="float64",
-            vector="float64",
-            mean="float64",
-            operand="float64",
-            product="float64",
-            output="float64",
-            arithmetic="ieee.f64",
-        ),
-    }
-)
+PRESETS = (
+    PasaPrecision("fp16_mean"), PasaPrecision("fp32_mean", mean="float32"),
+    PasaPrecision("fixed_reference", is_fixed_reference=True),
+    # For checking the algorithm only: nothing is rounded but by float64.
+    PasaPrecision("float64", *["float64"] * 7, arithmetic="ieee.f64"),
+)  # fmt: skip
 #: The golden kernel of an H200 adds up a row as a tree of halves (golden/README.md).
-GPU_PRECISIONS = MappingProxyType(
-    {name: replace(p, sum_order="tree_halves") for name, p in PRECISIONS.items()}
+PRECISIONS = MappingProxyType(
+    {"ascend": PRESETS, "nvidia": tuple(replace(p, sum_order="tree_halves") for p in PRESETS)}
 )
 
 
-def build_on_ascend(
-    problem: Problem, tiling: PasaTiling, device: DeviceSpec, precision: PasaPrecision
-) -> TileProgram:
-    """Return PASA of ``problem`` as a tile program for one Ascend device."""
-    (*before, attention), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    machine = AscendMachine(device)
-    fields = ascend_tiling(machine, (tiling.block_q, tiling.block_kv), tiling.vector_rows, tiling.depth)
-    phases = [*((phase, AscendTiling()) for phase in before), (attention, fields)]
-    return machine.build("pasa", phases, problem.flops(), notes)
+def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
+    """Raise `TilingError` where the rounded entries of a matrix take the whole mean, as beta = 1 would."""
+    for m in matrices:
+        if m.mean_kept <= 0:
+            raise TilingError(
+                f"beta: {beta} is 1 or more once the entries of M{m.keys} are rounded to {m.fmt} (the correction "
+                "is infinite or negative); use a smaller beta"
+            )
 
 
-def build_on_gpu(
-    problem: Problem, tiling: GpuPasaTiling, device: DeviceSpec, precision: PasaPrecision
-) -> TileProgram:
-    """Return PASA of ``problem`` as a tile program for one GPU: for its values alone, or with warps."""
-    if works_beside(device):
-        phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-        built = [(phase, *group_tiling("pasa", phase, tiling, device)) for phase in phases]
-        said = (*(room for *_, room in built if room), *notes)
-        return SmMachine(device).build("pasa", [(ph, fields) for ph, fields, _ in built], problem.flops(), said)
-    if device.is_timed and tiling.scale_in == "queries":
-        raise TilingError(f"scale_in=queries: {device.name} has no kernel that only scales; take matrix or scores")
-    before_it, attention, said = in_lanes(problem, tiling, device, precision) if device.is_timed else NO_LANES
-    (*before, last), notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    placed = [*((phase, before_it) for phase in before), (last, attention)]
-    return SmMachine(device).build("pasa", placed, problem.flops(), (*said, *notes))
+#: What inputs are cast to, "to preserve accuracy" (PASA, section 2.3).
+HALF = "float16"
+#: Rows and columns that a kernel which prepares an input takes at a time: as a product's tile is high,
+#: and a slice of scores wide.
+PREPARED = (128, 8192)
 
 
-SUMMARY = "PASA: keys shifted by their block's pseudo-average, all float16"
-ASCEND = Schedule(
-    name="pasa", family="ascend", summary=SUMMARY, tiling=PasaTiling, precisions=PRECISIONS,
-    default_precision="fp16_mean", build=build_on_ascend,
-    beside=tuple(name for name in PRECISIONS if name != "float64"),
-)  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuPasaTiling, precisions=GPU_PRECISIONS, build=build_on_gpu,
-    left=lambda device: left_alone(device) | {"vector_rows", "depth", "deal"},
-)  # fmt: skip
-SCHEDULES = (ASCEND, GPU)
+def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) -> str:
+    """Return the format of the products' inputs; raise `TilingError` for what PASA cannot do."""
+    if tiling.beta >= 1:
+        raise TilingError(
+            f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)"
+        )
+    if problem.dtype not in (HALF, "bfloat16", "float64"):
+        raise TilingError(
+            f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}; "
+            "--dtype float16 rounds inputs to it"
+        )
+    if precision.accumulate == "chained":
+        raise TilingError(
+            "accumulate=chained: PASA multiplies P V of each tile by a factor of its own before it is "
+            "added to O; use accumulate=fresh"
+        )
+    fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
+    if precision.shifted != fmt:
+        raise TilingError(
+            f"shifted: M and K' in {precision.shifted}, but the matrix unit reads them beside inputs in {fmt}; "
+            f"use shifted={fmt}"
+            + (", or inputs in float64" if precision.shifted == "float64" else "")
+        )
+    return fmt
+
+
+def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, machine: Any) -> Phases:
+    """Return PASA phase by phase, the loop over key blocks last.
+
+    Inputs are cast or scaled first where the products need it: the matrix unit reads what lies in global
+    memory, so that neither can be done on the way to it.
+    """
+    fmt = _checked(problem, tiling, precision)
+    n = min(tiling.block_kv, problem.seq_kv)
+    beta = tiling.beta
+    if tiling.optimise:
+        # Equation 21 rounds to the inputs' format, bfloat16 too, whatever M is kept in.
+        _check_rounded((ShiftingMatrix(n, beta, 1.0, problem.dtype),), beta)
+        beta = optimal_beta(beta, n, problem.dtype)
+    alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
+    matrices = {
+        length: ShiftingMatrix(length, beta, alpha, precision.shifted)
+        for length in sorted({n, problem.seq_kv % n or n})
+    }
+    _check_rounded(matrices.values(), tiling.beta)
+    scale = problem.scale if tiling.scale_in == "queries" else None
+    before, inputs = _prepared(attention_tensors(problem, precision.output), fmt, scale)
+    if before and not machine.has_rows_kernels:
+        what = "scale_in=queries" if scale else f"dtype: {problem.dtype}"
+        way = "take scale_in=matrix or scores" if scale else "--dtype float16 rounds inputs to it"
+        raise TilingError(f"{what}: {machine.device.name} has no kernel that only scales or casts; {way}")
+    shifted = _workspace(inputs.k, "k_shifted", precision.shifted)
+    shift = Shift(
+        beta, alpha, problem.scale if tiling.scale_in == "scores" else None, is_ideal=tiling.correction == "ideal", fmt=precision.shifted
+    )
+    sizes = tiling.block_q, tiling.block_kv
+    cells = attention_cells(problem, *sizes, is_trimmed=False)
+    tensors, mask = replace(inputs, k=shifted), causal_mask(problem, sizes)
+    attention = pasa_attention(problem, sizes, cells, precision, tensors, mask, shift)
+    keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
+    notes = []
+    if tiling.optimise:
+        notes.append(
+            f"beta: optimise moved it from {tiling.beta} to {beta}, the optimum where M is rounded to "
+            f"{problem.dtype}, the inputs' format (equation 21)"
+        )
+    if problem.dtype == "bfloat16":
+        notes.append("inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow")
+    return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
+
+
+def _prepared(
+    given: AttentionTensors, fmt: str, scale: float | None
+) -> tuple[list[Phase], AttentionTensors]:
+    """Return what is done to the inputs first, and the tensors that the other phases read."""
+    phases, changed = [], {}
+    serves: tuple[Serves, ...] = ("rows", "kv_head", "kv_head")
+    for n, factor, who in zip("qkv", (scale, None, None), serves, strict=True):
+        tensor: GlobalTensor = getattr(given, n)
+        if tensor.fmt == fmt and factor is None:
+            continue
+        changed[n] = _workspace(tensor, f"{tensor.name}_prepared", fmt)
+        is_cast = tensor.fmt != fmt
+        phases.append(
+            element_wise(
+                f"prepare_{tensor.name}", converted if is_cast else scaled, tensor, changed[n],
+                (PREPARED[0], min(tensor.cols, PREPARED[1])), scale=1.0 if factor is None else factor, through=WIDE,
+                serves=who,
+            )
+        )  # fmt: skip
+    return phases, replace(given, **changed)
+
+
+def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
+    return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
+
+
+SCHEDULES = schedule(
+    "pasa", phases, precisions=PRECISIONS, tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling},
+    families=["ascend", "nvidia"], beside=tuple(p.name for p in PRESETS if p.name != "float64"),
+    summary="PASA: keys shifted by their block's pseudo-average, all float16",
+)

@@ -71,7 +71,7 @@ def choose_precision(
 
 
 def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
-    known = [f.name for f in fields(cast("Any", preset)) if f.name != "name"]
+    known = [f.name for f in fields(cast("Any", preset)) if f.name not in ("name", "kernel")]
     values: dict[str, object] = {}
     for key, text in changes.items():
         if key not in known:

@@ -49,8 +49,8 @@ class Schedule:
     ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
     not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
-    own.  ``origin``: file and line of one from outside the package, for its faults.  ``runs_on``: on which devices
-    of the family it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
+    own.  ``origin``: file and line of one from outside the package, for its faults.  ``unsupported(device)``:
+    why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
     none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
     without effect there, a compiler's result, or chosen well already.
     ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
@@ -69,7 +69,7 @@ class Schedule:
     study: Callable[[Any, DeviceSpec], str] | None = None
     beside: tuple[str, ...] = ()
     origin: str = ""
-    runs_on: Callable[[DeviceSpec], bool] = lambda _device: True
+    unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
@@ -92,7 +92,7 @@ class Schedule:
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> TileProgram:
         """Return the program; if a buffer overflows and ``is_hinted``, say which smaller blocks would still fit."""
-        self._refuse(problem)
+        self._refuse(problem, device)
         try:
             return self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError as error:
@@ -109,7 +109,7 @@ class Schedule:
 
         The program's notes say which did; ``is_hinted`` as for :meth:`program`.
         """
-        self._refuse(problem)
+        self._refuse(problem, device)
         try:
             return tiling, self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError:
@@ -135,7 +135,9 @@ class Schedule:
             notes = (*notes, f"head size: {size} is beyond {beyond}")
         return replace(program, notes=notes)
 
-    def _refuse(self, problem: AnyProblem) -> None:
+    def _refuse(self, problem: AnyProblem, device: DeviceSpec) -> None:
+        if why := self.unsupported(device):
+            raise SpecError(f"{self.name}: {why}")
         if not isinstance(problem, self.problem):
             wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
             raise SpecError(f"schedule {self.name} needs {wanted}")

@@ -6,25 +6,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from npusim.algorithms.cells import attention_cells, kv_runs
+from npusim.algorithms.flash import attention_phase, exponent_factor, flash
 from npusim.algorithms.split import PACKED, ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.tiling_mask import PackedMask
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
-from npusim.schedules import flash
-from npusim.schedules.attention import flash_phase, may_pack
-from npusim.schedules.flash_gpu import build_on_gpu
+from npusim.schedules.define import FlashTiling, causal_mask, schedule
+from npusim.schedules.flash import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.flash import FlashPrecision
-    from npusim.config.device import DeviceSpec
+    from npusim.algorithms.phase import Cell, Phase
     from npusim.config.problem import Problem
-    from npusim.ir.program import TileProgram
-    from npusim.schedules.attention import Made
+    from npusim.schedules.define import Phases
 
 
 class _Splits(Tiling):
@@ -39,7 +40,7 @@ class _Splits(Tiling):
     )
 
 
-class SplitTiling(_Splits, flash.FlashTiling):
+class SplitTiling(_Splits, FlashTiling):
     """Tiling fields of split-KV attention on Ascend."""
 
 
@@ -47,47 +48,78 @@ class GpuSplitTiling(_Splits, SmFields):
     """The same on streaming multiprocessors."""
 
 
-def _make(
-    fields: _Splits, family: str, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int
-) -> Made:
-    group, keys, said = problem.group_size, sizes[1], tuple[str, ...]()
-    is_packed = group > 1 and fields.pack == "on"
-    if fields.pack == "auto" and may_pack(problem, sizes[0]):
-        cells, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, keys)
-        is_packed = problem.seq_q == 1 or PACKED.packs(group * problem.seq_q, cells, seen, places)
-    phase = flash_phase(problem, sizes, p, is_packed=is_packed)
-    tiles, splits = max(map(tiles_of, phase.cells)), fields.splits
-    if fields.pack == "auto" and is_packed:
+@lru_cache(maxsize=4)  # of phases
+def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_packed: bool) -> Phase:
+    """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
+    if is_packed:
+        cells = packed_cells(problem, sizes)
+        mask = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
+    else:
+        mask = causal_mask(problem, sizes)  # what does not fit it is said before cells are made
+        cells = attention_cells(problem, *sizes)
+    tensors = attention_tensors(problem, p.output, problem.group_size if is_packed else 1)
+    scale = problem.scale * exponent_factor(p.exp_variant)
+    return attention_phase(flash, problem, sizes, cells, tensors, mask, p, scale=scale)
+
+
+def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[Cell, ...]:
+    """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
+
+    With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
+    in memory, or where a mask leaves room for one head alone.
+    """
+    p, (height, keys) = problem, sizes
+    if p.seq_q > 1 and p.layout != "bnsd":
+        raise TilingError(
+            f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
+            "packed are one query a head (--seq-q 1), or rows in layout bnsd; leave pack=off"
+        )
+    is_masked = p.causal and p.seq_q > 1
+    if is_masked and height < 2 * p.seq_q:
+        raise TilingError(
+            f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
+            f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
+        )
+    seen = p.visible_keys(0) if p.causal and not is_masked else p.seq_kv
+    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size, "seq_kv": seen, "causal": False})
+    if not is_masked:
+        return attention_cells(rows, *sizes)
+    runs = kv_runs(0, p.seq_q, p.seq_kv, keys, p.causal_offset)
+    whole = attention_cells(rows, height // p.seq_q * p.seq_q, keys)
+    return tuple(replace(cell, runs=runs, causal_offset=p.causal_offset) for cell in whole)
+
+
+def may_pack(problem: Problem, height: int) -> bool:
+    """Return whether rows of several query heads of a KV head fit in a block of ``height`` rows."""
+    single = problem.seq_q == 1
+    return problem.group_size > 1 and (single or (problem.layout == "bnsd" and 2 * problem.seq_q <= height))
+
+
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
+    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave."""
+    sizes, group, said = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
+    is_packed = group > 1 and tiling.pack == "on"
+    if tiling.pack == "auto" and may_pack(problem, sizes[0]):
+        cells, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, sizes[1])
+        is_packed = problem.seq_q == 1 or PACKED.packs(group * problem.seq_q, cells, seen, machine.places)
+    whole = _whole(problem, sizes, p, is_packed=is_packed)
+    tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
+    if tiling.pack == "auto" and is_packed:
         said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
-        splits = ROUNDS[family].splits(len(phase.cells), places, tiles, keys)
-        said = (*said, f"splits=auto: {splits}, on {places} places; blocks of queries: {len(phase.cells)}")
+        splits = ROUNDS[machine.device.family].splits(len(whole.cells), machine.places, tiles, sizes[1])
+        said = (*said, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
     if splits > tiles:
         raise TilingError(
-            f"splits: {splits} of {tiles} tiles of {keys} keys: a split is one tile at least; take splits={tiles} at "
+            f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} at "
             "most, or a smaller block_kv"
         )
-    return split_kv(phase, splits, fields.merge, p, places), said
+    first, *rest = split_kv(whole, splits, tiling.merge, p, machine.places)
+    return [replace(first, notes=said) if said else first, *rest]
 
 
-def _build(on: Any, problem: Problem, tiling: _Splits, device: DeviceSpec, precision: SplitPrecision) -> TileProgram:
-    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling, device.family))
-    return program
-
-
-SUMMARY = "flash-decoding: keys split among blocks, partial outputs merged"
-
-
-def _presets(precisions: Any) -> Any:
-    return MappingProxyType({n: SplitPrecision(**asdict(p)) for n, p in precisions.items()})
-
-
-ASCEND = replace(
-    flash.ASCEND, name="split_kv", summary=SUMMARY, tiling=SplitTiling, precisions=_presets(flash.PRECISIONS),
-    build=partial(_build, flash.build_on_ascend),
+SCHEDULES = schedule(
+    "split_kv", phases, tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
+    precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
+    families=["ascend", "nvidia"], summary="flash-decoding: keys split among blocks, partial outputs merged",
 )  # fmt: skip
-GPU = replace(
-    flash.GPU, name="split_kv", summary=SUMMARY, tiling=GpuSplitTiling, precisions=_presets(flash.GPU_PRECISIONS),
-    build=partial(_build, build_on_gpu),
-)  # fmt: skip
-SCHEDULES = (ASCEND, GPU)

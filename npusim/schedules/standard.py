@@ -7,29 +7,19 @@ operator is a kernel (`npusim.algorithms.unfused.OPERATORS`).  The values are th
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.unfused import UnfusedPrecision, unfused
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import (
-    SLICE_ELEMENTS,
-    AscendMachine,
-    AscendTiling,
-    gemm_tiling,
-    loaded_k,
-)
-from npusim.machines.sm.core import works_beside
-from npusim.schedules.registry import Schedule
-from npusim.schedules.standard_gpu import GpuStandardFields, build_on_gpu
+from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.schedules.define import schedule
+from npusim.schedules.gemm import needs_groups
 
 if TYPE_CHECKING:
-    from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.ir.program import TileProgram
+    from npusim.schedules.define import Phases
 
 
 class StandardTiling(Tiling):
@@ -54,37 +44,53 @@ class StandardTiling(Tiling):
     )
 
 
-PRECISIONS = MappingProxyType(
-    {
-        # Every kernel stores what the framework keeps: the inputs' format.
-        "framework": UnfusedPrecision("framework"),
-    }
-)  # fmt: skip
+class GpuStandardFields(Tiling):
+    """A block of the kernels between the products; these are a library's own choice."""
+
+    block_elements: int | None = Field(
+        default=None, ge=256, le=131072, multiple_of=256,
+        description="scores of a block of the kernels between the products, a row at least; default: so many that all "
+        "multiprocessors have blocks",
+    )  # fmt: skip
+    operators: Literal["added", "eager", "eager_float32"] = Field(
+        default="added",
+        description="between the products: a mask that is a tensor is added, or (--eager) one that fills a copy; "
+        "eager_float32: softmax in float32 too, between two casts",
+    )
 
 
-def build(
-    problem: Problem, tiling: StandardTiling, device: DeviceSpec, precision: UnfusedPrecision
-) -> TileProgram:
-    """Return unfused attention of ``problem`` as a tile program for one Ascend device."""
-    p, t = problem, tiling
-    choice = for_inputs(precision, p.dtype)
-    if not choice.exp_variant.startswith("exp."):
-        raise TilingError(
-            f"exp_variant: unfused softmax takes exponentials to the base e, not {choice.exp_variant}"
-        )
-    tile = t.block_m, t.block_n
-    phases = unfused(p, t.operators, tile, t.block_rows, choice, SLICE_ELEMENTS)
-    machine = AscendMachine(device)
-    load = loaded_k(*tile, t.block_k, p.dtype, machine.group)
-    fields = [gemm_tiling(ph.name, *tile, t.block_k, load) if ph.loop_axis == "" else AscendTiling() for ph in phases]
-    return machine.build("standard", list(zip(phases, fields, strict=True)), p.flops())
+#: Scores of a block, at least those of a warp's row of softmax, and blocks of a multiprocessor: enough to be even.
+LEAST_ELEMENTS, MOST_ELEMENTS, BLOCKS = 1024, 131072, 32
 
 
-ASCEND = Schedule(
-    name="standard", family="ascend", summary="unfused: scores, scale and mask, softmax, values",
-    tiling=StandardTiling, precisions=PRECISIONS, default_precision="framework", build=build,
-)  # fmt: skip
-GPU = replace(
-    ASCEND, family="nvidia", tiling=GpuStandardFields, build=build_on_gpu, hw="h200", runs_on=works_beside
+def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> Phases:
+    """Return unfused attention, a kernel an operator.
+
+    A mask that is added is an operand that exists, the same for every head.
+    """
+    if not p.exp_variant.startswith("exp."):
+        raise TilingError(f"exp_variant: unfused softmax takes exponentials to the base e, not {p.exp_variant}")
+    if rows := getattr(tiling, "block_rows", None):
+        sizes = rows, min(problem.seq_kv, SLICE_ELEMENTS)
+    else:  # a softmax has whole rows; what works on elements takes the same blocks
+        elements = tiling.block_elements or _block_elements(problem, machine.places)
+        sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
+    return unfused(problem, tiling.operators, sizes, p, partial(_product, machine, tiling), reshapes=machine.reshapes_operands)
+
+
+def _product(machine: Any, tiling: Any, *operands: Any, **more: Any) -> Any:
+    label, a, b, c = operands
+    return machine.product(label, a, b, c, tiling, **more)
+
+
+def _block_elements(p: Problem, cores: int) -> int:
+    """Return how many scores a block has by default: a power of two, 32 blocks a multiprocessor if there are."""
+    few = p.batch * p.heads * p.seq_q * p.seq_kv // (BLOCKS * cores)
+    return max(LEAST_ELEMENTS, min(MOST_ELEMENTS, 1 << max(0, few.bit_length() - 1)))
+
+
+SCHEDULES = schedule(
+    "standard", phases, precisions=[UnfusedPrecision("framework")], families=["ascend", "nvidia"],
+    tiling={"ascend": StandardTiling, "nvidia": GpuStandardFields}, unsupported=needs_groups,
+    summary="unfused: scores, scale and mask, softmax, values",
 )
-SCHEDULES = (ASCEND, GPU)

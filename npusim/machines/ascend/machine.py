@@ -2,26 +2,109 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npusim.algorithms.cells import dealt
+from npusim.algorithms.gemm import gemm
+from npusim.errors import TilingError
 from npusim.ir.program import TileProgram
-from npusim.machines.ascend.group import AscendGroup
+from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
+from npusim.machines.ascend.plan import AscendTiling, Barriers, gemm_tiling, loaded_k, slice_elements
 from npusim.machines.ascend.pricing import AscendPricing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
-    from npusim.machines.ascend.plan import AscendTiling
+    from npusim.ir.tile import GlobalTensor
+
+
+class PublishedKernel(NamedTuple):
+    """What a published kernel does that formats and tiles do not say."""
+
+    said: str
+    barriers: Barriers
+    together: int = 1
+    has_extra: bool = False
+
+
+#: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
+#: 72 % of CANN's speed, bench_mark.md).
+KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
+    {
+        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every"),
+        "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True),
+        "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
+    }
+)
 
 
 class AscendMachine:
     """The Ascend family on one device, for one program."""
 
+    #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
+    has_rows_kernels = reshapes_operands = True
+
     def __init__(self, device: DeviceSpec) -> None:
-        self.group = AscendGroup(device)
+        self.device, self.group = device, AscendGroup(device)
+        #: Blocks that run at a time.
+        self.places = device.group_count.value
+        #: Cores that share the rows of a block.
+        self.row_cores = len(self.group.vector_cores)
+
+    def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return the tiling with what it leaves open chosen, and what is to be said of that: whose kernel it is."""
+        if "kernel" not in type(tiling).model_fields:
+            return tiling, ()
+        kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
+        said = f"kernel={kernel}: {KERNELS[kernel].said}"
+        return tiling.model_copy(update={"kernel": kernel}), (said,)
+
+    def ordered(self, phase: Phase, tiling: Any) -> Phase:
+        """Return the phase with its blocks in the order in which they are dealt to core groups."""
+        deal = getattr(tiling, "deal", "round_robin")
+        if deal == "round_robin" or not _is_attention(phase):
+            return phase
+        return replace(phase, cells=dealt(phase.cells, self.places, deal))
+
+    def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
+        """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
+        t = tiling
+        if not _is_attention(phase):
+            if hasattr(t, "block_k") and any(s.is_product for s in phase.stages):
+                if (load := getattr(t, "load_k", None) or 0) % t.block_k:
+                    raise TilingError(f"load_k: {load} is no multiple of block_k={t.block_k}")
+                fmt = phase.names[phase.stages[0].rows[0].srcs[0]].fmt
+                load = load or loaded_k(t.block_m, t.block_n, t.block_k, fmt, self.group)
+                halves = 2 if getattr(t, "unit_flag", False) else 1
+                return gemm_tiling(phase.name, t.block_m, t.block_n, t.block_k, load, halves), ""
+            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS), ""
+        share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
+        elements = phase.slice_elements or SLICE_ELEMENTS
+        states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
+        fields = AscendTiling(
+            elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
+            ahead=getattr(t, "depth", 1), spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+        )  # fmt: skip
+        if not getattr(t, "kernel", ""):
+            return fields, ""
+        kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
+        return replace(
+            fields, barriers=t.barriers or kernel.barriers, together=t.together or kernel.together,
+            extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
+        ), ""  # fmt: skip
+
+    def product(
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *, is_transposed: bool = False,
+        arithmetic: str = "", role: str = "result",
+    ) -> Sequence[Phase]:  # fmt: skip
+        """Return C = A B, or A B^T, of every head."""
+        tile = tiling.block_m, tiling.block_n
+        return [gemm(label, a, b, c, tile, is_transposed=is_transposed, arithmetic=arithmetic, role=role)]
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
@@ -43,3 +126,8 @@ class AscendMachine:
             constants={n: v for phase, _ in listed for n, v in phase.all_values().items()}, notes=notes,
             pricing=AscendPricing,
         )  # fmt: skip
+
+
+def _is_attention(phase: Phase) -> bool:
+    """Return whether a phase has products in a loop over tiles."""
+    return bool(phase.loop_axis) and any(s.is_product for s in phase.stages)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from npusim.algorithms.flow import flow, storage
+from npusim.algorithms.phase import BySize, tensor_of
 from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
@@ -20,35 +22,100 @@ from npusim.layout import (
     padded,
     swizzled,
 )
+from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
 from npusim.machines.sm.plan import SM, WARPS, SmTiling
 
 if TYPE_CHECKING:
-    from npusim.algorithms.flash import FlashPrecision
+    from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.machines.sm.fields import SmFields
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTile:
+    """What of a chained attention decides its lanes: formats, head sizes, rows of a KV head, live row vectors."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    rows: int
+    scores: str
+    running: str
+    product: str
+    is_chained: bool
+    vectors: int = 4  # of FlashAttention: the state m and l, the new maximum, the rescaling factor
+
+    @classmethod
+    def asked(cls, problem: Problem, p: Any) -> ChainTile:
+        """Return the tile of a problem in a precision, before there are blocks."""
+        return cls(
+            problem.dtype, problem.head_dim, problem.value_head_dim, problem.seq_q * problem.group_size, p.scores,
+            p.running, p.product, p.accumulate == "chained",
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, phase: Phase) -> ChainTile | None:
+        """Return that of a phase: two products, the second of what rows make of the first; None for any other."""
+        products = [s.rows[0] for s in phase.stages if s.is_product]
+        if len(products) < 2 or not phase.loop_axis:
+            return None
+        names, first, last = phase.names, products[0], products[-1]
+        q, k = (tensor_of(t) for n in first.srcs if not isinstance(t := phase.tensors[n], BySize))
+        total = next(w for w in names.values() if w.start is not None and w.axes == names[last.dst].axes)
+        return cls(
+            names[first.srcs[0]].fmt, phase.sizes[names[first.srcs[0]].axes[1]], phase.sizes[names[last.dst].axes[1]],
+            q.rows * (q.heads // k.heads), names[first.dst].fmt, total.fmt, names[last.dst].fmt,
+            last.attributes.accumulate, live_vectors(phase),
+        )  # fmt: skip
+
+
+def live_vectors(phase: Phase) -> int:
+    """Return how many row vectors live at a time: states throughout, others from their first row to their last."""
+    names, kept = phase.names, storage(phase, flow(phase))
+    states = {kept[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
+    most = 0
+    for loop in phase.loops:
+        rows = [r for s in loop.stages for r in s.rows]
+        spans: dict[str, tuple[int, int]] = {}
+        for at, r in enumerate(rows):
+            for n in (r.dst, *r.srcs):
+                if n in names and len(names[n].axes) == 1 and kept[n] not in states:
+                    spans[kept[n]] = (spans.get(kept[n], (at, at))[0], at)
+        live = (sum(begin <= at < end for begin, end in spans.values()) for at in range(len(rows)))
+        most = max(most, len(states) + max(live, default=0))
+    return most
+
+
+def lanes_of_phase(phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
+    """Return how a phase whose blocks are there lies in the lanes of warps, and what is to be said."""
+    tile, fields, rows = ChainTile.of(phase), SmFields(), phase.sizes[phase.row_axis]
+    pairs = quad_pairs(rows, fields.warps, phase.row_axis)
+    if tile is None:
+        made = phase.names[phase.stages[-1].rows[-1].dst]
+        plan = WarpPlan(4, pairs, _kind(made.fmt), access_bytes=fields.access_bytes)
+        axes = {what.axes[-1] for what in phase.names.values()}
+        return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding), ""
+    keys = phase.sizes[phase.loop_axis]
+    fields, found = fitted(tile, SmFields(block_q=rows, block_kv=keys, arrangement=pairs), device)
+    return replace(lanes_of(fields, tile), residents=found.blocks), f"{found}; tiles of {rows} x {keys}"
 
 
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.
 _KEYS = (64, 32, 16)
-#: Row vectors of FlashAttention that live together: the state m and l, the new maximum, the rescaling factor.
-VECTORS = 4
 
 
-def fitted(
-    problem: Problem, tiling: SmFields, device: DeviceSpec, precision: FlashPrecision, vectors: int = VECTORS
-) -> tuple[SmFields, Occupancy]:
+def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, Occupancy]:
     """Return the fields with those left open chosen, and how many blocks of them a core holds.
 
-    ``vectors`` of a block's rows live together. Raises `TilingError` where none fits.
+    Raises `TilingError` where none fits.
     """
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
-    if problem.dtype != "float16":
-        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {problem.dtype}; --dtype float16 rounds to it")
-    tiling = _for_rows(tiling, problem, _kind(precision.scores))
+    if tile.dtype != "float16":
+        raise TilingError(f"dtype: m8n8k4 multiplies float16, not {tile.dtype}; --dtype float16 rounds to it")
+    tiling = _for_rows(tiling, tile)
     keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
     places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
@@ -56,8 +123,7 @@ def fitted(
     for block_kv, place in product(keys, places):
         chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
         try:
-            fields = lanes_of(chosen, precision, problem)
-            needs = _needs(problem, precision, chosen, fields, vectors)
+            needs = _needs(tile, chosen, lanes_of(chosen, tile))
             return chosen, occupancy(needs, issue, memory)
         except TilingError as error:
             fault = fault or error
@@ -65,18 +131,18 @@ def fitted(
     raise fault
 
 
-def _for_rows(tiling: SmFields, problem: Problem, scores: Accumulator) -> SmFields:
+def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
     """Return the fields with the smallest block that a KV head's rows fit in, where none of its sizes is chosen.
 
     Quad pairs side by side cover fewer rows: a block of 128 would multiply padding for a decoding step.
     """
     if tiling.model_fields_set & {"block_q", "warps", "arrangement"}:
         return tiling
-    held, rows = instruction("m8n8k4", acc=scores).c, problem.seq_q * problem.group_size
+    held, rows = instruction("m8n8k4", acc=_kind(tile.scores)).c, tile.rows
     for quad_pairs in ("1x4", "2x2"):
         found = arrangement(quad_pairs)
         height = held.rows * found.m * tiling.warps
-        if rows <= height < tiling.block_q and problem.value_head_dim % (held.columns * found.n) == 0:
+        if rows <= height < tiling.block_q and tile.value_dim % (held.columns * found.n) == 0:
             return tiling.model_copy(update={"arrangement": quad_pairs, "block_q": height})
     return tiling
 
@@ -93,12 +159,12 @@ def quad_pairs(rows: int, warps: int, what: str) -> str:
     raise TilingError(f"{what}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
 
 
-def lanes_of(tiling: SmFields, precision: FlashPrecision, problem: Problem) -> SmTiling:
+def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
     """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
-    dims = (problem.head_dim, problem.value_head_dim)
+    dims = (tile.head_dim, tile.value_dim)
     padding = tiling.padding if tiling.smem == "padded" else 0
     group = 4  # warps of a group: one on each sub-core (volta.md section 4.2)
-    scores, product_acc = _kind(precision.scores), _kind(precision.product)
+    scores, product_acc = _kind(tile.scores), _kind(tile.product)
     plan = WarpPlan(
         group, tiling.arrangement, scores, access_bytes=tiling.access_bytes, swizzle=tiling.smem == "swizzled"
     )
@@ -149,22 +215,21 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
 
 
-def _needs(problem: Problem, precision: FlashPrecision, tiling: SmFields, fields: SmTiling, vectors: int) -> BlockNeeds:
+def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
     """Return the registers and the shared memory of a block, by what takes them."""
-    size = {n: get_format(fmt).size_bytes for n, fmt in precision.formats().items() if fmt != "input"}
-    q, kv, d, dv = tiling.block_q, tiling.keys, problem.head_dim, problem.value_head_dim
-    half = get_format(problem.dtype).size_bytes
+    size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
+    q, kv, d, dv = tiling.block_q, tiling.keys, tile.head_dim, tile.value_dim
+    half = get_format(tile.dtype).size_bytes
     # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
-    is_chained = precision.accumulate == "chained"
     bytes_of = {
         "Q": q * d * half * copies, "S and P": q * kv * max(size["scores"], half * copies),
-        "O": q * dv * size["product" if is_chained else "running"],
-        **({} if is_chained else {"P V": q * dv * size["product"]}),
+        "O": q * dv * size["product" if tile.is_chained else "running"],
+        **({} if tile.is_chained else {"P V": q * dv * size["product"]}),
         "K in flight": kv * d * half, "V in flight": kv * dv * half,
     }  # fmt: skip
     tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
-    tenants["rows"] = vectors * _rows_of_lane(tiling, fields.lanes["key"])
+    tenants["rows"] = tile.vectors * _rows_of_lane(tiling, fields.lanes["key"])
     shared = {
         "K": fields.depth * kv * (d + fields.padding) * half, "V": fields.depth * kv * (dv + fields.padding) * half,
     }  # fmt: skip

@@ -180,10 +180,9 @@ def registers_of(
 ) -> Registers:
     """Return registers, spills and shared memory: the fields', else a compiler's, else estimated."""
     shared = estimated_shared(tile, fields, work)
-    row = compiled_registers(
-        device.name, tile.kernel, tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages or 0,
-        fields.warps,
-    )  # fmt: skip
+    shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages or 0, fields.warps
+    kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
+    row = next((r for kernel in kernels if (r := compiled_registers(device.name, kernel, *shape))), None)
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
         is_known = row is not None and row[:2] == (fields.registers, spilled)

@@ -9,15 +9,21 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from npusim.algorithms.cells import dealt, masked_throughout
+from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Phase as BuiltPhase
 from npusim.ir.program import Queue, TileProgram
 from npusim.machines.frame import Frame
 from npusim.machines.sm.beside import GroupPlace
-from npusim.machines.sm.core import SmCore
+from npusim.machines.sm.core import SmCore, works_beside
+from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
+from npusim.machines.sm.fit import ChainTile, fitted, lanes_of, lanes_of_phase
+from npusim.machines.sm.groups import BlockTile, group_tiling
+from npusim.machines.sm.library import GpuGemmFields, library_product, operator_tiling
 from npusim.machines.sm.place import SmPlace
-from npusim.machines.sm.plan import SM, WARPS
+from npusim.machines.sm.plan import SM, WARPS, SmTiling
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.touches import once, touches
 
@@ -27,16 +33,94 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Cell, Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item
-    from npusim.machines.sm.plan import SmTiling
+    from npusim.ir.tile import GlobalTensor
 
+#: Keys of a step where the device's file says nothing of registers.
+KEYS = 64
+EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 UNTIMED = "this device has no timing model yet: values only"
 
 
 class SmMachine:
     """The family of streaming multiprocessors on one device, for one program."""
 
+    reshapes_operands, row_cores = False, 1
+
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
+        #: Blocks that run at a time at full speed: residents share a multiprocessor.
+        self.places = device.group_count.value
+        #: Whether a kernel may have rows alone.
+        self.has_rows_kernels = works_beside(device) or not device.is_timed
+        self._lanes: SmTiling | None = None
+
+    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return the tiling with what it leaves open chosen, and what is to be said of that.
+
+        Raises `TilingError` for fields without effect here, and where nothing fits.
+        """
+        if not isinstance(tiling, SmFields):
+            return tiling, ()
+        if self.device.is_timed and not works_beside(self.device):
+            tiling, found = fitted(ChainTile.asked(problem, precision), tiling, self.device)
+            if tiling.residents and tiling.residents > found.blocks:
+                raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
+            return tiling, ()
+        tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
+        return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
+
+    def ordered(self, phase: Phase, tiling: Any) -> Phase:
+        """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
+        if BlockTile.of("", phase) is None:
+            return phase
+        cells = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
+        if isinstance(tiling, SmFields):
+            if tiling.stages and phase.masks and works_beside(self.device):
+                cells = tuple(map(masked_throughout, cells))
+            if tiling.launch == "longest_first":
+                cells = tuple(sorted(cells, key=lambda c: c.first - c.last))
+        return phase if cells is phase.cells else replace(phase, cells=cells)
+
+    def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
+        """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
+        if works_beside(self.device):
+            if phase.operator:
+                return operator_tiling(self.device, phase), ""
+            fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
+            return group_tiling(called, phase, fields, self.device)
+        if not self.device.is_timed:
+            return SmTiling(), ""
+        return self._in_lanes(phase, tiling)
+
+    def _in_lanes(self, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
+        """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""
+        tile = ChainTile.of(phase)
+        if tile is None and self._lanes and not any(s.is_product for s in phase.stages):
+            return self._lanes, ""
+        if tile is None or not isinstance(tiling, SmFields):
+            fields, said = lanes_of_phase(phase, self.device)
+        else:
+            tiling, found = fitted(tile, tiling, self.device)
+            fields = replace(lanes_of(tiling, tile), residents=tiling.residents or found.blocks)
+            quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
+            where = "registers" if fields.holds_in_registers else "shared memory"
+            said = f"{found}; tiles of {tiling.block_q} x {tiling.keys}{quads}, Q in {where}"
+        if tile is not None:
+            self._lanes = fields
+        return fields, said
+
+    def product(
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *, is_transposed: bool = False,
+        arithmetic: str = "", role: str = "result",
+    ) -> Sequence[Phase | tuple[Phase, SmTiling]]:  # fmt: skip
+        """Return C = A B, or A B^T, of every head, as a library does it."""
+        del role  # of accumulated tiles the last is the result
+        if not works_beside(self.device):
+            raise SpecError(
+                f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
+            )
+        fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
+        return library_product(label, a, b, c, fields, self.device, arithmetic, is_transposed=is_transposed)
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, SmTiling]], flops: int, notes: tuple[str, ...] = ()

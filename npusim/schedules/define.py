@@ -1,0 +1,195 @@
+"""What makes a schedule of an algorithm, for every core family: packaged ones and users' own are made here.
+
+A schedule is a function that returns phases; the machine that a device is answers the rest: which tiling fields it
+takes, in which order blocks start, and how a phase gets its slices, lanes or warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.flash import attention_phase, exponent_factor
+from npusim.algorithms.lowering import Kernel
+from npusim.algorithms.phase import Mask, Phase
+from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.tiling_mask import TilingMask
+from npusim.config.device import FAMILIES, MACHINES
+from npusim.config.installed import installed
+from npusim.config.problem import Problem
+from npusim.config.tiling import Field, Tiling
+from npusim.errors import SpecError
+from npusim.ir.op import Opcode
+from npusim.machines.ascend import AscendMachine
+from npusim.machines.ascend.fields import KernelFields
+from npusim.machines.sm import SmMachine
+from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.schedules import plugins
+from npusim.schedules.registry import Schedule
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Cell
+    from npusim.config.device import DeviceSpec
+    from npusim.config.model import SpecModel
+    from npusim.ir.program import TileProgram
+    from npusim.schedules.precision import Precision
+
+#: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
+Phases = Sequence["Phase | tuple[Phase, Any]"]
+#: ``phases(problem, tiling, precision, machine)``
+PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
+
+
+class Blocks(Tiling):
+    """Blocks of attention."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
+
+
+class FlashTiling(KernelFields, Blocks):
+    """Tiling fields of attention on Ascend."""
+
+
+#: Tiling fields of attention by core family; other families take blocks alone.
+ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType({"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields})
+
+
+def machine_of(device: DeviceSpec) -> Any:
+    """Return the machine that a device is; one from an installed package where its family is one's."""
+    if device.family not in FAMILIES:
+        return plugins.machine(device.family)(device)
+    return AscendMachine(device) if device.family == "ascend" else SmMachine(device)
+
+
+def schedule(
+    called: str, phases: PhasesFunction, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] = Blocks, families: Sequence[str] = (), **more: Any,
+) -> tuple[Schedule, ...]:  # fmt: skip
+    """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
+
+    called
+        Its name in results.
+    phases
+        ``phases(problem, tiling, precision, machine)`` returns the phases in order; a kernel's results have the
+        role ``output`` in their tensors, what one phase leaves for another ``workspace``.  The tiling is whole: the
+        machine has chosen what was left open.
+    precisions
+        Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.  By core family where
+        they differ.
+    tiling
+        The fields, by core family where they differ; the machine takes those that it knows.
+    families
+        Core families it is for; none: all there are, those that installed packages bring too.
+    more
+        Other fields of `Schedule`: ``summary``, ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
+        ``reference(q, k, v, problem, row)``, which returns what it computes, (rows, dv), in float64: errors are
+        against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
+        float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
+    """
+    found = []
+    for family in families or (*FAMILIES, *installed(MACHINES)):
+        listed = precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
+        if not listed:
+            raise SpecError(f"schedule {called}: it needs at least one precision")
+        fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
+        left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
+        one = Schedule(
+            name=called, family=family, tiling=fields, precisions=MappingProxyType({p.name: p for p in listed}),
+            build=partial(_build, called, phases),
+            **{
+                "default_precision": listed[0].name, "summary": "", "origin": plugins.origin_of(phases), **left, **more,
+            },
+        )  # fmt: skip
+        found.append(one)
+    return tuple(found)
+
+
+def _build(
+    called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
+) -> TileProgram:
+    machine, dtype = machine_of(device), getattr(problem, "dtype", "")
+    p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
+    tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
+    tiling, notes = machine.fitted(tiling, problem, p)
+    made = phases(problem, tiling, p, machine)
+    if getattr(p, "exp_variant", "").startswith("exp2.") and not phases.__module__.startswith("npusim."):
+        _refuse_powers_of_two(called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine))
+    placed, said = list[tuple[Phase, Any]](), list[str](notes)
+    for one in made:
+        phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
+        fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
+        placed.append((phase, fields))
+        said += [note] if note else []
+    said += [n for phase, _ in placed for n in phase.notes]
+    program: TileProgram = machine.build(called, placed, problem.flops(), tuple(dict.fromkeys(said)))
+    return program
+
+
+def _refuse_powers_of_two(called: str, variant: str, made: Phases, natural: Phases) -> None:
+    """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
+    both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (made, natural)]
+    if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
+        a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
+        for a, b in zip(*both, strict=True)
+    ):
+        raise SpecError(
+            f"schedule {called}: exp_variant={variant} computes 2^x, and its scores are not times log2 e; "
+            "multiply a constant by exponent_factor(precision.exp_variant)"
+        )
+
+
+def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
+    return [(r.opcode, r.dst, r.srcs) for s in phase.stages for r in s.rows]
+
+
+def attention(
+    called: str, kernel: Kernel, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
+    score: Callable[..., Any] | None = None, masks: Callable[[Any, Any], Mapping[str, Mask]] | None = None,
+    cells: Callable[[Any, Any], tuple[Cell, ...]] | None = None,
+    given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING, **more: Any,
+) -> tuple[Schedule, ...]:  # fmt: skip
+    """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
+
+    The kernel gets ``p``, the precision, ``scale``, which scores are multiplied by, and what else it asks for of these.
+
+    score
+        ``score(s)`` does more to scaled scores before they are masked: a soft-cap, a bias.
+    masks
+        ``masks(problem, tiling)``: the masks by name; default: the causal one of a causal problem.
+    cells
+        ``cells(problem, tiling)``: which tiles each block visits, and which masks cut them.
+    given
+        ``given(problem, tiling, p)``: what else the kernel takes, by name.
+    """
+    hook = {"score": score} if score else {}
+
+    @lru_cache(maxsize=4)  # of phases
+    def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
+        mask = causal_mask(problem, sizes) if masks is None else masks(problem, tiling)
+        blocks = attention_cells(problem, *sizes) if cells is None else cells(problem, tiling)
+        extra = given(problem, tiling, p) if given else {}
+        known = {"scale": problem.scale * exponent_factor(p.exp_variant), **hook, **extra}
+        return attention_phase(kernel, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
+
+    def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
+        kept = tiling if masks or cells or given else None  # what no field of the tiling changes is made once
+        return [one(problem, (tiling.block_q, tiling.block_kv), p, kept)]
+
+    origin = plugins.origin_of(kernel.function)
+    return schedule(called, phases, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+
+
+def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
+    """Return the tiling-mask of a causal problem, checked against blocks of ``sizes`` = (rows, keys)."""
+    if not problem.causal:
+        return None
+    mask = TilingMask()
+    mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
+    return mask

@@ -1,0 +1,138 @@
+"""FP8 attention: P cast to E4M3, with the choices of scale, key order and accumulator of real kernels.
+
+The presets follow the kernels' sources where they were seen (papers.md section 1.5; for
+``trtllm_xqa`` and ``sage2`` only the P-Cast paper's Table 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
+from npusim.algorithms.tensors import attention_tensors
+from npusim.config.tiling import Field, Tiling
+from npusim.errors import TilingError
+from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.machines.ascend.fields import VectorFields
+from npusim.machines.sm.fields import GroupFields
+from npusim.schedules.define import causal_mask, schedule
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Dtype, Problem
+    from npusim.schedules.define import Phases
+
+
+class _GpuBlock(Tiling):
+    """A block on a GPU."""
+
+    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
+
+
+class GpuFp8Tiling(GroupFields, _GpuBlock):
+    """Tiling fields of FP8 attention on a GPU."""
+
+
+class _Block(Tiling):
+    """A block on Ascend."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
+
+
+class Fp8Tiling(VectorFields, _Block):
+    """Tiling fields of the same steps on Ascend."""
+
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 4096 elements a slice"
+    )
+
+
+#: 2^8: the scale of P in hpc-ops and FlashAttention-3 (papers.md section 1.5).
+P_SCALE = 256.0
+PRESETS = (
+    Fp8Precision("hpc_ops_s1"),
+    Fp8Precision("hpc_ops", scale=P_SCALE),
+    Fp8Precision("fa3", scale=P_SCALE, fold=True, is_reverse=True, accumulate="chained"),
+    Fp8Precision("flashinfer", scale=E4M3_MAX, is_reverse=True, accumulate="chained"),
+    Fp8Precision("trtllm_xqa", scale=E4M3_MAX, accumulate="chained"),
+    Fp8Precision("sage2", scale=E4M3_MAX),
+)
+PRECISIONS = MappingProxyType(
+    {
+        # The 910B has no path for a chained P V, and row sums are in its vector unit's own order.
+        "ascend": tuple(replace(p, accumulate="fresh", sum_order="", output="float16") for p in PRESETS),
+        # On a GPU powers of two come from a polynomial, as FlashAttention-4 computes them.
+        "nvidia": tuple(replace(p, exp_variant="exp2.exp2p") for p in PRESETS),
+    }
+)
+
+
+def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
+    """Return what is to be said of the inputs and the scale; raise `TilingError` for what is not there."""
+    if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
+        raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
+    said = [f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it"]
+    said = said if p.scale > E4M3_MAX else []
+    if device.family == "ascend":
+        if problem.dtype == E4M3 and not _has_fp8(device):
+            raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
+        return tuple(said)
+    if device.is_timed and not _has_fp8(device):
+        raise TilingError(
+            f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
+            "h200 has FP8, flash runs here in float16"
+        )
+    if problem.dtype not in (E4M3, "float32"):
+        raise TilingError(
+            f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "
+            "or as float32 to isolate the cast of P"
+        )
+    if problem.dtype != E4M3:
+        said.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
+    return tuple(said)
+
+
+def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any) -> Phases:
+    """Return the attention; on Ascend without FP8 products a study of P's cast, its product in the inputs' format.
+
+    Products of float32 are plain IEEE sums unless the precision names an arithmetic.
+    """
+    said, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
+    p = widened(precision, problem.dtype)
+    if problem.dtype == "float32" and not p.arithmetic:
+        p = replace(p, arithmetic="ieee.f32")
+    cells = attention_cells(problem, *sizes, is_reverse=p.is_reverse)
+    tensors = attention_tensors(problem, p.output)
+    phase = fp8_attention(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    # Slices of half the usual size: the cast P needs room in UB beside P itself.
+    return [replace(phase, notes=said, slice_elements=SLICE_ELEMENTS // 2)]
+
+
+def _has_fp8(device: DeviceSpec) -> bool:
+    return any(E4M3 in unit.arithmetic for unit in device.matrix_engines.values())
+
+
+def study(problem: Problem, device: DeviceSpec) -> str:
+    """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
+    if device.family != "ascend" or problem.dtype == E4M3:
+        return ""
+    why = f"was given {problem.dtype}, not {E4M3}" if _has_fp8(device) else "has no FP8 matrix unit"
+    what = f"P is cast to E4M3 and multiplied as {problem.dtype}, anew for each tile; a study of numerics"
+    return f"{device.name} {why}: {what}, its time that of no real kernel"
+
+
+def inputs(device: DeviceSpec) -> Dtype | None:
+    """Return the format that Q, K and V have where a call does not say: E4M3 where products are FP8."""
+    return "float8_e4m3fn" if _has_fp8(device) else None
+
+
+SCHEDULES = schedule(
+    "fp8_attention", phases, precisions=PRECISIONS, tiling={"ascend": Fp8Tiling, "nvidia": GpuFp8Tiling},
+    families=["ascend", "nvidia"], reads_scales=True, study=study, inputs=inputs, default_precision="hpc_ops",
+    summary="P cast to E4M3 with a scale, forward or reverse key order",
+)
