@@ -86,8 +86,8 @@ def online_softmax(
     alpha = exp((m - m_new).to(p.exponential)).to(p.running)
     m = m_new
     e = exp((s - (m_new - log_scale if log_scale else m_new)).to(p.exponential))
-    l_tile, w = e.sum(), narrow(e)
-    return m, l * alpha + l_tile.to(p.running), alpha, w
+    l_tile, P = e.sum(), narrow(e)
+    return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
 def attend(
@@ -102,9 +102,9 @@ def attend(
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), hidden)
-        m, l, alpha, w = online_softmax(s, m, l, p, narrow or (lambda e: e.to(p.operand)), log_scale)
-        pv = w @ vj if is_chained else (w @ vj).to(p.product)
-        o = o * alpha.to(o.fmt) + (pv if is_chained else pv.to(p.running))
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: e.to(p.operand)), log_scale)
+        PV = P @ vj if is_chained else (P @ vj).to(p.product)
+        o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l
 
 

@@ -330,6 +330,7 @@ class Event:
     only: str
     loop: int | None
     line: int
+    function: str  #: whose line it is: the kernel's own, or a function that it calls
 
     @property
     def read(self) -> list[Value]:
@@ -359,6 +360,7 @@ class Trace:
     carried: list[Carried] = field(default_factory=list)
     loop: int | None = None
     loop_frame: FrameType | None = None
+    loop_functions: set[str] = field(default_factory=set)  #: that have a loop over tiles
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
@@ -396,7 +398,7 @@ class Trace:
                 self._check_read(s)
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
-        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno)
+        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_name)
         self.events.append(dst.event)
         return dst
 
@@ -411,6 +413,7 @@ class Trace:
         self.name_variables(frame)
         self.loop, self.loop_frame, self._walked = len(self.axes), frame, operands
         self.axes.append(axis)
+        self.loop_functions.add(frame.f_code.co_name)
         self._held = {
             n: x for n, x in frame.f_locals.items()
             if isinstance(x, Value) and (x.kind == "state" or x.state is not None)

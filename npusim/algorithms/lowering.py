@@ -144,7 +144,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         return x
     own = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0)
+    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(last + 1, own.event)
     return own
 
@@ -245,9 +245,8 @@ class _Lowering:
     def tables(self, label: str, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> Tables:
         """Return the tables; a phase of one stage calls it by its own label."""
         self._name()
-        stages = [
-            Stage(label if len(self.groups) == 1 else self._stage_name(g), tuple(map(self._row, g))) for g in self.groups
-        ]
+        called = _unique([self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label])
+        stages = [Stage(n, tuple(map(self._row, g))) for n, g in zip(called, self.groups, strict=True)]
         loops = sorted({e.loop for e in self.events if e.loop is not None})
         listed = list(zip([g[0].loop for g in self.groups], stages, strict=True))
         started = next((i for i, (loop, _) in enumerate(listed) if loop is not None), len(listed) if not loops else 0)
@@ -263,10 +262,17 @@ class _Lowering:
         )  # fmt: skip
 
     def _stage_name(self, group: list[Event]) -> str:
+        """Return what a stage is called: after its product, a function that the loop calls for it, or what it leaves."""
+        last = group[-1].dst
         if group[0].opcode is O.MATMUL:
-            return self.name_of[group[0].dst]
-        handed = [e.dst for e in group if e.dst in self.fed or e.dst in self.results] or [group[-1].dst]
-        return f"rows of {self.name_of[handed[-1]]}"
+            return _label(last, self.name_of[last])
+        by = {e.function for e in group if e.function} - {self.kernel.__name__, *self.trace.loop_functions}
+        if by:
+            return max(by, key=lambda n: sum(e.function == n for e in group))
+        if last.onto is not None:
+            return "update"
+        handed = next((e.dst for e in reversed(group) if e.dst in self.fed or e.dst in self.results), last)
+        return "finish" if handed in self.results else f"rows of {_label(handed, self.name_of[handed])}"
 
     def _row(self, e: Event) -> Row:
         srcs = e.srcs[:2] if e.opcode is O.MATMUL else e.srcs
@@ -289,7 +295,7 @@ class _Lowering:
     def _declared(self, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> dict[str, Name]:
         """Return names with what they are: tiles before vectors, operands, masks and states first."""
         ranks = {"operand": 0, "mask": 1, "state": 2}
-        labels = {**{n: o.label for n, o in operands.items()}, **{o.name: o.label for o in outs}}
+        labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
         found: dict[str, Name] = {}
         roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))
@@ -297,8 +303,8 @@ class _Lowering:
             n = self.name_of[v]
             if n not in found:
                 role: Any = chosen.get(n) or roles.of(v)
-                over = self.over.get(n, "")
-                found[n] = name(role, " ".join(v.axes), v.fmt, start=v.start, over=over, label=labels.get(n, ""))
+                label = _label(v, labels.get(n, n))
+                found[n] = name(role, " ".join(v.axes), v.fmt, start=v.start, over=self.over.get(n, ""), label=label)
         return found
 
     def _born(self, v: Value) -> int:
@@ -317,7 +323,10 @@ class _Lowering:
 
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
-            self._name_result(v, n, is_alone=any(x.kind == "state" for x in values))
+            one: Value | None = v
+            while one is not None and one.event is not None:  # and the tile that it masks in place
+                self.name_of[one] = n
+                one = _masked(one.event)
         for v in values:
             if v.kind in ("operand", "mask"):
                 self.name_of[v] = v.name
@@ -344,28 +353,6 @@ class _Lowering:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
             self._take_over(e, places)
 
-    def _name_result(self, v: Value | None, n: str, *, is_alone: bool) -> None:
-        """Name a result, and what it is made of in its place: all of it where no state's place is the result's.
-
-        A multiprocessor keeps a result in a state's place, so that nothing but its last row may be written there.
-        """
-        while v is not None and v.event is not None:
-            self.name_of[v] = n
-            tile = _masked(v.event)
-            v = tile if tile is not None or is_alone else self._nameless_step(v)
-
-    def _nameless_step(self, v: Value) -> Value | None:
-        """Return a nameless step on the way to a result, of its shape, read for it alone."""
-        e = v.event
-        assert e is not None
-        if e.opcode in (O.CAST, O.MATMUL):
-            return None
-        return next((
-            s for s in e.read
-            if s.kind == "row" and not s.name and s.event and (s.axes, s.fmt, s.event.loop) == (v.axes, v.fmt, e.loop)
-            and s not in self.results and [f for f in self.events if s in f.read] == [e]
-        ), None)  # fmt: skip
-
     def _called_after(self, v: Value) -> str:
         """Return what a nameless value is called: after what it goes into."""
         reader = next((e.dst for e in self.events if v in e.read), None)
@@ -375,14 +362,10 @@ class _Lowering:
         return f"{base}_in" if v.kind == "product" else base
 
     def _take_over(self, e: Event, places: _Places) -> None:
-        """Note that a result of rows takes the place of a source of its shape, or of its variable's last value."""
+        """Note that a result of rows takes the place of a source of its shape that nobody reads any more."""
         if e.opcode in (O.CAST, O.MATMUL) or not self._is_work(e.dst):
             return
-        earlier = [
-            f.dst for f in self.groups[self.group_of[e]]
-            if self.at[f] < self.at[e] and f.dst.name == e.dst.name != ""
-        ]
-        for s in (*e.read, *earlier[-1:]):
+        for s in e.read:
             is_state = e.loop is None and (s.kind == "state" or s.state is not None)
             if (
                 (is_state or (s.event is not None and self._is_work(s))) and (s.axes, s.fmt) == (e.dst.axes, e.dst.fmt)
@@ -398,6 +381,17 @@ class _Lowering:
             v.kind == "row" and v.event is not None and v.onto is None and v not in self.fed and v not in self.results
             and all(self.group_of[f] == self.group_of[v.event] for f in self.events if v in f.read)
         )
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return names of which each is there once: later ones of a name get a number."""
+    return [n if n not in names[:i] else f"{n} {names[: i + 1].count(n)}" for i, n in enumerate(names)]
+
+
+def _label(v: Value, called: str) -> str:
+    """Return what messages and traces call a value: tiles of one letter are matrices, as papers write them."""
+    called = called.removesuffix("_in") if v.kind == "product" else called
+    return called.upper() if len(called) == 1 and len(v.axes) > 1 else called
 
 
 def _column(e: Event) -> tuple[str, ...]:
@@ -498,7 +492,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
         place = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
-    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, new.line)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, new.line, new.function)
     events.insert(place + 1, copy.event)
 
 

@@ -121,7 +121,7 @@ def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shi
         s = where(mask, s, -math.inf)
         m_tile = s.max()
         e = exp(s - maximum(m_tile, lowest, only=mask))
-        w, l_tile = e.to(p.operand), e.sum()
+        P, l_tile = e.to(p.operand), e.sum()
         f_new = (f * kj.index + mean) / (kj.index + 1)
         d_old = ((f - f_new) * per_tile(shift.inva_before, kj.index, kj.size)).to(p.vector)
         d_tile = ((mean - f_new) * per_tile(shift.inva, kj.size)).to(p.vector)
@@ -131,8 +131,8 @@ def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shi
         e_tile = exp((m_tile - m_new) + d_tile)
         l = e_old * l + e_tile * l_tile
         m, f = m_new, f_new
-        t = (w @ vj).to(p.product).to(p.vector)
-        o = t * e_tile + o * e_old
+        PV = (P @ vj).to(p.product).to(p.vector)
+        o = PV * e_tile + o * e_old
     return (o / l).to(p.output)
 
 
@@ -149,15 +149,15 @@ def pasa_fixed(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shif
         s = where(mask, s, -math.inf)
         m_tile = s.max()
         e = exp(s - maximum(m_tile, lowest, only=mask))
-        w, l_tile = e.to(p.operand), e.sum()
+        P, l_tile = e.to(p.operand), e.sum()
         candidate = (m_tile - f.to(p.vector)) + (mean * per_tile(shift.inva, kj.size)).to(p.vector)
         m_new = maximum(m, candidate)
         e_old = exp(m - m_new)
         e_tile = exp(candidate - m_new)
         l = e_old * l + e_tile * l_tile
         m = m_new
-        t = (w @ vj).to(p.product).to(p.vector)
-        o = t * e_tile + o * e_old
+        PV = (P @ vj).to(p.product).to(p.vector)
+        o = PV * e_tile + o * e_old
     return (o / l).to(p.output)
 
 

@@ -13,6 +13,7 @@ from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.phase import WHOLE, Cell, Visit
+from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from npusim.algorithms.phase import Phase, Run
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.table import Row, Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import Touch
@@ -65,6 +66,7 @@ class AscendPhase:
         self.home = home = interned(self._content(first_ring))
         # One function a part for all cells: bodies are shared by what they are made of.
         cuts = self._cut() if products and frame.loop_axis else []
+        self._check_states(cuts)
         self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
         self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
 
@@ -217,6 +219,24 @@ class AscendPhase:
             parts[-1].append(s)
         return [tuple(part) for part in parts]
 
+    def _check_states(self, parts: list[tuple[Stage, ...]]) -> None:
+        """Raise `TilingError` for a state that two parts use: ahead of the other, one would meet another tile's value."""
+        frame, storage = self.frame, self.frame.storage
+        for state, what in self.phase.names.items():
+            if what.start is None or not self.tiling.ahead:
+                continue
+            used = [
+                (i, r) for i, part in enumerate(parts) for s in part for r in s.rows
+                if storage[state] in {storage.get(n) for n in (r.dst, *r.srcs)}
+            ]
+            if used and used[0][0] != used[-1][0]:
+                (_, first), (cut, last) = used[0], used[-1]
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but what "
+                    f"comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what comes after "
+                    "it; use the state on one side of the product, or depth=0"
+                )
+
     def _pipelined(self, cell: Cell) -> Iterator[Repeat]:
         """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
 
@@ -314,6 +334,11 @@ def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
         for i in range(run.count):
             yield run.visit(at + i, i)
         at += run.count
+
+
+def _told(row: Row) -> str:
+    """Return an instruction in words, with its line where it is known."""
+    return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")
 
 
 def _part_of(stage: Stage, parts: list[tuple[Stage, ...]]) -> int:

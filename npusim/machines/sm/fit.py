@@ -90,7 +90,7 @@ def live_vectors(phase: Phase) -> int:
 def lanes_of_phase(phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
     """Return how a phase whose blocks are there lies in the lanes of warps, and what is to be said."""
     tile, fields, rows = ChainTile.of(phase), SmFields(), phase.sizes[phase.row_axis]
-    pairs = quad_pairs(rows, fields.warps, phase.row_axis)
+    pairs = quad_pairs(rows, fields.warps, {"row": "block_q", "key": "block_kv"}.get(phase.row_axis, phase.row_axis))
     if tile is None:
         made = phase.names[phase.stages[-1].rows[-1].dst]
         plan = WarpPlan(4, pairs, _kind(made.fmt), access_bytes=fields.access_bytes)

@@ -144,6 +144,9 @@ class SmMachine:
             for place in places:
                 queues |= {q: Queue(q, SM, WARPS, q) for q in (place.loader, *place.warps)}
             built.append(self._phase(phase, tiling, places))
+        rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
+        if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
+            notes = (*notes, EXPONENTIAL)
         return TileProgram(
             name=name, queues=tuple(queues.values()), rings=tuple(core.allocator.rings),
             spaces=dict(core.allocator.spaces), used_bytes=dict(core.allocator.peak_bytes),
