@@ -99,6 +99,34 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     assert min(times) <= 0.4
 
 
+@pytest.mark.parametrize("lacks", ["numba is not installed", "NUMBA_DISABLE_JIT is set"])
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)],
+)
+def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
+    lacks: str, options: tuple[str, ...], code: int
+) -> None:
+    finder = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'numba': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    is_missing, environment = lacks.startswith("numba"), dict(os.environ)
+    if not is_missing:
+        environment["NUMBA_DISABLE_JIT"] = "1"
+    command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
+    done = subprocess.run(
+        [*command, "run", "flash", "--heads", "1", "--seq", "256", *options],
+        env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("method des" in done.stdout) == (code == 0)
+    assert not code or done.stderr.startswith(f"npusim: error: {lacks}"), done.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_help_has_an_example_that_names_the_verb(verb: str) -> None:
     text = _ok(*verb.split(), "--help")
