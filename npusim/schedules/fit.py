@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
 #: Halvings of one field that are tried.
 _HALVINGS = 4
+#: Values of one field that are tried one by one, from the largest.
+_TRIED = 1024
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
@@ -50,9 +53,13 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
             continue
         now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
-        fitting = next(
-            (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
-        )
+
+        def does_fit(value: int, name: str = field.name) -> bool:
+            return _fits(build, tiling.model_copy(update={name: value}))
+
+        if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
+            values = values[bisect_left(values, True, key=does_fit) :]
+        fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
             found.append(f"{field.name}={fitting}")
     if not found:
