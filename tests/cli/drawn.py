@@ -121,6 +121,7 @@ class Drawn:
         )
 
 
+@cache
 def verbs() -> dict[tuple[str, ...], Any]:
     """Return the commands of the command line by the words that name them."""
 
