@@ -136,9 +136,9 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     stacks = _stacks(target, splits, partial, 0)
     names = {
         **whole.names, "O_normal": replace(whole.names["O_normal"], role="partial"),
-        "out": replace(whole.names["out"], fmt=partial), **(_nothing_seen(whole, p) if whole.masks else {}), "l_wide": name("sum", "row", EXACT),
+        "out": replace(whole.names["out"], fmt=partial), "l_wide": name("sum", "row", EXACT),
         "lse_sum": name("work", "row", EXACT), "m_wide": name("max", "row", EXACT),
-        "lse": name("result", "row", EXACT),
+        "lse": name("result", "row", EXACT), **(_nothing_seen(whole, p) if whole.masks else {}),
     }  # fmt: skip
     cells = tuple(
         replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))

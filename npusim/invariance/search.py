@@ -205,8 +205,9 @@ class _Examination:
         self.on_tried, self.count = on_tried, 0
         self.source = recipe_source(problem)
         self.place = Place(_row(base))
-        # What was chosen, by the user or because a default does not fit; all else stays open as it was.
-        self.fields = {name: getattr(base.tiling, name) for name in base.tiling.model_fields_set}
+        # What the user chose; all else stays open, as where such a call is run by itself.
+        given = request.chosen_tiling(type(base.tiling))
+        self.fields = {name: getattr(base.tiling, name) for name in getattr(given, "model_fields_set", given)}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
         self.own = structure(base.program, self.place, problem.group_size)
         self._computed: Computed | None = None
