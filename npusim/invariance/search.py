@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
+from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.invariance.aspects import (
     ASPECTS,
@@ -207,7 +208,8 @@ class _Examination:
         self.place = Place(_row(base))
         # What the user chose; all else stays open, as where such a call is run by itself.
         given = request.chosen_tiling(type(base.tiling))
-        self.fields = {name: getattr(base.tiling, name) for name in getattr(given, "model_fields_set", given)}
+        names = given.model_fields_set if isinstance(given, Tiling) else given.keys()
+        self.fields = {name: getattr(base.tiling, name) for name in names}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
         self.own = structure(base.program, self.place, problem.group_size)
         self._computed: Computed | None = None

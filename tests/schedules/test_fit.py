@@ -44,9 +44,11 @@ def test_a_run_says_which_default_is_smaller_and_computes_with_it() -> None:
     assert not usual.notes
 
 
-@pytest.mark.parametrize(("fields", "also"), [({"block_kv": 256}, "vector_rows=16"), ({"vector_rows": 60}, "block_kv=128")])
+@pytest.mark.parametrize(
+    ("fields", "also"), [({"block_kv": 256}, "vector_rows=16"), ({"vector_rows": 60}, "block_kv=128")]
+)
 def test_where_some_sizes_are_chosen_the_others_shrink(fields: dict[str, int], also: str) -> None:
-    """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its partial results."""
+    """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its parts."""
     found = run("split_kv", workload="qwen2_7b", seq_q=1, seq_kv=2048, tiling=fields, numerics=False, trace_groups=())
     assert f"{also}: smaller than the default, which does not fit here" in found.notes
     assert all(getattr(found.tiling, name) == value for name, value in fields.items())
