@@ -7,8 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +17,9 @@ from hypothesis import strategies as st
 
 from npusim.config.problem import Problem
 from npusim.numerics.reference import attention, summarise_errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Array = Any
 
