@@ -125,9 +125,8 @@ def cut_runs(runs: tuple[Run, ...], parts: int) -> tuple[tuple[Run, ...], ...]:
 def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each cell in ``splits`` parts, and the merge's phases.
 
-    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  Masked scores are the
-    lowest finite ones: a part may keep no key of a row, and weighs nothing then.  A merge's rows are dealt to
-    ``places``.
+    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  A merge's rows are dealt
+    to ``places``.
     """
     if splits == 1:
         return (whole,)
@@ -139,7 +138,7 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
         **whole.names, "O_normal": replace(whole.names["O_normal"], role="partial"),
         "out": replace(whole.names["out"], fmt=partial), "l_wide": name("sum", "row", EXACT),
         "lse_sum": name("work", "row", EXACT), "m_wide": name("max", "row", EXACT),
-        "lse": name("result", "row", EXACT),
+        "lse": name("result", "row", EXACT), **(_nothing_seen(whole, p) if whole.masks else {}),
     }  # fmt: skip
     cells = tuple(
         replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
@@ -147,12 +146,21 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
         for i, runs in enumerate(cut_runs(cell.runs, splits))
     )
     finish = Stage("finish", _chosen((*FINISH.rows, *LOG_SUM_EXP), p))
-    lowest = -float(get_format(p.softmax).max_finite)
     first = replace(
         whole, names=names, cells=cells, finish=(finish,), tensors={**whole.tensors, **stacks},
-        sizes={**whole.sizes, "split": 1}, constants={**whole.constants, "masked": lowest},
+        sizes={**whole.sizes, "split": 1},
     )  # fmt: skip
     return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
+
+
+def _nothing_seen(whole: Phase, p: FlashPrecision) -> dict[str, Name]:
+    """Return m and l that stay finite where a part of the keys shows a row nothing, or only scores of -Inf.
+
+    m starts at the lowest number, against which a hidden score of -Inf weighs nothing whatever else there is, and l
+    at the least: such a part's output is 0, its log-sum-exp below all others.  The first score seen takes both away.
+    """
+    lowest, least = -get_format(p.softmax).max_finite, get_format(p.running).min_subnormal
+    return {n: replace(whole.names[n], start=start) for n, start in (("m", lowest), ("l", least))}
 
 
 def _shared(whole: Phase, places: int) -> Phase:

@@ -28,14 +28,13 @@ _TRIED = 1024
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
-    """Return ``tiling`` with the fewest halvings of its sizes, so that ``build`` fits.
+    """Return ``tiling`` with the fewest halvings of sizes that nobody chose, so that ``build`` fits.
 
-    None where no such tiling fits, or where any size was chosen: then an error says what would fit.
+    None where no such tiling fits: then an error says what would.
     """
-    free = [f for f in SHRINKING if f in type(tiling).model_fields]
-    if tiling.model_fields_set & set(free):
-        return None
+    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
     choices = [list(_halved(tiling, field)) for field in free]
+
     ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
     for at in ranked[1:]:
         values = {f: c[i] for f, c, i in zip(free, choices, at, strict=True) if i}

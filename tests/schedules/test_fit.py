@@ -66,6 +66,16 @@ def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest
         schedule.program(problem, chosen.model_copy(update={"block_kv": found + 16}), device, schedule.precision())
 
 
+@pytest.mark.parametrize(
+    ("fields", "also"), [({"block_kv": 256}, "vector_rows=16"), ({"vector_rows": 60}, "block_kv=128")]
+)
+def test_where_some_sizes_are_chosen_the_others_shrink(fields: dict[str, int], also: str) -> None:
+    """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its parts."""
+    found = run("split_kv", workload="qwen2_7b", seq_q=1, seq_kv=2048, tiling=fields, numerics=False, trace_groups=())
+    assert f"{also}: smaller than the default, which does not fit here" in found.notes
+    assert all(getattr(found.tiling, name) == value for name, value in fields.items())
+
+
 def test_what_was_chosen_is_never_changed_and_the_error_offers_slices_too() -> None:
     schedule, device = find_schedule("flash", "ascend"), load_machine("ascend_910b2")
     problem = Problem(heads=1, seq_q=1024, head_dim=256)
