@@ -15,7 +15,7 @@ __all__ = ["csv_cell", "json_safe", "visible"]
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 #: What a spreadsheet takes for the beginning of a formula.
 _FORMULA = tuple("=+-@\t\r")
-_JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
@@ -55,5 +55,5 @@ def csv_cell(value: object) -> object:
 
 
 def json_safe(text: str) -> str:
-    """Return JSON text with the controls escaped that JSON itself allows; it means the same."""
+    """Return JSON text with controls and halves of surrogates escaped that JSON itself allows; it means the same."""
     return _JSON_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

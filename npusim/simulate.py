@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from npusim.config.kernels import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Reference
+    from npusim.numerics.evaluate import Reference, References
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.request import Layout, Request
@@ -142,6 +142,8 @@ class Plan:
     precision: Precision
     given: Mapping[str, NDArray[Any]] | None
     ignored: tuple[str, ...] = ()
+    #: What presets side by side are held against: computed once.
+    exact: References = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
@@ -179,7 +181,7 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
     source = plan.source(problem)
     bits = evaluate(
         program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress,
-        reference=_reference(plan.schedule),
+        reference=_reference(plan.schedule), exact=plan.exact,
     )  # fmt: skip
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
@@ -215,7 +217,7 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         program = other.program()
         bits = evaluate(
             program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads,
-            reference=_reference(plan.schedule),
+            reference=_reference(plan.schedule), exact=plan.exact,
         )  # fmt: skip
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))

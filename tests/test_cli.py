@@ -23,6 +23,7 @@ from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
 from npusim.errors import SpecError
+from npusim.explore import search as search_module
 from npusim.explore.store import read_store
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.report.result_json import load_result
@@ -97,6 +98,34 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
         assert done.stderr == ""
         assert "Examples:" in done.stdout
     assert min(times) <= 0.4
+
+
+@pytest.mark.parametrize("lacks", ["numba is not installed", "NUMBA_DISABLE_JIT is set"])
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)],
+)
+def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
+    lacks: str, options: tuple[str, ...], code: int
+) -> None:
+    finder = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'numba': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    is_missing, environment = lacks.startswith("numba"), dict(os.environ)
+    if not is_missing:
+        environment["NUMBA_DISABLE_JIT"] = "1"
+    command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
+    done = subprocess.run(
+        [*command, "run", "flash", "--heads", "1", "--seq", "256", *options],
+        env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("method des" in done.stdout) == (code == 0)
+    assert not code or done.stderr.startswith(f"npusim: error: {lacks}"), done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -373,11 +402,13 @@ def _rows(store: Path) -> int:
 
 def test_interrupted_exploration_keeps_what_it_has(elsewhere: Path) -> None:
     file = elsewhere / "sweep.csv"
-    arguments = ("explore", "flash", "-f", "depth=0:14:1", "-j1", "--json", "-o", str(file))
+    # Ten thousand points, each simulated: hours.
+    space = ("-f", "depth=0:14:1", "-f", "block_q=16:512:16", "-f", "block_kv=16:512:16", "--exhaustive")
     process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
+        [*COMMAND, "explore", "flash", *space, "-j1", "--json", "-o", str(file)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
     store = file.with_suffix(".sqlite")
     while not _rows(store):
         assert time.monotonic() < deadline
@@ -390,6 +421,69 @@ def test_interrupted_exploration_keeps_what_it_has(elsewhere: Path) -> None:
     document = json.loads(stdout)
     assert document["complete"] is False
     assert len(document["points"]) == len(file.read_text().splitlines()) - 1
+    assert f"wrote {file}" in stderr
+
+
+def test_an_exploration_interrupted_before_its_first_point_names_no_file(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("explore", "flash", "-f", "block_kv=128,256", "--seq", "256", "-j1", "-o")
+    _ok(*arguments, "old.csv")
+    before = (elsewhere / "old.csv").read_bytes()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_module, "evaluate", interrupted)
+    for name in ("old.csv", "new.csv"):
+        result = _npusim(*arguments, name)
+        assert result.exit_code == 130
+        assert result.stderr == "npusim: interrupted\n"
+    assert (elsewhere / "old.csv").read_bytes() == before
+    assert not (elsewhere / "new.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", ".: is a folder"),
+        ("folder", "folder: is a folder"),
+        ("folder.csv", "folder.csv: is a folder"),
+        ("pipe", "pipe: is no regular file"),
+        ("pipe.csv", "pipe.csv: is no regular file"),
+        ("loop/x", "loop/x: cannot be written: loop is not a folder"),
+    ],
+)
+def test_what_explore_cannot_write_to_is_said_first(name: str, message: str, elsewhere: Path) -> None:
+    for folder in ("folder", "folder.csv"):
+        (elsewhere / folder).mkdir()
+    for pipe in ("pipe", "pipe.csv"):
+        os.mkfifo(elsewhere / pipe)
+    (elsewhere / "loop").symlink_to("loop")
+    assert message in _error("explore", "flash", "-f", "block_kv=128", "--seq", "256", "-j1", "-o", name)
+
+
+def test_a_plot_of_one_axis_ranks_it_and_one_of_nothing_says_so(elsewhere: Path) -> None:
+    pytest.importorskip("vl_convert")
+    arguments = ("explore", "flash", "--seq", "256", "-j1", "--plot", "plots", "-f")
+    assert "wrote plots/ranking.svg\n" in _npusim(*arguments, "block_kv=128,256").stderr
+    assert "128" in (elsewhere / "plots" / "ranking.svg").read_text()
+    assert "wrote nothing to plots: no point has a time\n" in _npusim(*arguments, "block_q=2048").stderr
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'npusim.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from npusim.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "hw", "list"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "npusim: interrupted\n")
 
 
 def test_check_fails_with_1_until_accepted(

@@ -154,6 +154,36 @@ def test_more_than_any_run_needs_is_refused(tmp_path: Path, monkeypatch: pytest.
         load_tensors(tmp_path / "a.npz")
 
 
+KERNEL = {
+    **{f"inputs/a/{n}": np.zeros((1, 16, 16), "uint16") for n in "qkv"},
+    "pasa/x/inputs": np.array("a"), "pasa/x/beta": np.array(0.9), "pasa/x/o": np.zeros((1, 16, 16), "uint16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "changed", "said"),
+    [
+        ("pasa/x/beta", np.ones(2), r"beta: float64 \(2,\); floating with 0 axes is needed"),
+        ("pasa/x/inputs", None, r"inputs: missing; str_ with 0 axes is needed"),
+        ("pasa/x/causal", np.zeros(0), r"causal: float64 \(0,\); bool"),
+        ("pasa/x/o", np.zeros(3, "uint16"), r"o: uint16 \(3,\); uint16 with 3 axes"),
+        ("pasa/x/o", np.zeros((1, 16, 32), "uint16"), r"o: uint16 \(1, 16, 32\) in the file, float16 \(1, "),
+        ("pasa/x/state", np.zeros((1, 2, 16, 8), "uint16"), r"state: uint16 \(1, 2, 16, 8\) in the file"),
+        ("pasa/x/k_shifted", np.array(3), r"k_shifted: int64 \(\); unsignedinteger with 3 axes"),
+        ("inputs/a/k", np.zeros((1, 16, 16)), r"inputs/a/k: float64 \(1, 16, 16\); uint16 with 3 axes"),
+        ("other/x/o", np.zeros((1, 16, 16), "uint16"), r"no family 'other'; there are pasa"),
+    ],
+)
+def test_a_kernel_of_other_arrays_is_refused_with_its_key(
+    key: str, changed: object, said: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", **KERNEL)
+    assert check_kernels(tmp_path / "a.npz")[0]["pasa/x"].total == 256
+    np.savez(tmp_path / "a.npz", **{n: a for n, a in {**KERNEL, key: changed}.items() if a is not None})
+    with pytest.raises(TensorError, match=rf"a.npz: (pasa|other)/x: (pasa/x/)?{said}"):
+        check_kernels(tmp_path / "a.npz")
+
+
 # ---------------------------------------------------------------- what is shown
 
 
@@ -175,7 +205,7 @@ def test_text_of_others_reaches_terminal_json_and_html_without_controls(elsewher
 def test_visible_keeps_text_of_all_languages() -> None:
     assert visible("Größe 注意力 ∞ a\u00a0b\n") == "Größe 注意力 ∞ a\u00a0b\n"
     assert visible("\u2028\x00\x7f\ud800") == "\\u2028\\x00\\x7f\\ud800"
-    assert json_safe('"\x9b\u202e"') == '"\\u009b\\u202e"'
+    assert json_safe('"\x9b\u202e\udcff"') == '"\\u009b\\u202e\\udcff"'
 
 
 @pytest.mark.parametrize(

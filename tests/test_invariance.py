@@ -64,6 +64,16 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
         free.holds("pack")
 
 
+def test_what_is_tried_is_what_a_run_of_these_fields_is() -> None:
+    """qwen2_7b, one query on 2k keys: the call's own slices have 8 rows, with block_kv=256 they have 16."""
+    sizes: dict[str, Any] = {"workload": "qwen2_7b", "seq_q": 1, "seq_kv": 2048}
+    tried = npusim.invariant("split_kv", **sizes, vary=["tile", "splits"])
+    for one in (t for f in tried.findings for t in f.tried if not t.reason):
+        name, _, value = one.what.partition("=")
+        run = npusim.run("split_kv", **sizes, tiling={name: int(value)}, numerics=False, trace_groups=())
+        assert run.latency_us == one.latency_us, one.what
+
+
 def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
     file = tmp_path / "planted.py"
     file.write_text(PLANTED)

@@ -32,3 +32,8 @@ def test_a_change_is_that_of_a_run_with_the_constant_replaced() -> None:
     assert found.value == 500
     assert found.higher == pytest.approx(slower.latency_us / result.latency_us - 1)
     assert found.higher > 0 > found.lower
+
+
+def test_links_of_a_host_are_changed_where_its_file_states_them() -> None:
+    result = run("offload_cooperative", **SMALL)  # type: ignore[arg-type]
+    assert {"links.pcie.bytes_per_s", "links.dram.bytes_per_s"} <= {s.key for s in sensitivity(result)}

@@ -92,16 +92,16 @@ def online_softmax(
 
 def attend(
     q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float, score: Callable[[Value], Value],
-    narrow: Callable[[Value], Value] | None = None, start: float = -math.inf, log_scale: float = 0.0,
-    hidden: float = -math.inf,
+    narrow: Callable[[Value], Value] | None = None, log_scale: float = 0.0,
+    starts: tuple[float, float] = (-math.inf, 0.0),
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1)."""
     is_chained = p.accumulate == "chained"
-    m, l = full("row", start, p.softmax), full("row", 0.0, p.running)
+    m, l = full("row", starts[0], p.softmax), full("row", starts[1], p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
-        s = where(mask, score(s), hidden)
+        s = where(mask, score(s), -math.inf)
         m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: e.to(p.operand)), log_scale)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Set
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from npusim.algorithms.phase import BySize, tensor_of
+from npusim.algorithms.phase import BySize, Loop, Stacked, tensor_of
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from npusim.algorithms.phase import Phase, Stacked
+    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.table import Stage
     from npusim.ir.tile import GlobalTensor
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
@@ -64,23 +68,108 @@ def _check_declared(phase: Phase) -> None:
                 raise ProgramError(f"{phase.name}: stage {stage.name} writes {n!r}, which is no name of the phase")
 
 
-def storage(phase: Phase, places: Mapping[str, Place]) -> dict[str, str]:
+def is_visited(phase: Phase, n: str, axis: str) -> bool:
+    """Return whether a loop along ``axis`` goes along an operand or result, tile after tile."""
+    bound = phase.tensors.get(n)
+    return axis in (*phase.names[n].axes, bound.axis if isinstance(bound, Stacked) else None)
+
+
+#: By name, the names that hold another value at the same time: no place can serve both.
+Conflicts = Mapping[str, Set[str]]
+
+
+class _Access(NamedTuple):
+    """What a row writes; as bits of names: whose value it ends, what it reads, what may lie in the same place."""
+
+    dst: str
+    ends: int
+    reads: int
+    shares: int = 0
+
+
+def conflicts(phase: Phase) -> Conflicts:
+    """Return which names are alive where another one is written, by what stages read later on.
+
+    A state is alive from its start to the last row that reads it, a result until it is stored.
+    """
+    bits = {n: 1 << i for i, n in enumerate(phase.names)}
+    found = dict.fromkeys(bits, 0)
+    for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
+        after = 0
+        for loop in reversed((*phase.loops, Loop(phase.finish))):
+            accesses = _accesses(phase, loop, bits, is_taken=is_taken)
+            before = _alive_before(accesses, after, found)
+            while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
+                after |= before
+                before = _alive_before(accesses, after, found)
+            after = before
+    return {n: {m for m in bits if found[n] & bits[m] or found[m] & bits[n]} for n in bits}
+
+
+def _alive_before(accesses: list[_Access], alive: int, found: dict[str, int]) -> int:
+    """Return what is alive before a tile's accesses, given what is after them, and note conflicts."""
+    for access in reversed(accesses):
+        if access.dst:
+            found[access.dst] |= alive & ~access.shares
+        alive = alive & ~access.ends | access.reads
+    return alive
+
+
+def _accesses(phase: Phase, loop: Loop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:
+    """Return a tile's loads, rows and stores; its rows with all that have a condition, or without them."""
+
+    def named(names: Iterable[str]) -> int:
+        return reduce(or_, (bits.get(n, 0) for n in names), 0)
+
+    found = [_Access("", named(n for n in phase.tensors if is_visited(phase, n, loop.axis)), 0)]
+    for stage in loop.stages:
+        stands = {} if is_taken else _stands(stage)
+        for r in (r for r in stage.rows if is_taken or not r.only):
+            srcs, own, dst = [stands.get(s, s) for s in r.srcs], phase.names[r.dst], bits[r.dst]
+            same = srcs[0] in bits and phase.names[srcs[0]].fmt == own.fmt
+            shares = dst | (bits[srcs[0]] if same and r.opcode in (Opcode.CAST, Opcode.COPY) else 0)
+            reads = named((*srcs, r.dst) if r.attributes.accumulate else srcs)
+            if stage.is_product:  # what it reads is still there while it writes
+                found.append(_Access(r.dst, 0, reads, shares))
+            ends = 0 if r.attributes.accumulate or own.start is not None else dst
+            found.append(_Access(r.dst, ends, reads, shares))
+        found.append(_Access("", 0, named(n for n in stage.written if n in phase.tensors)))
+    return found
+
+
+def _stands(stage: Stage) -> dict[str, str]:
+    """Return the names that stand for another where a row is left out by its condition."""
+    found: dict[str, str] = {}
+    for r in stage.rows:
+        if r.only and r.dst not in r.srcs:
+            found[r.dst] = found.get(r.srcs[0], r.srcs[0])
+    return found
+
+
+def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:
     """Return ``{name: name whose storage it shares}``.
 
     Names that a cast between equal formats joins are one place, called after the one that outlives
-    the stage; between two such names the cast stays, as a copy.
+    the stage; between two such names the cast stays, as a copy.  It stays too where one of them is
+    written while the other is still read.
     """
     formats = {n: what.fmt for n, what in phase.names.items()}
     chosen = {n: n for n in formats}
+
+    def joined(keep: str, drop: str) -> dict[str, str]:
+        members = [{n for n, c in chosen.items() if c == one} for one in (keep, drop)]
+        if any(apart[n] & members[1] for n in members[0]):
+            return chosen
+        return {n: keep if c == drop else c for n, c in chosen.items()}
+
     for r in (r for s in phase.stages if not s.is_product for r in s.rows):
         if r.opcode is not Opcode.CAST or formats[r.dst] != formats[r.srcs[0]]:
             continue
         dst, src = chosen[r.dst], chosen[r.srcs[0]]
         if places[dst] != "work" and places[src] != "work":
             continue
-        keep, drop = (dst, src) if places[dst] != "work" else (src, dst)
-        chosen = {n: keep if c == drop else c for n, c in chosen.items()}
+        chosen = joined(dst, src) if places[dst] != "work" else joined(src, dst)
     for n, what in phase.names.items():
         if what.over and chosen[n] == n and formats[n] == formats[what.over]:
-            chosen = {k: chosen[what.over] if c == n else c for k, c in chosen.items()}
+            chosen = joined(chosen[what.over], n)
     return chosen

@@ -77,7 +77,7 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, _, l = attend(q, k, v, mask, p, scale, score, narrow, start, log_scale)
+    o, _, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, (start, 0.0))
     result = o / l
     return (result * unscale if unscale != 1 else result).to(p.output)
 

@@ -45,11 +45,17 @@ class SplitPrecision(FlashPrecision):
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
 def split(
-    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, hidden: float, log_variant: str,
+    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, log_variant: str,
     score: Callable[[Value], Value] = unchanged,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m."""
-    o, m, l = attend(q, k, v, mask, p, scale, score, hidden=hidden)
+    """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
+
+    A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, against which a hidden
+    score of -Inf weighs nothing, and l at the least: the output is 0, its log-sum-exp below all others.  The first
+    score that is seen takes both away.
+    """
+    lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
+    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
     return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 
@@ -110,9 +116,8 @@ def cut_runs(runs: tuple[Run, ...], parts: int) -> tuple[tuple[Run, ...], ...]:
 def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each cell in ``splits`` parts, and the merge's phases.
 
-    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  Masked scores are the
-    lowest finite ones: a part may keep no key of a row, and weighs nothing then.  A merge's rows are dealt to
-    ``places``.
+    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  A merge's rows are dealt
+    to ``places``.
     """
     if splits == 1:
         return (whole,)
@@ -128,7 +133,7 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     tensors = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention", cells, {**whole.sizes, "split": 1}, list(stacks.values()), **tensors, mask=whole.masks or None, p=p,
-        scale=whole.constants["scale"], hidden=-float(get_format(p.softmax).max_finite), log_variant=_variants(p)[1],
+        scale=whole.constants["scale"], log_variant=_variants(p)[1],
     )
     return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
 

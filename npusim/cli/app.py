@@ -43,6 +43,11 @@ class _Root(Group):
         except NpusimError as error:
             say(f"npusim: error: {error}")
             code = 2
+        except ModuleNotFoundError as error:
+            if error.name not in ("numba", "llvmlite"):
+                raise
+            say(f"npusim: error: {error.name} is not installed: install it, or take --no-numerics --method des")
+            code = 2
         except MemoryError:
             say("npusim: error: not enough memory; fewer --rows or --heads, --no-numerics, or fewer --jobs")
             code = 2

@@ -69,7 +69,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store whe
 Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FOLDER", help="Write front and heatmaps of pairs of axes. Needs npusim[report]."),
+    typer.Option("--plot", metavar="FOLDER", help="Write ranking, front, heatmaps of axes. Needs npusim[report]."),
 ]
 Robust = Annotated[
     bool, typer.Option("--robust", help="Say which assumed constant, a fifth off, would make another point the best.")
@@ -131,7 +131,8 @@ def explore(
         _show_document(name, done, found)
     else:
         _show(name, done, found, axes, total=points, top=top, is_pareto=pareto, robust=robust)
-    say(f"wrote {path}")
+    if done:
+        say(f"wrote {path}")
     if found is None:
         raise KeyboardInterrupt
     _write(found, best, plot)
@@ -211,17 +212,21 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
     if best is not None and found.best is not None:
         files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
     if plot is not None:
-        from npusim.report.explore_sections import front_of, map_of, varied
+        from npusim.report.explore_sections import front_of, map_of, ranking_of, varied
         from npusim.report.page import svg
 
         rows = [o.row() for o in found.outcomes]
         names = varied(rows)
+        if found.best is not None:
+            files[plot / "ranking.svg"] = svg(ranking_of([o.row() for o in found.feasible], names))
         if found.front:
             files[plot / "front.svg"] = svg(front_of(rows, names)[0])
         files |= {
             plot / f"heatmap-{a}-{b}.svg": svg(map_of(rows, b, a)[0])
             for i, a in enumerate(names) for b in names[i + 1 :]
         }  # fmt: skip
+        if not files.keys() - {best}:
+            say(f"wrote nothing to {plot}: no point has a time")
     for file, text in files.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -231,6 +232,12 @@ class NodeSpec(SpecModel):
         return self
 
 
+#: Links that a node's file states elsewhere: with the host that has them.
+_HOST_LINKS = MappingProxyType(
+    {"links.pcie.bytes_per_s": "pcie.bytes_per_s", "links.dram.bytes_per_s": "cpu.dram_bytes_per_s"}
+)
+
+
 class NodeDevice(DeviceSpec):
     """A node with its device: one of the devices as reports see it, and facts of both files.
 
@@ -319,13 +326,16 @@ def load_node_device(
 ) -> NodeDevice:
     """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
 
-    Keys of the node's file come first (``links.hccs.bytes_per_s``, also written ``node.links...``),
+    Keys of the node's file come first (``links.hccs.bytes_per_s``, also written ``node.links...``; the
+    host's links ``pcie`` and ``dram`` by either of their names),
     all others are the device's.  Raises `SpecError` as `load_node`, and for a faulty override.
     """
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
     of_node, of_device = {}, {}
     for key, value in (overrides or {}).items():
         own = key.removeprefix("node.")
+        if own in _HOST_LINKS and own.split(".")[1] not in node.links:
+            own = _HOST_LINKS[own]
         if own != key or _is_of_node(own.split("."), node):
             of_node[own] = value
         else:

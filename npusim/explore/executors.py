@@ -55,21 +55,40 @@ class Executor(Protocol):
 def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
     """Yield who works: ``jobs`` processes (1: this one alone), or a cluster, ``local`` or ``tcp://host:port``.
 
-    None of its processes is left after. Raises `NpusimError` where there can be no such workers.
+    None of its processes is left after, and none looks for modules in the current folder unless this one does.
+    Raises `NpusimError` where there can be no such workers.
     """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
-    if cluster is not None:
-        with _dask(jobs, cluster) as client:
-            yield DaskExecutor(client, jobs)
-    elif jobs == 1:
+    if cluster is None and jobs == 1:
         yield SerialExecutor()
-    else:
+        return
+    with _safe_path():
+        if cluster is not None:
+            with _dask(jobs, cluster) as client:
+                yield DaskExecutor(client, jobs)
+            return
         pool = ProcessExecutor(jobs)
         try:
             yield pool
         finally:
             pool.close()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the current folder off the path of processes that begin meanwhile, for their first imports.
+
+    A worker goes on with its parent's path; the tracker of shared resources has none but its own.
+    """
+    name = "PYTHONSAFEPATH"
+    is_ours = not os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[name]
 
 
 class SerialExecutor:
@@ -120,7 +139,9 @@ class ProcessExecutor:
     ) -> Iterator[tuple[int, Done]]:
         """Yield results of the tasks that are ``left``, and take them out; some stay where the pool broke."""
         try:
-            futures = {self._started().submit(function, tasks[n]): n for n in list(left)}
+            pool = self._started()
+            with _held_back():
+                futures = {pool.submit(function, tasks[n]): n for n in list(left)}
             for future in as_completed(futures):
                 found = future.result()
                 self._has_done = True
@@ -191,7 +212,7 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
                 asyncio.run(asyncio.wait_for(_greet(cluster), PATIENCE_S))
             client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)
         # A service that is no scheduler may answer with a length that no memory holds.
-        except (OSError, TimeoutError, ValueError, ImportError, MemoryError) as error:
+        except (OSError, TimeoutError, ValueError, ImportError, MemoryError, TypeError) as error:  # TLS without keys
             why = " ".join(str(error).split()) or "timed out"
             raise NpusimError(
                 f"--cluster {cluster}: no scheduler answers there within {PATIENCE_S} s ({why}); start one with "
@@ -208,9 +229,23 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
 async def _greet(address: str) -> None:
     """Ask a scheduler who it is: a client would go on trying in the background."""
     from distributed.core import rpc
+    from distributed.security import Security
 
-    async with rpc(address) as scheduler:
+    async with rpc(address, connection_args=Security().get_connection_args("client")) as scheduler:
         await scheduler.identity()
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Keep Ctrl-C from processes that begin meanwhile until they can end quietly."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _worker() -> None:
@@ -219,6 +254,8 @@ def _worker() -> None:
     A parent that is killed cannot end its workers; each waits for that itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     gc.freeze()
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -12,7 +12,7 @@ from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Asking, Job, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
-from npusim.explore.store import Outcome, export
+from npusim.explore.store import Outcome, check_table, export
 from npusim.request import DEFAULT_WORKLOAD, Request
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _dethroned(listed: Sequence[Outcome], times: Sequence[list[Swayed] | Lost]) 
 def front(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return those that no other beats in latency and in error: the fastest first, errors falling; finite ones only."""
     found: list[Outcome] = []
-    for o in sorted((o for o in outcomes if o.status == "ok" and o.relative_rmse is not None), key=_order):
+    finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
+    for o in sorted(finite, key=lambda o: (_order(o)[0], o.relative_rmse, o.index)):
         if not found or cast("float", o.relative_rmse) < cast("float", found[-1].relative_rmse):
             found.append(o)
     return found
@@ -281,6 +282,7 @@ def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options
     table = options.store
     if table is None or table.suffix not in (".csv", ".parquet"):
         return Exploration.of(run_search(request, axes, options))
+    check_table(table)
     done: list[Outcome] = []
     watch = options.on_outcome
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
-from npusim.errors import TilingError
+from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
 from npusim.explore.points import (
     Asking,
@@ -65,6 +65,15 @@ class Options:
     check_all: bool = False
     on_outcome: Callable[[Outcome, int], None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_rmse is not None and not 0 <= self.max_rmse < math.inf:
+            raise SpecError(f"--max-rmse {self.max_rmse}: must be a finite number, and at least 0")
+
+    @property
+    def limits(self) -> list[object]:
+        """What verdicts on points hang on, besides their bits and times."""
+        return [self.pareto, self.max_rmse, self.finite]
+
     @property
     def needs_bits(self) -> bool:
         """Whether bits are computed."""
@@ -113,10 +122,36 @@ class Search:
 
     def error(self, index: int) -> float:
         """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
-        if not self.options.needs_bits or index not in self.bits:
+        # A resumed search has the outcome alone.
+        found = self.bits.get(index) or self.outcomes.get(index)
+        if not self.options.needs_bits or found is None:
             return 0.0
-        found = self.bits[index].relative_rmse
-        return math.inf if found is None else found
+        return math.inf if found.relative_rmse is None else found.relative_rmse
+
+    def resume(self, about: Mapping[str, object]) -> None:
+        """Take in what the store has; what other limits said of its points is said anew, and kept so."""
+        assert self.store is not None
+        known = self.store.done()
+        self.outcomes = {i: known[key] for i, key in enumerate(self.keys) if key in known}
+        if self.store.about.get("limits") != self.options.limits:
+            judged = {i: self._judged(o) for i, o in self.outcomes.items()}
+            self.outcomes = {i: o for i, o in judged.items() if o is not None}
+            self.store.replace(about, map(self._row, self.outcomes.values()))
+        if self.options.on_outcome is not None:
+            for outcome in self.outcomes.values():
+                self.options.on_outcome(outcome, len(self.points))
+
+    def _judged(self, outcome: Outcome) -> Outcome | None:
+        """Return what is known of a point under these limits; None where there was a verdict alone."""
+        if outcome.status in ("infeasible", "failed"):
+            return outcome
+        if outcome.status not in ("ok", "rejected") or outcome.cycles is None:
+            return None
+        why = self._rejected(Bits(outcome.relative_rmse))
+        return replace(outcome, status="rejected" if why else "ok", reason=why)
+
+    def _row(self, outcome: Outcome) -> tuple[str, dict[str, object], Outcome]:
+        return self.keys[outcome.index], self.setting.config(outcome.point), outcome
 
     def keep(self, outcomes: Iterable[Outcome]) -> None:
         """Take in outcomes and store them."""
@@ -124,7 +159,7 @@ class Search:
         for o in made:
             self.outcomes[o.index] = o
         if self.store is not None and made:
-            self.store.add((self.keys[o.index], self.setting.config(o.point), o) for o in made)
+            self.store.add(map(self._row, made))
         for o in made:
             if self.options.on_outcome is not None:
                 self.options.on_outcome(o, len(self.points))
@@ -315,17 +350,16 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], opt
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     search = Search(setting, options, points)
     with ExitStack() as stack:
+        # A store is begun when there is somebody to fill it.
+        workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
         if options.store is not None:
             about = {
                 "version": npusim.__version__, "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules), "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
+                "limits": options.limits,
             }  # fmt: skip
             search.store = stack.enter_context(open_store(options.store, about, resume=options.resume))
-            known = search.store.done()
-            search.outcomes = {i: known[key] for i, key in enumerate(search.keys) if key in known}
-            if options.on_outcome is not None:
-                for outcome in search.outcomes.values():
-                    options.on_outcome(outcome, len(points))
-        search.run(stack.enter_context(executor(min(options.jobs, len(points)), options.cluster)))
+            search.resume(about)
+        search.run(workers)
     return search

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from math import prod
 from typing import TYPE_CHECKING
 
 from npusim.config.messages import suggest
@@ -21,6 +22,8 @@ Value = int | float | str | None
 Point = dict[str, object]
 #: Points that one task of a search has at least, and at most.
 CHUNK, LARGEST_CHUNK = 32, 128
+#: Points that a search has at most: a schedule's declared space has hundreds of thousands.
+MOST_POINTS = 1_000_000
 #: Rows, keys and depths that a declared space goes up to where a field has no limit of its own.
 MOST_ELEMENTS, MOST = 1024, 64
 
@@ -38,7 +41,7 @@ class Span:
         start, stop = (point[end] if isinstance(end, str) else end for end in (self.start, self.stop))
         if not isinstance(start, int) or not isinstance(stop, int):
             raise TilingError(f"range {self}: its ends must be whole numbers, not {start!r} and {stop!r}")
-        return range(start, stop + 1, self.step)
+        return _listed(str(self), start, stop, self.step)
 
     def __str__(self) -> str:
         return f"{self.start}:{self.stop}:{self.step}"
@@ -71,11 +74,14 @@ class Space:
                     if isinstance(end, str) and end not in made:
                         raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(made))}")
             made[name] = listed
+        _check_count(" ".join(made), prod(map(len, made.values())))
         return cls(made)
 
     def points(self) -> Iterator[Point]:
-        """Yield every combination."""
-        yield from self._from(list(self.axes), {})
+        """Yield every combination; raise `TilingError` where there are more than a search can have."""
+        found = self._from(list(self.axes), {})
+        yield from islice(found, MOST_POINTS)
+        _check_count(" ".join(self.axes), MOST_POINTS + len(list(islice(found, 1))))
 
     def _from(self, names: Sequence[str], point: Point) -> Iterator[Point]:
         if not names:
@@ -152,6 +158,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value | Span, ...]]:
             values += _range(text, part)
         else:
             values.append(_value(part))
+        _check_count(f"field {text!r}", len(values))
     return name, tuple(values)
 
 
@@ -169,8 +176,18 @@ def _range(field: str, text: str) -> Sequence[int | Span]:
             f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed"
         )
     if isinstance(start, int) and isinstance(stop, int):
-        return range(start, stop + 1, step)
+        return _listed(f"field {field!r}", start, stop, step)
     return (Span(start, stop, step),)
+
+
+def _listed(said: str, start: int, stop: int, step: int) -> range:
+    _check_count(said, (stop - start) // step + 1)
+    return range(start, stop + 1, step)
+
+
+def _check_count(said: str, count: int) -> None:
+    if count > MOST_POINTS:
+        raise TilingError(f"{said}: {count:,} points or more; a search has {MOST_POINTS:,} at most")
 
 
 def _value(text: str) -> Value:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import NpusimError, OutputError, SpecError, reason_of
 from npusim.foreign import csv_cell
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
     from npusim.explore.space import Point
 
-__all__ = ["Outcome", "Store", "export", "open_store", "read_store"]
+    Row = tuple[str, Mapping[str, object], "Outcome"]
+
+__all__ = ["Outcome", "Store", "check_table", "export", "open_store", "read_store"]
 
 #: Version of the tables below.
 SCHEMA = 1
+_READ = "key, number, point, outcome"
 Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
 FIGURES = (
     "status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason", "bound_us",
@@ -71,24 +75,33 @@ class Outcome:
 
 
 class Store:
-    """One search's rows in an open file."""
+    """One search's rows in an open file, and what that said it is ``about`` when it was opened."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self.connection, self.path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
+        self.connection, self.path, self.about = connection, path, about
 
     def done(self) -> dict[str, Outcome]:
-        """Return what is there, by key."""
-        rows = self.connection.execute("SELECT key, number, point, outcome FROM points")
-        return {key: _outcome(number, point, outcome) for key, number, point, outcome in rows}
+        """Return what is there, by key; raise `SpecError` for a damaged file."""
+        return dict(_rows(self.connection, self.path))
 
-    def add(self, rows: Iterable[tuple[str, Mapping[str, object], Outcome]]) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
         """Keep rows of ``(key, configuration, outcome)``, all or none; raise `OutputError` if that is impossible."""
+        with _told(self.path), self.connection:
+            self._insert(rows)
+
+    def replace(self, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
+        """Keep these rows in place of all others, and say what they are about; as `add` otherwise."""
+        with _told(self.path), self.connection:
+            self.connection.execute("DELETE FROM points")
+            _say(self.connection, about)
+            self._insert(rows)
+
+    def _insert(self, rows: Iterable[Row]) -> None:
         made = [
             (key, o.index, o.status, json.dumps(o.point), json.dumps(config, sort_keys=True, default=str), _figures(o))
             for key, config, o in rows
         ]
-        with _told(self.path), self.connection:
-            self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", made)
+        self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", made)
 
 
 def _figures(outcome: Outcome) -> str:
@@ -96,17 +109,42 @@ def _figures(outcome: Outcome) -> str:
     return json.dumps({k: v for k, v in figures.items() if k not in ("index", "point")}, sort_keys=True)
 
 
+def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, Outcome]]:
+    """Return keys and outcomes in the order of their points; raise `SpecError` for a damaged file."""
+    try:
+        rows = connection.execute(f"SELECT {_READ} FROM points ORDER BY number").fetchall()
+        return [(key, _outcome(*row)) for key, *row in rows]
+    except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError) as error:
+        raise SpecError(_damaged(path, error)) from None
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    return f"{path}: is no store of npusim explore, or a damaged one ({error}): give another file (--out), or remove it"
+
+
 def _outcome(number: int, point: str, outcome: str) -> Outcome:
-    known = {f.name for f in fields(Outcome)}
-    return Outcome(number, json.loads(point), **{k: v for k, v in json.loads(outcome).items() if k in known})
+    """Return a row as it was written; raise `ValueError` for values that none was written with."""
+    said = json.loads(outcome)
+    figures = {f.name: said[f.name] for f in fields(Outcome) if f.name in said}
+    made = Outcome(number, json.loads(point), **figures)
+    is_right = isinstance(number, int) and isinstance(made.point, dict)
+    is_right &= made.status in get_args(Status)
+    for kept in fields(Outcome)[3:]:
+        kind = str if kept.default == "" else int | float | None
+        is_right &= isinstance(getattr(made, kept.name), kind)
+    if not is_right or (made.status == "ok" and (made.cycles is None or made.latency_us is None)):
+        raise ValueError(f"row {number} has a wrong value")
+    return made
 
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Raise `OutputError` for what SQLite says of a file."""
+    """Raise `SpecError` for what SQLite says of a damaged file, `OutputError` for all else."""
     try:
         yield
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise SpecError(_damaged(path, error)) from None
         raise OutputError(f"{path}: cannot be written: {error}; what is in it stays, and --resume goes on") from None
 
 
@@ -116,77 +154,84 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
 
     ``about`` describes the search: ``version`` and ``request`` have to be those of the file that is resumed.
     Raises `OutputError` if the file cannot be written, `SpecError` if it is another search's, another
-    version's, or none of ours.
+    version's, damaged, none of ours, or if another search is writing to it.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_blank = path.exists() and _is_blank(path)  # killed before it was begun
-        if path.exists() and (is_blank or not resume):
-            if not is_blank:
-                _refuse_other(path)
-            _remove(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
-    is_new = not path.exists()
-    with _told(path), closing(sqlite3.connect(path, timeout=10)) as connection:
-        if is_new:
-            try:
-                _begin(connection, about)
-            except sqlite3.Error:  # half of a store is none
-                connection.close()
-                _remove(path)
-                raise
+    with _locked(path), _told(path), closing(sqlite3.connect(path, timeout=10)) as connection:
+        # A search that was killed before it was begun leaves nothing in its file.
+        is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
+        if not is_blank:
+            _about(connection, path, any_schema=not resume)
+        if is_blank or not resume:
+            _begin(connection, about)
         else:
             _check_same(connection, path, about)
-        yield Store(connection, path)
+        yield Store(connection, path, _about(connection, path))
 
 
-def _is_blank(path: Path) -> bool:
-    with closing(sqlite3.connect(path, timeout=10)) as connection:
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other searches from writing to a file, which is made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_kind(path)
+        file = path.open("ab")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
+    with file:
         try:
-            return connection.execute("SELECT name FROM sqlite_master").fetchone() is None
-        except sqlite3.DatabaseError:
-            return False
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(
+                f"{path}: another search is writing to it; give another file (--out)"
+            ) from None
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            pass
+        yield
 
 
-def _remove(path: Path) -> None:
-    for name in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-        name.unlink(missing_ok=True)
+def _check_kind(path: Path) -> None:
+    """Raise `SpecError` for a folder, a pipe or a device: what is written is a file."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise SpecError(f"{path}: is {kind}; give a file to write (--out)")
 
 
 def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
+    """Begin anew: all that is there goes, at one moment with what comes in its place."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
         connection.execute("BEGIN")  # tables are made one by one otherwise, and a kill leaves some
+        for table in ("about", "points"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
         connection.execute(
             "CREATE TABLE points (key TEXT PRIMARY KEY, number INTEGER, status TEXT, point TEXT, config TEXT, "
             "outcome TEXT)"
         )
-        values = {"schema": SCHEMA, **about}
-        connection.executemany("INSERT INTO about VALUES (?, ?)", [(k, json.dumps(v)) for k, v in values.items()])
+        _say(connection, about)
 
 
-def _about(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
+def _say(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
+    values = [(name, json.dumps(value)) for name, value in {"schema": SCHEMA, **about}.items()]
+    connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", values)
+
+
+def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = False) -> dict[str, Any]:
+    """Return what a store says of itself; raise `SpecError` where it says nothing, or has another schema."""
     try:
         found = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM about")}
-    except (sqlite3.DatabaseError, ValueError):
-        raise SpecError(f"{path}: is no store of npusim explore; give another file with --out") from None
-    if found.get("schema") != SCHEMA:
+        schema = found["schema"]
+        connection.execute(f"SELECT {_READ} FROM points LIMIT 0")
+    except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
+        raise SpecError(_damaged(path, error)) from None
+    if schema != SCHEMA and not any_schema:
         raise SpecError(
-            f"{path}: has schema {found.get('schema')}, this npusim reads {SCHEMA}; search anew, to another file (-o)"
+            f"{path}: has schema {schema}, this npusim reads {SCHEMA}; search anew, to another file (-o)"
         )
     return found
-
-
-def _refuse_other(path: Path) -> None:
-    """Raise `SpecError` for a file that is there and no store: it is not ours to replace."""
-    with closing(sqlite3.connect(path, timeout=10)) as connection:
-        try:
-            connection.execute("SELECT name FROM about LIMIT 1").fetchone()
-        except sqlite3.DatabaseError:
-            raise SpecError(f"{path}: is no store of npusim explore; give another file with --out") from None
 
 
 def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
@@ -207,9 +252,29 @@ def read_store(path: Path) -> tuple[dict[str, Any], tuple[Outcome, ...]]:
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
-        about = _about(connection, path)
-        rows = connection.execute("SELECT number, point, outcome FROM points ORDER BY number").fetchall()
-    return about, tuple(_outcome(*row) for row in rows)
+        return _about(connection, path), tuple(outcome for _, outcome in _rows(connection, path))
+
+
+def check_table(path: Path) -> None:
+    """Raise before a search what :func:`export` would after it, and for a file that is no table."""
+    arrow = _arrow() if path.suffix == ".parquet" else None
+    _check_kind(path)
+    if not path.exists() or not path.stat().st_size:
+        return
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise OutputError(f"{path}: cannot be written: no permission")
+    try:
+        if arrow is not None:
+            names = arrow.parquet.read_schema(path).names
+        else:
+            with path.open(newline="", encoding="utf-8", errors="replace") as file:
+                names = next(csv.reader([file.readline(1 << 16)]))
+    except (csv.Error, StopIteration, ValueError):  # the last of Arrow: not a Parquet file
+        names = []
+    if tuple(names[-len(FIGURES) :]) != FIGURES:
+        raise SpecError(
+            f"{path}: is no table of npusim explore: give another file (--out), or remove it"
+        )
 
 
 def export(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -219,7 +284,9 @@ def export(path: Path, outcomes: Sequence[Outcome]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
-            _parquet(path, names, rows)
+            arrow = _arrow()
+            columns = {name: _column([row[name] for row in rows]) for name in (*names, *FIGURES)}
+            arrow.parquet.write_table(arrow.table(columns), path)
             return
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [*names, *FIGURES], lineterminator="\n")
@@ -229,14 +296,13 @@ def export(path: Path, outcomes: Sequence[Outcome]) -> None:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
 
 
-def _parquet(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+def _arrow() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise NpusimError("Parquet needs pyarrow: python -m pip install 'npusim[df]'") from None
-    table = pyarrow.table({name: _column([row[name] for row in rows]) for name in (*names, *FIGURES)})
-    pyarrow.parquet.write_table(table, path)
+    return pyarrow
 
 
 def _column(values: list[object]) -> list[object]:

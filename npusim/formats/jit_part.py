@@ -13,6 +13,13 @@ import numba
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
+from npusim.errors import NpusimError
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise NpusimError(
+        "NUMBA_DISABLE_JIT is set, and this needs compiled code: unset it, or take --no-numerics --method des"
+    )
+
 
 class _PartLibrary(JITCodeLibrary):
     """The translation of one part, as it is linked into kernels."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from npusim.formats.jit import bits_float64, float64_bits, inline, kernel
+from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 
 #: Rows summed side by side, one per vector lane.
 ROWS = 64
+#: Rows and columns of a product that are worked on while they are near.
+NEAR_ROWS, NEAR_COLUMNS = 8, 256
 
 
 @inline
@@ -87,6 +89,28 @@ def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any) -> None:
                 totals[row] = round_lane(exact, mantissa_bits, min_exponent, limit)
         for row in range(rows):
             out[first + row] = np.float32(totals[row])
+
+
+@kernel
+def sum_products(a: Any, b: Any, out: Any) -> None:
+    """Add a b to out, all float64: each element's products in the order of a's columns, a fused one at a time.
+
+    a's rows are a multiple of two and its columns of four: so many are worked on at a time.
+    """
+    rows, columns = out.shape
+    for left in range(0, columns, NEAR_COLUMNS):
+        right = min(left + NEAR_COLUMNS, columns)
+        for first in range(0, rows, NEAR_ROWS):
+            for k in range(0, a.shape[1], 4):
+                b0, b1, b2, b3 = b[k, left:right], b[k + 1, left:right], b[k + 2, left:right], b[k + 3, left:right]
+                for row in range(first, min(first + NEAR_ROWS, rows), 2):
+                    upper, lower = out[row, left:right], out[row + 1, left:right]
+                    a0, a1, a2, a3 = a[row, k], a[row, k + 1], a[row, k + 2], a[row, k + 3]
+                    c0, c1, c2, c3 = a[row + 1, k], a[row + 1, k + 1], a[row + 1, k + 2], a[row + 1, k + 3]
+                    for i in range(upper.size):
+                        x0, x1, x2, x3 = b0[i], b1[i], b2[i], b3[i]
+                        upper[i] = fma64(a3, x3, fma64(a2, x2, fma64(a1, x1, fma64(a0, x0, upper[i]))))
+                        lower[i] = fma64(c3, x3, fma64(c2, x2, fma64(c1, x1, fma64(c0, x0, lower[i]))))
 
 
 @inline

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
+from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.invariance.aspects import (
     ASPECTS,
@@ -205,8 +206,10 @@ class _Examination:
         self.on_tried, self.count = on_tried, 0
         self.source = recipe_source(problem)
         self.place = Place(_row(base))
-        # What was chosen, by the user or because a default does not fit; all else stays open as it was.
-        self.fields = {name: getattr(base.tiling, name) for name in base.tiling.model_fields_set}
+        # What the user chose; all else stays open, as where such a call is run by itself.
+        given = request.chosen_tiling(type(base.tiling))
+        names = given.model_fields_set if isinstance(given, Tiling) else given.keys()
+        self.fields = {name: getattr(base.tiling, name) for name in names}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
         self.own = structure(base.program, self.place, problem.group_size)
         self._computed: Computed | None = None

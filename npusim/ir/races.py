@@ -1,7 +1,8 @@
 """Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
 An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A
-queue knows what its earlier operations know and what every flag it waits for knew when it was set.
+queue knows what its earlier operations know and what every flag it waits for knew when it was set:
+a flag is set when all earlier operations of its queue have completed, and so does ``timing``.
 Facts do not meet: what becomes of one hangs on the operations that follow, not on other facts.  So
 sending each fact around the automaton (``ir.automaton``) until no new one appears covers every
 sequence of blocks and every number of iterations; and an access to the same bytes, in whatever

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.flow import flow, storage
+from npusim.algorithms.flow import conflicts, flow, is_visited, storage
 from npusim.algorithms.phase import BySize, Cell, Stacked, Visit, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
@@ -34,7 +34,8 @@ class Frame:
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
         self.places = flow(phase)
-        self.storage = storage(phase, self.places)
+        self._apart = conflicts(phase)
+        self.storage = storage(phase, self.places, self._apart)
         self.stages = phase.stages
         self.row_axis, self.loop_axis = phase.row_axis, phase.loop_axis
         self.label = phase.label
@@ -49,6 +50,11 @@ class Frame:
         """
         is_main = self.loop_axis and any(s.is_product for s in self.stages)
         return "" if is_main else f"{self.phase.name} "
+
+    def may_share(self, one: str, other: str) -> bool:
+        """Return whether one place can serve two names of `storage`: neither is written while the other is read."""
+        mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
+        return not any(self._apart[n] & others for n in mine)
 
     def fmt(self, n: str) -> str:
         """Return the format of a name."""
@@ -99,8 +105,7 @@ class Frame:
 
     def is_visited(self, n: str) -> bool:
         """Return whether the loop goes along an operand or result, tile after tile."""
-        stack = self.stack(n)
-        return self.loop_axis in (*self.axes(n), stack.axis if stack else None)
+        return is_visited(self.phase, n, self.loop_axis)
 
     def cut(
         self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None

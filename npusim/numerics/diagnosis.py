@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from npusim.config.data import SinkData
 from npusim.ir.op import Opcode
+from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.resonance import Resonance, measure
 from npusim.numerics.result import Magnitudes
 from npusim.numerics.underflow import Underflow
@@ -156,7 +157,7 @@ class Probe:
         """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""
         queries = np.asarray(q, np.float64) * self.problem.q_scale
         keys = np.asarray(k, np.float64) * self.problem.k_scale
-        raw = queries @ keys.T
+        raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
         seen = np.full(len(q), len(k))
         if self.problem.causal:
             last = np.arange(row, row + len(q)) + self.problem.causal_offset
@@ -167,10 +168,8 @@ class Probe:
         found = measure(queries, keys, seen)
         if self.resonance is None or abs(found.mean_score) > abs(self.resonance.mean_score):
             self.resonance = found
-        scaled = raw * self.problem.scale
-        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        share = weights[:, : self.sinks].sum(axis=1) / weights.sum(axis=1)
-        self._sink_mass += float(share.sum())
+        weights = softmax_weights(raw * self.problem.scale)
+        self._sink_mass += float(summed(summed(weights[:, : self.sinks]) / summed(weights)))
         self._rows += len(q)
 
     def diagnosis(self, nan_row_fraction: float) -> Diagnosis:

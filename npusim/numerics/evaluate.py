@@ -37,6 +37,8 @@ class OutputBlock(Protocol):
 
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
 Reference = Callable[[Array, Array, Array, Any, int], NDArray[np.float64]]
+#: Its results by batch, head, first row and rows, for other precisions on the same inputs.
+References = dict[tuple[int, int, int, int], NDArray[np.float64]]
 Choice = Literal["sample", "all"] | Sequence[int]
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
@@ -52,13 +54,14 @@ def evaluate(
     diagnose: bool = False,
     progress: Progress | None = None,
     reference: Reference = attention,
+    exact: References | None = None,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
-    all blocks that is done.  ``reference`` computes in float64 what errors are against.
+    all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
     """
     if not isinstance(rows, str):
         check_indices("rows", rows, problem.seq_q)
@@ -68,12 +71,15 @@ def evaluate(
         program, inputs, rows, wanted, problem.group_size,
         observers=(probe,) if probe else (), progress=progress,
     )  # fmt: skip
-    references = []
+    references, known = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
-        wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-        references.append(reference(wide_q, wide_k, wide_v, problem, row))
+        at = (batch, head, row, len(block))
+        if at not in known:
+            wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
+            known[at] = reference(wide_q, wide_k, wide_v, problem, row)
+        references.append(known[at])
         if probe:
             probe.look_at_inputs(q, k, row)
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)

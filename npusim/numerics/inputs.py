@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,10 +119,10 @@ def _resonance(
     if name == "v":
         return values
     angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
-    if name == "q":
-        return recipe.query_amplitude * np.cos(angle) + recipe.deviation * values
-    angle -= np.deg2rad(recipe.phase_degrees)
-    return recipe.key_amplitude * np.cos(angle) + recipe.deviation * values
+    if name == "k":
+        angle -= np.deg2rad(recipe.phase_degrees)
+    wave = np.array([math.cos(x) for x in angle])  # numpy's own hangs on the CPU
+    return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:

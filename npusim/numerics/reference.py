@@ -1,4 +1,8 @@
-"""Float64 attention on the same inputs, and how far outputs are from it."""
+"""Float64 attention on the same inputs, and how far outputs are from it.
+
+Sums go from left to right, of products by a fused multiply-add each, and the exponential is `npusim.formats`'
+own: digits do not hang on the CPU, its vector width or the BLAS at hand.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,34 @@ Array = NDArray[Any]
 ULP_BINS = (("0", 0), ("1", 1), ("2", 2), ("3-4", 4), ("5-8", 8))
 
 
+def multiplied(a: Array, b: Array) -> NDArray[np.float64]:
+    """Return the float64 product of ``a`` (m, n) and ``b`` (n, p), any formats, its sums from left to right."""
+    from npusim.formats import reduction_kernels
+
+    left, right = (np.ascontiguousarray(x, np.float64) for x in (a, b))
+    rows, tail = len(left), -len(right) % 4
+    if tail or rows % 2:  # zeros change no sum
+        left, right = np.pad(left, ((0, rows % 2), (0, tail))), np.pad(right, ((0, tail), (0, 0)))
+    out = np.zeros((len(left), right.shape[1]))
+    reduction_kernels.sum_products(left, right, out)
+    return out[:rows]
+
+
+def summed(x: Array) -> NDArray[np.float64]:
+    """Return float64 sums along the last axis, from left to right."""
+    total: NDArray[np.float64] = formats.reduce_sum(x, "float64", "sequential", start=0.0)
+    return total
+
+
 def attention_scores(q: Array, k: Array, problem: Problem, row: int) -> NDArray[np.float64]:
     """Return float64 ``scale Q K^T`` (rows, keys) for query rows from ``row``, -Inf where the mask hides a key.
 
     ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are undone.
     """
-    scores: NDArray[np.float64] = np.asarray(q, np.float64) @ np.asarray(k, np.float64).T * problem.score_scale
-    if problem.causal:
-        queries = np.arange(row, row + len(q))[:, None] + problem.causal_offset
-        scores = np.where(np.arange(len(k))[None, :] <= queries, scores, -np.inf)
+    scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)  # k, the larger, is read as it lies
+    scores *= problem.score_scale
+    for query in range(len(scores) if problem.causal else 0):
+        scores[query, max(0, row + query + problem.causal_offset + 1) :] = -np.inf
     return scores
 
 
@@ -37,12 +60,14 @@ def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArr
 
     ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.
     """
-    wide_v, scores = np.asarray(v, np.float64), attention_scores(q, k, problem, row)
-    scores -= scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores)
-    total = weights.sum(axis=1, keepdims=True)
-    result: NDArray[np.float64] = weights @ wide_v / total * problem.v_scale
-    return result
+    weights = softmax_weights(attention_scores(q, k, problem, row))
+    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
+
+
+def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return exp(scores - the row's largest), (rows, keys) in both."""
+    weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")
+    return weights
 
 
 def summarise_errors(
@@ -69,11 +94,11 @@ def summarise_errors(
     if not found.is_finite:
         return found
     error = wide - reference
-    norm = float(np.sqrt((reference**2).sum()))
+    norm = _norm(reference)
     ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)
     return replace(
         found,
-        rmse=_relative(float(np.sqrt((error**2).sum())), norm),
+        rmse=_relative(_norm(error), norm),
         max_abs_error=float(np.abs(error).max(initial=0.0)),
         max_ulp=int(ulps.max(initial=0)),
         ulp_histogram=_histogram(ulps),
@@ -83,10 +108,19 @@ def summarise_errors(
 def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each row's distance from the reference over the reference's norm; NaN or Inf where it is not finite."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        distance = np.linalg.norm(output.astype(np.float64) - reference, axis=-1)
-        norm = np.linalg.norm(reference, axis=-1)
+        distance = np.sqrt(_squares(output.astype(np.float64) - reference))
+        norm = np.sqrt(_squares(reference))
         found: NDArray[np.float64] = np.where(distance == 0, 0.0, distance / norm)
     return found
+
+
+def _squares(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each row's sum of squares."""
+    return summed(x * x)
+
+
+def _norm(x: NDArray[np.float64]) -> float:
+    return math.sqrt(float(summed(_squares(x))))
 
 
 def _relative(distance: float, norm: float) -> float:

@@ -9,10 +9,13 @@ of the mean query and the mean key.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from npusim.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,19 +63,22 @@ def measure(q: NDArray[Any], k: NDArray[Any], seen: NDArray[np.int64] | None = N
     d = queries.shape[1]
     reach = np.full(len(queries), len(keys)) if seen is None else np.asarray(seen)
     pairs = max(1, int(reach.sum()))
-    waves = np.fft.rfft(queries) * np.conj(np.fft.rfft(_sums(keys, reach)))
-    cross = waves.sum(axis=0) / pairs / d
+    turns = 2 * np.pi / d * (np.outer(np.arange(d), np.arange(d // 2 + 1)) % d)
+    basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's own hang on the CPU
+    (a, b), (x, y) = ([multiplied(rows, wave) for wave in basis] for rows in (queries, _sums(keys, reach)))
+    real, lag = (summed(part.T) / pairs / d for part in (a * x + b * y, a * y - b * x))
     # Frequencies strictly between 0 and d/2 stand for two of the full transform's.
-    cross[1 : (d + 1) // 2] *= 2
-    power = np.abs(cross)
+    for part in (real, lag):
+        part[1 : (d + 1) // 2] *= 2
+    power = np.sqrt(real * real + lag * lag)
     strongest = int(power.argmax())
-    total = float(power.sum())
+    total = float(summed(power))
     return Resonance(
-        cosine=float((_directions(queries) * _sums(_directions(keys), reach)).sum() / pairs),
+        cosine=float(summed(summed(_directions(queries) * _sums(_directions(keys), reach))) / pairs),
         frequency=strongest,
-        phase_degrees=float(abs(np.degrees(np.angle(cross[strongest])))),
+        phase_degrees=abs(math.degrees(math.atan2(lag[strongest], real[strongest]))),
         share=float(power[strongest]) / total if total else 0.0,
-        mean_score=float(cross[strongest].real),
+        mean_score=float(real[strongest]),
     )
 
 
@@ -85,6 +91,6 @@ def _sums(keys: NDArray[np.float64], reach: NDArray[Any]) -> NDArray[np.float64]
 
 def _directions(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rows' unit vectors; a row of zeros has no direction and counts as 0."""
-    length = np.sqrt((rows**2).sum(axis=1, keepdims=True))
+    length = np.sqrt(summed(rows * rows))[:, None]
     unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
     return unit

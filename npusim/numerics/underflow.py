@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim import formats
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile, Operand, Tile
+from npusim.numerics.reference import summed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +98,7 @@ class Underflow:
         others = max(0, self.sinks - self._first_key)
         self.zeroed_others += int(gone[..., others:].sum())
         self.visible_others += int(mask[..., others:].sum())
-        lost = np.where(gone, self._exact, 0.0).sum(axis=-1)
+        lost = summed(np.where(gone, self._exact, 0.0))
         if self._tile_factor is not None:
             lost = lost * self._tile_factor
         kept = self._lost_rows(row_sum)
@@ -112,7 +114,7 @@ class Underflow:
         share = np.divide(
             self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total)
         )
-        self.lost_mass += float(share.sum())
+        self.lost_mass += float(summed(share.ravel()))
         self.rows += int(np.isfinite(total).sum())
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
@@ -129,9 +131,8 @@ class Underflow:
 
 def _exact_exponential(step: Step, exponent: NDArray[Any]) -> Doubles:
     """Return what the exponential would be without underflow; in the base of its variant."""
-    wide = exponent.astype(np.float64)
-    power = np.exp2 if step.attributes.variant.startswith("exp2.") else np.exp
-    result: Doubles = power(wide)
+    power = formats.exp2 if step.attributes.variant.startswith("exp2.") else formats.exp
+    result: Doubles = power(exponent.astype(np.float64), "float64")
     return result
 
 

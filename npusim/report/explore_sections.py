@@ -110,7 +110,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
 def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
     """Return latency against error of the points that have both, the front joined and named, and those points."""
     points: list[Row] = []
-    for row in _ranked(rows):
+    for row in sorted(_ranked(rows), key=lambda r: (r["latency_us"], r.get("relative_rmse") or 0.0)):
         if row.get("relative_rmse"):
             is_front = row["relative_rmse"] < min((p["error"] for p in points), default=math.inf)
             name = _name(row, axes) if is_front else ""
@@ -130,11 +130,16 @@ def _front(rows: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
         yield Figure("front", "Front of latency and error", text, spec, head, table)
 
 
-def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
+def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
+    """Return the latencies of the first points as bars, each with its name."""
     marks = [
         {"name": _name(r, axes) or "the one point", "value": r["latency_us"], "text": str(r.get("method") or "")}
         for r in ranked[:NAMED]
     ]
+    return charts.bars(marks, x_title="latency, us", form=",.2f")
+
+
+def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
     head = (*axes, "latency us", "cycles", "busiest", "busy")
     table = tuple(
         (
@@ -145,9 +150,7 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
         for r in ranked[:LISTED]
     )  # fmt: skip
     text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
-    return Figure(
-        "ranking", "Ranking", text, charts.bars(marks, x_title="latency, us", form=",.2f"), head, table, is_wide=True
-    )
+    return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), head, table, is_wide=True)
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:

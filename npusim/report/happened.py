@@ -71,6 +71,7 @@ class Reading:
         self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that moved it on
         self.visible: dict[int, list[int]] = defaultdict(list)  # and when that was seen
         self.free: dict[str, int] = {}  # by queue, in the phase at hand
+        self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
         self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
         self.begun: set[tuple[int, int]] = set()  # ring and generation
         self.released: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -169,8 +170,10 @@ class Reading:
             self.found.rates[link] += [(span.start, rate), (end, -rate)]
 
     def _hand_on(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
-        number, end = len(self.found.operations) - 1, max(span.end, span.done)
+        number, queue = len(self.found.operations) - 1, resolved.op.queue
+        over = max(span.end, span.done) + (0 if timed is None else timed.latency)
+        self.over[queue] = max(over, self.over[queue])
         for index in resolved.sets:
-            late = 0 if timed is None else timed.latency + self.streams.flag_latency(index)
+            late = 0 if timed is None else self.streams.flag_latency(index)
             self.sets[index].append(number)
-            self.visible[index].append(end + late)
+            self.visible[index].append(self.over[queue] + late)

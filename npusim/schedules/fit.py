@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
 SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
 #: Halvings of one field that are tried.
 _HALVINGS = 4
+#: Values of one field that are tried one by one, from the largest.
+_TRIED = 1024
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
-    """Return ``tiling`` with the fewest halvings of its sizes, so that ``build`` fits.
+    """Return ``tiling`` with the fewest halvings of sizes that nobody chose, so that ``build`` fits.
 
-    None where no such tiling fits, or where any size was chosen: then an error says what would fit.
+    None where no such tiling fits: then an error says what would.
     """
-    free = [f for f in SHRINKING if f in type(tiling).model_fields]
-    if tiling.model_fields_set & set(free):
-        return None
+    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
     choices = [list(_halved(tiling, field)) for field in free]
+
     ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
     for at in ranked[1:]:
         values = {f: c[i] for f, c, i in zip(free, choices, at, strict=True) if i}
@@ -50,9 +52,13 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
             continue
         now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
-        fitting = next(
-            (v for v in values if _fits(build, tiling.model_copy(update={field.name: v}))), now
-        )
+
+        def does_fit(value: int, name: str = field.name) -> bool:
+            return _fits(build, tiling.model_copy(update={name: value}))
+
+        if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
+            values = values[bisect_left(values, True, key=does_fit) :]
+        fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
             found.append(f"{field.name}={fitting}")
     if not found:

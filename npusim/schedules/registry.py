@@ -105,7 +105,7 @@ class Schedule:
     def fitted(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> tuple[Tiling, TileProgram]:
-        """Return the tiling and its program; where no size was given, defaults shrink until they fit.
+        """Return the tiling and its program; sizes that were not given shrink until all fits.
 
         The program's notes say which did; ``is_hinted`` as for :meth:`program`.
         """

@@ -237,8 +237,8 @@ def complete(p: Program, m: Machine, e: int, end: int) -> None:
         keep_span(m, e, op, end)
     if e == m.size[LEADER] and m.engine[e].done == m.size[TARGET]:
         m.size[CROSSED], m.size[MOMENT] = 1, end
-    result = end + p.op[op].latency
-    m.engine[e].end = max(m.engine[e].end, result)
+    result = max(m.engine[e].end, end + p.op[op].latency)
+    m.engine[e].end = result
     for at in range(p.op[op].sets, p.op[op + 1].sets):
         own = p.set[at]
         counter = member * len(p.endpoint) + own

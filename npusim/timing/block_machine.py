@@ -110,8 +110,8 @@ class Machine(NamedTuple):
 #: ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
 #: far are over.  ``flying``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
 #: of the queue.  ``blocked``: dispatcher that waits for room, or -1.  ``next_waiter``: engine that waits for the same
-#: counter, or -1.  ``free``: end of the operation before.  ``end``: last result.  ``idle``: cycles
-#: without an instruction.  ``waited``: cycles in which its pipes were another's.
+#: counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait for.
+#: ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
 ENGINE_TYPE = record(
     "op", "wait_at", "ready", "begun", "flying", "head", "length", "blocked", "next_waiter",
     "free", "end", "busy", "done", "idle", "waited",

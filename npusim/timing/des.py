@@ -2,8 +2,8 @@
 
 One process per queue's engine, one dispatcher per scalar unit, none per operation or tile.  A
 scalar unit issues in program order into bounded queues; an engine takes the head of its queue,
-waits for its flags, is busy for its occupancy (stretched while links are shared), and hands slots
-on when its latency is over.  All times are integer cycles of the device clock.
+waits for its flags, is busy for its occupancy (stretched while links are shared), and sets its own
+when it and all before it in the queue have completed.  All times are integer cycles of the clock.
 
 The processes are written as callbacks of SimPy events rather than as generators: they resume at
 half the cost, and an engine whose next operation can start at once does so without an event.
@@ -285,7 +285,7 @@ class Engine:
         for own in op.sets:
             counter = counters[own]
             count = counter.count = counter.count + 1
-            visible = done + counter.latency
+            visible = use.end_cycles + counter.latency
             counter.times[count % counter.size] = visible
             if counter.waiters:
                 left = []

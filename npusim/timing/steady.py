@@ -71,10 +71,10 @@ def build_snapshots(program: Program, machine: Machine) -> Snapshots:
 
     levels, history = machine.stack.shape[1] + 1, machine.visible.shape[1]
     slots, engines = levels * KEPT, len(machine.engine)
-    # The most that ``note_state`` writes: 6 words and 2 an entry for an engine, 4 and 2 a level for
+    # The most that ``note_state`` writes: 7 words and 2 an entry for an engine, 4 and 2 a level for
     # a scalar unit, 3 and every count kept for a pair, 2 and 2 a transfer for a link, 3 and 2 a queue for work.
     words = (
-        engines * (6 + 2 * machine.entry.shape[1])
+        engines * (7 + 2 * machine.entry.shape[1])
         + len(machine.dispatcher) * (4 + 2 * levels)
         + len(program.member) * (len(program.pair) * (3 + history) + len(program.pipe))
         + len(program.link) * (2 + 2 * engines)

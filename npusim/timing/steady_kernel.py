@@ -71,8 +71,8 @@ def note_engine(
     if not is_empty(m, e):
         out[n], out[n + 1] = m.engine[e].wait_at, m.engine[e].flying
         n += 2
-    out[n] = floor - moment
-    n += 1
+    out[n], out[n + 1] = floor - moment, max(m.engine[e].end - floor, 0)
+    n += 2
     depth, slot = p.queue[e % len(p.queue)].depth, m.engine[e].head
     for place in range(depth):
         time = m.entry[e, slot].time

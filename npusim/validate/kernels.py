@@ -17,7 +17,7 @@ import numpy as np
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import TensorError
+from npusim.errors import NpusimError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import check_archive
 from npusim.formats.vectors import VectorReport
@@ -71,8 +71,11 @@ def check_kernels(path: Path, only: str | None = None) -> tuple[dict[str, Vector
                 if only is not None and not fnmatchcase(name, only):
                     left_out += 1
                     continue
-                found.update(_check(archive, name))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                try:
+                    found.update(_check(archive, name))
+                except NpusimError as error:
+                    raise TensorError(f"{path}: {name}: {error}") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise TensorError(f"{path}: not a readable file of kernels: {error}") from None
     return found, left_out
 
@@ -95,35 +98,38 @@ def _check(archive: Any, name: str) -> Iterator[tuple[str, VectorReport]]:
         case.program, lambda n, b, h: case.inputs[n][b, h],
         observers=(observer,) if f"{name}/state" in archive else (),
     )  # fmt: skip
-    yield name, _compare(_gather(done, case, "o"), archive[f"{name}/o"], case, "o")
+    computed = {name: _gather(done, case, "o")}
     if f"{name}/k_shifted" in archive:
-        shifted = _gather(done, case, "k_shifted")
-        yield (
-            f"{name}:k_shifted",
-            _compare(shifted, archive[f"{name}/k_shifted"], case, "k_shifted"),
+        computed[f"{name}:k_shifted"] = _gather(done, case, "k_shifted")
+    if states:
+        blocks = range(1 + max(tile for _, tile in states))
+        computed[f"{name}:state"] = np.stack(
+            [np.stack([states[h, j] for j in blocks]) for h in range(case.problem.heads)]
         )
-    if f"{name}/state" in archive:
-        blocks = archive[f"{name}/state"].shape[1]
-        recorded = np.stack(
-            [np.stack([states[h, j] for j in range(blocks)]) for h in range(case.problem.heads)]
-        )
-        yield f"{name}:state", _compare(recorded, archive[f"{name}/state"], case, "o")
+    for what, values in computed.items():
+        key = f"{name}/{what.partition(':')[2] or 'o'}"
+        yield what, _compare(values, _given(archive, key, np.unsignedinteger, values.ndim), key)
 
 
 def _build(archive: Any, name: str) -> _Case:
     family = name.partition("/")[0]
+    if family not in FAMILIES:
+        raise TensorError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
     schedule_name, fmt, out = FAMILIES[family]
     device = load_device(CHIP)
     schedule = find_schedule(schedule_name, device.family)
-    source = str(archive[f"{name}/inputs"])
-    dtype = get_format(fmt).dtype
-    inputs = {n: archive[f"inputs/{source}/{n}"].view(dtype)[None] for n in ("q", "k", "v")}
-    rows = archive[f"{name}/o"].shape[1]
+    source = _given(archive, f"{name}/inputs", np.str_)
+    kind = get_format(fmt)
+    inputs = {
+        n: _given(archive, f"inputs/{source}/{n}", kind.bits_dtype.type, 3).view(kind.dtype)[None]
+        for n in ("q", "k", "v")
+    }
+    rows = _given(archive, f"{name}/o", get_format(out).bits_dtype.type, 3).shape[1]
     inputs["q"] = inputs["q"][:, :, :rows]
     q, k = inputs["q"].shape, inputs["k"].shape
     problem = Problem(
         heads=q[1], kv_heads=k[1], seq_q=rows, seq_kv=k[2], head_dim=q[3],
-        causal=bool(archive[f"{name}/causal"]) if f"{name}/causal" in archive else False, dtype=fmt,
+        causal=f"{name}/causal" in archive and _given(archive, f"{name}/causal", np.bool_), dtype=fmt,
     )  # fmt: skip
     tiling, changes = _options(family, archive, name)
     precision: Any = replace(cast("Any", schedule.precision()), output=out, **changes)
@@ -134,13 +140,23 @@ def _build(archive: Any, name: str) -> _Case:
 def _options(family: str, archive: Any, name: str) -> tuple[dict[str, object], dict[str, object]]:
     """Return a case's tiling fields, and its changes to the schedule's default precision."""
     if family == "pasa":
-        return {"beta": float(archive[f"{name}/beta"])}, {"exp_variant": "exp.hopper_hexp"}
+        return {"beta": _given(archive, f"{name}/beta", np.floating)}, {"exp_variant": "exp.hopper_hexp"}
     if family == "flash":
         return {}, {}
     return {}, {
-        "scale": float(archive[f"{name}/scale"]), "is_reverse": bool(archive[f"{name}/reverse"]),
-        "fold": False, "accumulate": "fresh" if archive[f"{name}/fresh"] else "chained",
+        "scale": _given(archive, f"{name}/scale", np.floating),
+        "is_reverse": _given(archive, f"{name}/reverse", np.bool_),
+        "fold": False, "accumulate": "fresh" if _given(archive, f"{name}/fresh", np.bool_) else "chained",
     }  # fmt: skip
+
+
+def _given(archive: Any, key: str, wanted: type, axes: int = 0) -> Any:
+    """Return the array of a key; raise `TensorError` if it is missing, empty, of another type or of other axes."""
+    found = archive.get(key)
+    if found is None or not np.issubdtype(found.dtype, wanted) or found.ndim != axes or not found.size:
+        given = "missing" if found is None else f"{found.dtype} {found.shape}"
+        raise TensorError(f"{key}: {given}; {wanted.__name__} with {axes} axes is needed")
+    return found if axes else found.item()
 
 
 def _gather(done: Execution, case: _Case, tensor: str) -> Any:
@@ -167,12 +183,12 @@ def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], No
     return observe
 
 
-def _compare(computed: Any, recorded: Any, case: _Case, tensor: str) -> VectorReport:
-    bits = np.ascontiguousarray(computed).view(recorded.dtype)
-    if bits.shape != recorded.shape:
+def _compare(computed: Any, recorded: Any, key: str) -> VectorReport:
+    if computed.shape != recorded.shape or computed.itemsize != recorded.itemsize:
         raise TensorError(
-            f"{case.name}/{tensor}: {recorded.shape} in the file, {bits.shape} computed"
+            f"{key}: {recorded.dtype} {recorded.shape} in the file, {computed.dtype} {computed.shape} computed"
         )
+    bits = np.ascontiguousarray(computed).view(recorded.dtype)
     equal = bits == recorded
     first = None
     if not equal.all():

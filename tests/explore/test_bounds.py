@@ -64,9 +64,9 @@ def test_bounds_are_never_above_des(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_pruned_is_exhaustive_by_des_on_300_spaces() -> None:
+def test_pruned_is_exhaustive_by_des_on_100_spaces() -> None:
     rng, counts = random.Random(300), Counter[str]()
-    for _ in range(300):
+    for _ in range(100):  # three CPU minutes
         name = rng.choice(["flash", "flash", "pasa", "two_level", "fp8_attention"])
         known = find_schedule(name, "ascend").tiling.model_fields
         fields = {n: sorted(rng.sample(list(v), 2)) for n, v in FIELDS.items() if n in known}
@@ -83,4 +83,4 @@ def test_pruned_is_exhaustive_by_des_on_300_spaces() -> None:
         for o, other in zip(found.outcomes, exact.outcomes, strict=True):
             if o.status == "pruned":
                 assert o.bound_us <= other.latency_us
-    assert min(counts["pruned"], counts["ok"]) > 300
+    assert min(counts["pruned"], counts["ok"]) > 100

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,52 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True
     return state != "Z"  # ended; nobody has asked for its exit code yet
+
+
+@pytest.mark.parametrize("cluster", [None, "local"])
+def test_workers_run_no_code_of_the_current_folder(tmp_path: Path, cluster: str | None) -> None:
+    if cluster is not None:
+        pytest.importorskip("distributed")
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("numpy", "signal", "random", "npusim", "multiprocessing"):
+        (here / f"{name}.py").write_text("import pathlib\npathlib.Path('ran').write_text(__name__)\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from npusim.explore.executors import executor\n"
+        "def folder(number):\n"
+        "    import numpy, os\n"
+        "    return os.getcwd()\n"
+        "if __name__ == '__main__':\n"
+        f"    with executor(2, {cluster!r}) as workers:\n"
+        "        print(sorted(found for _, found in workers.run(folder, [1, 2])))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environment.pop("PYTHONSAFEPATH", None)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=here, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{[str(here)] * 2}\n"), done.stderr
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_worker_that_is_interrupted_while_it_starts_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        while not (begun := multiprocessing.active_children()):
+            time.sleep(0.001)
+        status = Path(f"/proc/{begun[0].pid}/status")
+        # Python has its own handler, which makes tracebacks, until the worker is ready.
+        while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & 1 << signal.SIGINT - 1:
+            time.sleep(0.001)
+        os.kill(begun[0].pid or 0, signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    with pytest.raises(NpusimError, match="ended unexpectedly"):
+        list(ProcessExecutor(1).run(_square, [1]))
+    sender.join()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_worker_that_dies_is_explained() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,20 +51,20 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "explore", "flash", *WORDS, "--seq", "512", "-j2", "-o", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     kept: dict[int, object] = {}
-    grown, first_rows_s = 0, 0.0
+    grown = 0
     for number in range(KILLS):
-        more, begun = ["--resume"] if number else [], time.monotonic()
+        more = ["--resume"] if number else []
         process = subprocess.Popen(
             [*command, *more], env=environment, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        if number:  # twice what it took to the first rows: sometimes before there are more, sometimes behind the end
-            time.sleep(rng.uniform(0, 2 * first_rows_s))
-        else:
-            while not (store.exists() and _rows(store)):
-                time.sleep(0.05)
-            first_rows_s = time.monotonic() - begun
-        if number % 2:
+        while not (store.exists() and len(_rows(store)) > len(kept)) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.1))  # there are more rows, or all
+        is_done = process.poll() is not None
+        if is_done:
+            pass
+        elif number % 2:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
@@ -76,7 +77,9 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
         assert all(rows[i] == o for i, o in kept.items())  # what was there is there, as it was
         grown += len(rows) > len(kept)
         kept = rows
-    assert grown > 1
+        if is_done:
+            break
+    assert grown > 3
     assert subprocess.run([*command, "--resume"], env=environment, check=False, capture_output=True).returncode == 0
     whole = explore("flash", FIELDS, seq=512)
     _, rows = read_store(store)
@@ -86,12 +89,15 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
     assert (best.point, best.cycles) == (whole.best.point, whole.best.cycles)
 
 
-def test_one_process_several_and_dask_give_one_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [{}, {"pareto": True, "max_rmse": 1e-2}])
+def test_one_process_several_and_dask_give_one_store(tmp_path: Path, limits: dict[str, Any]) -> None:
     pytest.importorskip("distributed")
-    fields = {name: values[:2] for name, values in FIELDS.items()}
+    fields: dict[str, list[Any]] = {name: values[:2] for name, values in FIELDS.items()}
+    if limits:
+        fields = {**fields, "precision": ["fa2_fp32", "fa16"]}
     found = []
     for name, how in (("a", {"jobs": 1}), ("b", {"jobs": 2}), ("c", {"jobs": 2, "cluster": "local"})):
-        explore("flash", fields, seq=256, out=tmp_path / f"{name}.sqlite", **how)
+        explore("flash", fields, seq=256, out=tmp_path / f"{name}.sqlite", **limits, **how)
         found.append(read_store(tmp_path / f"{name}.sqlite"))
     assert found[0] == found[1] == found[2]
 

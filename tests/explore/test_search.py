@@ -11,8 +11,9 @@ from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.points import Swayed
 from npusim.explore.space import Span
-from npusim.explore.store import read_store
+from npusim.explore.store import Outcome, read_store
 from npusim.machines.ascend.group import AscendGroup
+from npusim.report.explore_sections import front_of
 from npusim.request import Request
 from npusim.run import run
 from npusim.schedules import find_schedule
@@ -21,8 +22,8 @@ from npusim.simulate import run_request
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from npusim.explore import Exploration
     from npusim.explore.points import Job
-    from npusim.explore.store import Outcome
     from npusim.ir.buffers import Ring
     from npusim.machines.ascend.group import VectorCore
 
@@ -107,6 +108,41 @@ def test_the_front_is_of_latency_and_error() -> None:
     strict = explore("flash", fields, seq=256, max_rmse=most, tiling={"block_q": 64})
     assert strict.counts()["rejected"] >= 1
     assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
+
+
+def test_another_limit_is_held_against_what_a_store_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
+
+    def search(**more: object) -> Exploration:
+        return explore("flash", fields, seq=256, tiling={"block_q": 64}, out=tmp_path / "s.sqlite", **more)
+
+    whole = search(pareto=True)
+    errors = {str(o.point["precision"]): o.relative_rmse or 0.0 for o in whole.outcomes}
+    assert whole.best is not None
+    assert whole.best.point["precision"] == "fa16"
+    monkeypatch.setattr(points, "simulate_program", lambda *_: pytest.fail("simulated again"))
+    strict = search(max_rmse=errors["fa2_fp32"], resume=True)
+    assert strict.best is not None
+    assert strict.best.point["precision"] == "fa2_fp32"
+    assert search(max_rmse=0.0, resume=True).why_none() == "no point is left: 4 rejected by --max-rmse"
+    again = search(pareto=True, resume=True)
+    assert again.best == whole.best
+    assert again.front == whole.front
+    assert read_store(tmp_path / "s.sqlite")[1] == again.outcomes
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1e-9])
+def test_a_limit_that_limits_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(SpecError, match=f"--max-rmse {limit}: must be a finite number, and at least 0"):
+        explore("flash", FIELDS, seq=256, max_rmse=limit)
+
+
+def test_of_equally_fast_points_the_front_has_the_one_nearest_to_float64() -> None:
+    rows = [Outcome(n, {"n": n}, "ok", cycles=1, latency_us=t, relative_rmse=e)
+            for n, (t, e) in enumerate([(2.0, 0.3), (2.0, 0.1), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)])]  # fmt: skip
+    assert [o.index for o in exploration.front(rows)] == [1, 4]
+    shown = front_of([o.row() for o in rows], ["n"])[1]
+    assert [p["name"] for p in shown if p["is_front"]] == ["n=1"]  # an error of 0 has no place on its axis
 
 
 def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ def test_fields_are_lists_and_ranges_with_their_ends(text: str, expected: object
         ("block=a:b:c", "is no range"),
         ("block=4:1:1", "an empty range"),
         ("block=1:4:0", "an empty range"),
+        ("block=1:300000000:1", "300,000,000 points or more; a search has 1,000,000 at most"),
+        ("block=1:600000:1,1:600000:1", "1,200,000 points or more"),
     ],
 )
 def test_malformed_fields_say_how_to_write_one(text: str, message: str) -> None:
@@ -76,6 +78,16 @@ def test_a_range_may_begin_or_end_at_another_axis() -> None:
     name, values = parse_field("order=block:48:16")
     space = Space.of({"block": [16, 32], name: values}, ["block", "order"])
     assert [tuple(p.values()) for p in space.points()] == [(16, 16), (16, 32), (16, 48), (32, 32), (32, 48)]
+
+
+def test_more_points_than_a_search_can_have_are_refused_by_their_count() -> None:
+    known, thousand = ["a", "b", "c"], tuple(range(1001))
+    with pytest.raises(TilingError, match="a b: 1,002,001 points or more; a search has 1,000,000 at most"):
+        Space.of({"a": thousand, "b": thousand}, known)
+    with pytest.raises(TilingError, match="1:a:1: 100,000,000 points or more"):
+        list(Space.of({"a": [10**8], "b": [Span(1, "a", 1)]}, known).points())
+    with pytest.raises(TilingError, match="a b c: 1,000,001 points or more"):
+        list(Space.of({"a": [1000], "b": [Span(1, "a", 1)], "c": [Span(0, "a", 1)]}, known).points())
 
 
 def test_a_declared_space_has_choices_and_doublings() -> None:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sqlite3
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import npusim
-from npusim.errors import OutputError, SpecError
+from npusim.errors import NpusimError, OutputError, SpecError
 from npusim.explore import explore
 from npusim.explore.store import Outcome, export, open_store, read_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ABOUT = {"version": npusim.__version__, "request": "a"}
@@ -56,6 +59,121 @@ def test_another_search_version_or_file_is_refused_and_left_alone(tmp_path: Path
     assert notes.read_text().startswith("not a store")
 
 
+def _wrong(words: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.executescript(words)
+        connection.close()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:100]),
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 4096 + path.read_bytes()[8192:]),
+        lambda path: path.write_bytes(b"\0" * path.stat().st_size),
+        _wrong("DROP TABLE points"),
+        _wrong("DROP TABLE about"),
+        _wrong("DELETE FROM about WHERE name = 'schema'"),
+        _wrong("UPDATE about SET value = '{'"),
+        _wrong("ALTER TABLE points RENAME COLUMN outcome TO result"),
+        _wrong("UPDATE points SET outcome = '{\"status\": '"),
+        _wrong("UPDATE points SET outcome = '[]'"),
+        _wrong("UPDATE points SET outcome = '{\"status\": \"fine\"}'"),
+        _wrong("UPDATE points SET outcome = '{\"status\": \"ok\"}'"),
+        _wrong("UPDATE points SET outcome = '{\"status\": \"ok\", \"cycles\": \"5\", \"latency_us\": 1}'"),
+        _wrong("UPDATE points SET outcome = NULL"),
+        _wrong("UPDATE points SET point = '7'"),
+        _wrong("UPDATE points SET number = 'first'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_store_is_told_and_left_as_it_is(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    fill(path, [replace(ONE, index=n) for n in range(60)])
+    damage(path)
+    before = path.read_bytes()
+    words = r"s\.sqlite: is no store of npusim explore, or a damaged one \(.+\): give another file"
+    with pytest.raises(SpecError, match=words):
+        read_store(path)
+    with pytest.raises(SpecError, match=words), open_store(path, ABOUT, resume=True) as store:
+        store.done()
+    assert path.read_bytes() == before
+
+
+def test_bytes_of_a_store_overwritten_anywhere_are_no_traceback(tmp_path: Path) -> None:
+    path, rng, told = tmp_path / "s.sqlite", random.Random(5), 0
+    fill(path, [replace(ONE, index=n) for n in range(60)])
+    whole = path.read_bytes()
+    for _ in range(60):
+        at, size = rng.randrange(len(whole)), rng.choice([1, 16, 600])
+        path.write_bytes(whole[:at] + rng.randbytes(size) + whole[at + size :])
+        try:
+            read_store(path)
+        except SpecError:
+            told += 1
+        with suppress(SpecError, OutputError), open_store(path, ABOUT, resume=True) as store:
+            store.done()
+        with suppress(SpecError, OutputError):
+            fill(path, [ONE])
+    assert told > 10
+
+
+def test_a_file_that_no_search_wrote_is_refused_before_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "text.csv").write_text("name,status\nmine,1\n")
+    (tmp_path / "binary.csv").write_bytes(b"\x00\xff" * 100)
+    (tmp_path / "text.parquet").write_text("mine")
+    parquet.write_table(pyarrow.table({"mine": [1]}), tmp_path / "mine.parquet")
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.executescript("CREATE TABLE about (name TEXT, value TEXT); INSERT INTO about VALUES ('author', '\"me\"')")
+    other.close()
+    searching = importlib.import_module("npusim.explore.search")
+    monkeypatch.setattr(searching, "evaluate", lambda job: pytest.fail("searched"))
+    for path in list(tmp_path.iterdir()):
+        before = path.read_bytes()
+        for resume in (False, True):
+            with pytest.raises(SpecError, match=r"is no store|no table of npusim explore"):
+                explore("flash", {"block_kv": [128]}, seq=256, out=path, resume=resume)
+        assert path.read_bytes() == before
+
+
+def test_a_search_replaces_its_own_table_and_an_empty_file(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("a.csv", "a.parquet"):
+        (tmp_path / name).touch()
+        for fields in ({"block_kv": [128]}, {"block_kv": [128, 256], "depth": [1]}):
+            explore("flash", fields, seq=256, out=tmp_path / name)
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
+
+
+def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with open_store(path, ABOUT) as store:
+        store.add([("0", {}, ONE)])
+        for resume in (False, True):
+            with pytest.raises(SpecError, match="another search is writing to it"):
+                fill(path, [], resume=resume)
+        store.add([("1", {}, replace(ONE, index=1))])
+    assert len(read_store(path)[1]) == 2
+    fill(path, [replace(ONE, index=2)], resume=True)
+    assert len(read_store(path)[1]) == 3
+
+
+def test_a_search_that_finds_no_workers_leaves_the_store_alone(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    path = tmp_path / "s.sqlite"
+    fill(path, [ONE])
+    with pytest.raises(NpusimError, match=r"tls://127\.0\.0\.1:1: no scheduler answers there .*ssl_context"):
+        explore("flash", {"block_kv": [64]}, seq=256, cluster="tls://127.0.0.1:1", out=path)
+    assert read_store(path)[1] == (ONE,)
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     with pytest.raises(OutputError, match="disk is full; what is in it stays"), open_store(path, ABOUT) as store:
@@ -69,16 +187,17 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, storing = tmp_path / "s.sqlite", importlib.import_module("npusim.explore.store")
 
-    def full(connection: sqlite3.Connection, _about: object) -> None:
-        connection.execute("CREATE TABLE points (key)")
+    def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    with monkeypatch.context() as patched, pytest.raises(OutputError, match="disk is full"):
-        patched.setattr(storing, "_begin", full)
-        fill(path, [ONE])
-    assert not path.exists()
-    path.touch()  # killed before its first table
-    fill(path, [ONE], resume=True)
+    def fails() -> None:
+        with monkeypatch.context() as patched, pytest.raises(OutputError, match="disk is full"):
+            patched.setattr(storing, "_say", full)
+            fill(path, [ONE])
+
+    fails()
+    fill(path, [ONE], resume=True)  # as one that was killed before its first table
+    fails()
     assert read_store(path)[1] == (ONE,)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import os
+import platform
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +17,9 @@ from hypothesis import strategies as st
 
 from npusim.config.problem import Problem
 from npusim.numerics.reference import attention, summarise_errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Array = Any
 
@@ -123,3 +130,35 @@ def test_an_output_with_nan_or_inf_is_counted_and_has_no_error(good: float) -> N
 def test_an_error_beside_a_reference_of_zero_is_infinite() -> None:
     found = summarise_errors([np.full((2, 2), 5.0, np.float16)], [np.zeros((2, 2))], "float16")
     assert found.rmse == math.inf
+
+
+# ---------------------------------------------------------------- the same digits everywhere
+
+#: CPUs as numpy and its BLAS may take this one: with all it has, and with as little as they run on.
+LESSER = {
+    "OPENBLAS_CORETYPE": "Prescott",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR AVX2 FMA3 AVX512F AVX512_SKX",
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names of x86's features and cores")
+@pytest.mark.parametrize("words", [["pasa", "--seq", "500", "--diagnose"], ["flash", "-w", "deit_b"]], ids=" ".join)
+def test_result_json_is_the_same_to_the_byte_on_a_lesser_cpu(tmp_path: Path, words: list[str]) -> None:
+    """Without AVX and with another core's BLAS, whose bits of the same product do differ."""
+    differs = (
+        "import numpy as np; r = np.random.default_rng(0); q, k = r.standard_normal((2, 300, 300));"
+        "print((q @ k).tobytes().hex()[:99], np.exp(k).tobytes().hex())"
+    )
+    found, products = [], []
+    for name, more in (("full", {}), ("lesser", LESSER)):
+        own = {**{n: v for n, v in os.environ.items() if n not in LESSER}, **more}
+
+        def child(*arguments: str, own: dict[str, str] = own) -> str:
+            command = [sys.executable, "-W", "ignore", *arguments]
+            return subprocess.run(command, env=own, check=True, capture_output=True, text=True).stdout
+
+        child("-c", "from npusim.cli import main; main()", "run", *words, "--heads", "0", "-o", str(tmp_path / name))
+        found.append((tmp_path / name / "result.json").read_bytes())
+        products.append(child("-c", differs))
+    assert products[0] != products[1]
+    assert found[0] == found[1]

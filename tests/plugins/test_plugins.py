@@ -24,7 +24,26 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.walk import Walker, walk
+from npusim.kernel import FLASH as STAGES
+from npusim.kernel import (
+    AttentionTiling,
+    FlashPrecision,
+    Loop,
+    Phase,
+    Row,
+    Schedule,
+    Stage,
+    attention_cells,
+    attention_tensors,
+    flash,
+    name,
+    replace,
+    row,
+    schedule,
+)
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule, plugins
 from npusim.simulate import flag_budget
 
@@ -70,6 +89,66 @@ def test_a_query_sees_its_window_and_nothing_else(hw: str) -> None:
     expected = weights / weights.sum(axis=1, keepdims=True) @ v[0, 0].astype(float)
     got = found.output[0, 0].astype(float)
     assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 1e-3
+
+
+FP32 = FlashPrecision("fp32", *["float32"] * 3, "float16", "float32", "float32", "float16")
+SOFTMAX, FINISH = STAGES["softmax"].rows, STAGES["finish"].rows
+CAST_P, SUM, EXP, SHIFT = (
+    next(i for i, r in enumerate(SOFTMAX) if (r.opcode, r.dst) == what)
+    for what in ((Opcode.CAST, "P_out"), (Opcode.ROW_SUM, "l_tile"), (Opcode.EXP, "P"), (Opcode.SUB, "S"))
+)
+
+
+def tables(what: str) -> tuple[list[Row], list[Row]]:
+    """Return rows of softmax and of the end that compute what flash's do, in another order or with lines in vain."""
+    softmax, finish = list(SOFTMAX), list(FINISH)
+    if what == "P cast before it is added up":
+        softmax.insert(SUM, softmax.pop(CAST_P))
+    elif what == "P cast twice":
+        softmax.insert(SUM, softmax[CAST_P])
+    elif what == "a copy of S kept while S goes on":
+        softmax.insert(SHIFT, row(Opcode.CAST, "S_kept", "S"))
+        softmax.insert(EXP + 1, row(Opcode.SUB, "S_kept", "S_kept", "m_new"))
+        softmax[EXP + 2] = row(Opcode.EXP, "P", "S_kept")
+    elif what == "P over an E that is read once more":
+        softmax.insert(EXP + 1, row(Opcode.EXP, "P", "E"))
+    elif what == "O stored before it is divided":
+        finish.insert(0, row(Opcode.CAST, "out", "O"))
+    return softmax, finish
+
+
+def with_tables(what: str) -> tuple[Schedule, ...]:
+    softmax, finish = tables(what)
+
+    def phases(problem: Problem, tiling: AttentionTiling, p: FlashPrecision) -> list[Phase]:
+        sizes = tiling.block_q, tiling.block_kv
+        cells, tensors = attention_cells(problem, *sizes), attention_tensors(problem, p.output)
+        usual = flash(problem, sizes, cells, p, tensors, None)
+        stages = (STAGES["S"], Stage("softmax", tuple(softmax)), STAGES["PV"], STAGES["update"])
+        names = {**usual.names, "S_kept": name("work", "row key", p.softmax)}
+        return [replace(usual, names=names, loops=(Loop(stages, "key"),), finish=(Stage("end", tuple(finish)),))]
+
+    return schedule("tables", phases, precisions=[FP32])
+
+
+@pytest.mark.parametrize("hw", ["h200", "a10", "t4", "ascend_910b2", "ascend_950"])
+def test_a_place_is_taken_over_only_where_what_it_held_is_read_no_more(hw: str) -> None:
+    """Rows that compute the same have the same bits, whatever their order and however long a value is needed."""
+    device = load_device(hw)
+    problem = Problem(heads=1, seq_q=70, seq_kv=150, head_dim=64)
+    found = {}
+    for what in (
+        "as usual", "P cast before it is added up", "P cast twice", "a copy of S kept while S goes on",
+        "P over an E that is read once more", "O stored before it is divided",
+    ):  # fmt: skip
+        chosen = next(s for s in with_tables(what) if s.family == device.family)
+        program = chosen.program(problem, build_tiling(chosen.tiling, SMALL), device, chosen.precision())
+        check(program, flag_budget(device))
+        found[what] = evaluate(program, problem, recipe_source(problem), rows="all")
+    usual = found.pop("as usual")
+    assert usual.error.rmse < 1e-3
+    for what, other in found.items():
+        assert np.array_equal(usual.output, other.output), what
 
 
 def test_a_product_with_gelu_is_no_attention_and_right() -> None:

@@ -150,6 +150,15 @@ def test_event_of_a_group_without_a_timeline_is_left_out(overflowed: RunResult) 
     assert not any(s.events for slices in timeline_of(only).tracks.values() for s in slices)
 
 
+def _waits(slices: Any) -> Counter[str]:
+    """Return the cycles of each wait on a track."""
+    waits: Counter[str] = Counter()
+    for piece in slices:
+        if piece.kind == "wait":
+            waits[piece.name] += piece.end - piece.start
+    return waits
+
+
 def test_waits_fill_the_time_between_operations_with_their_causes(result: RunResult) -> None:
     """By cause what the simulation counted, but for instructions that came a little late."""
     assert result.timing is not None
@@ -158,13 +167,18 @@ def test_waits_fill_the_time_between_operations_with_their_causes(result: RunRes
         slices = timeline.tracks[track_of(0, use.queue)]
         assert slices[0].start == 0
         assert all(a.end == b.start for a, b in pairwise(slices)), "nothing is left open"
-        waits: Counter[str] = Counter()
-        for piece in slices:
-            if piece.kind == "wait":
-                waits[piece.name] += piece.end - piece.start
+        waits = _waits(slices)
         assert sum(waits.values()) == sum(use.stalls.values())
         for cause, cycles in use.stalls.items():
             assert waits[cause] == pytest.approx(cycles, abs=500), use.queue
+
+
+def test_a_flag_behind_a_late_copy_is_waited_for_as_long_as_the_copy_takes() -> None:
+    """P is there soon, V, which misses L2, before it in the queue is not: MTE1 waits for P's flag, not for work."""
+    result = run("flash", phase="decode", seq=4096, numerics=False, trace_groups=(0,))
+    assert result.timing is not None
+    use = next(u for u in result.timing.queues[0] if u.queue == "aic.MTE1")
+    assert dict(_waits(timeline_of(result).tracks[track_of(0, use.queue)])) == use.stalls
 
 
 def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(result: RunResult) -> None:

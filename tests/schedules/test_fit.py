@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from npusim.config.node import load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
-from npusim.schedules import SCHEDULES, find_schedule
+from npusim.schedules import SCHEDULES, find_schedule, fit
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 
@@ -42,6 +44,36 @@ def test_a_run_says_which_default_is_smaller_and_computes_with_it() -> None:
     usual = run("flash", problem=Problem(heads=1, seq_q=128, head_dim=128), numerics=False, trace_groups=())
     assert usual.tiling.vector_rows is None  # type: ignore[attr-defined]
     assert not usual.notes
+
+
+def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, device = find_schedule("flash", "ascend"), load_machine("ascend_910b2")
+    problem = Problem(heads=1, seq_q=256, head_dim=128)
+    tried: list[Any] = []
+    usual = fit.largest_that_fit
+
+    def counted(build: Any, tiling: Any) -> str:
+        return usual(lambda t: (tried.append(t), build(t)), tiling)
+
+    monkeypatch.setattr("npusim.schedules.registry.largest_that_fit", counted)
+    chosen = build_tiling(schedule.tiling, {"block_q": 64, "block_kv": 10**8, "vector_rows": 16})
+    with pytest.raises(BufferOverflowError, match=r"unchanged: block_kv=\d+$") as error:
+        schedule.fitted(problem, chosen, device, schedule.precision())
+    assert len(tried) < 300
+    found = int(str(error.value).rpartition("=")[2])
+    schedule.program(problem, chosen.model_copy(update={"block_kv": found}), device, schedule.precision())
+    with pytest.raises(BufferOverflowError):
+        schedule.program(problem, chosen.model_copy(update={"block_kv": found + 16}), device, schedule.precision())
+
+
+@pytest.mark.parametrize(
+    ("fields", "also"), [({"block_kv": 256}, "vector_rows=16"), ({"vector_rows": 60}, "block_kv=128")]
+)
+def test_where_some_sizes_are_chosen_the_others_shrink(fields: dict[str, int], also: str) -> None:
+    """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its parts."""
+    found = run("split_kv", workload="qwen2_7b", seq_q=1, seq_kv=2048, tiling=fields, numerics=False, trace_groups=())
+    assert f"{also}: smaller than the default, which does not fit here" in found.notes
+    assert all(getattr(found.tiling, name) == value for name, value in fields.items())
 
 
 def test_what_was_chosen_is_never_changed_and_the_error_offers_slices_too() -> None:

@@ -237,6 +237,34 @@ def test_log_sum_exp_in_a_half_attention_stays_single() -> None:
     assert evaluate(program, DECODE, recipe_source(DECODE), rows="all", heads="all").error.rmse < 2**-7
 
 
+@pytest.mark.parametrize(
+    ("hw", "precision"),
+    [("ascend_910b2", p) for p in ("fa16", "fa16_32", "fa2_fp32")] + [("h200", ""), ("v100", "scores=float16")],
+)
+@pytest.mark.parametrize(("splits", "merge"), [(2, "sequential"), (4, "sequential"), (4, "tree")])
+def test_a_hidden_key_weighs_nothing_whatever_the_visible_scores(
+    hw: str, precision: str, splits: int, merge: str
+) -> None:
+    """Rows 0 to 4 see overflowed scores alone, row 20 some too: in float16 they are -Inf, and weigh nothing either."""
+    rng = np.random.default_rng(5)
+    q, k = rng.standard_normal((2, 1, 1, 64, 16)).astype(np.float16)
+    q[0, 0, [0, 1, 2, 3, 4, 20]], k[0, 0, :5] = 200, -200
+    outputs = []
+    for hidden in (16, -1000):
+        v = np.full((1, 1, 64, 16), 16, np.float16)
+        v[0, 0, :5] = 0
+        v[0, 0, 41:] = hidden
+        done = run(
+            "split_kv", hw=hw, tensors={"q": q, "k": k, "v": v}, causal=True, rows="all", precision=precision or None,
+            tiling={"splits": splits, "block_kv": 16, "merge": merge}, trace_groups=(),
+        )  # fmt: skip
+        outputs.append(done.output[0, 0, :41])
+    assert np.array_equal(*(x.view(np.uint16) for x in outputs))
+    assert not outputs[0][:5].any()
+    assert np.isfinite(outputs[0]).all()
+    assert outputs[0][20].all()
+
+
 def test_what_diagnosis_sums_over_rows_is_left_out_of_parts_of_rows() -> None:
     """A part's lost mass is a share of the part; one split is whole rows."""
     programs = [program_of(DECODE, "ascend_910b2", splits=n, block_kv=32) for n in (1, 2)]

@@ -120,7 +120,7 @@ class _Replay:
             use.operations += 1
             use.end_cycles = max(use.end_cycles, end + op.latency)
             for own in op.sets:
-                visible[own].append(end + op.latency + self.latencies[own])
+                visible[own].append(use.end_cycles + self.latencies[own])
             for name, size in op.flows:
                 self.link_bytes[name] += size
             self.counts[op.key] = self.counts.get(op.key, 0) + 1

@@ -442,6 +442,20 @@ def test_links_of_a_merged_operation_add_up(device: DeviceSpec) -> None:
     assert dict(model(small, op, tensors=(o,)).of_op(op).link_bytes) == {"l2": 3 * 2048, "hbm": 3 * 2048}
 
 
+def test_an_operation_is_over_when_all_of_its_moves_are() -> None:
+    """A tile that misses L2 arrives after the small one that is asked for behind it."""
+    device = load_device("ascend_910b2", {"memory.l2.miss_extra_latency_cycles": "5000"})
+    k = GlobalTensor("k", 1, 1, 64, 64, "float16", "input")
+    late = Step(Opcode.COPY, ub(64, 64, "float16"), (k.tile(0, 0, 0, 64),))
+    soon = Step(Opcode.COPY, ub(16, 64, "float16"), (tile("gm", 16, 64, "float16"),))
+    orders = [TileOp("load", "aiv.MTE2", "aiv.MTE2", steps) for steps in ((late, soon), (soon, late))]
+    costs = model(device, *orders, tensors=(k,))
+    first, second = (costs.of_step(s, "aiv", "MTE2") for s in (late, soon))
+    behind, last = (costs.of_op(op).latency_cycles for op in orders)
+    assert last == first.latency_cycles > 5000 > second.latency_cycles
+    assert behind == first.latency_cycles - second.occupancy_cycles
+
+
 def test_an_operation_that_only_passes_slots_on_takes_no_time(device: DeviceSpec) -> None:
     assert model(device).of_op(TileOp("pass", "aiv.VECTOR", "aiv.VECTOR", ())) == Cost(0, 0, (), ())
 

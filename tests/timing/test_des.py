@@ -287,7 +287,10 @@ def test_busy_and_stalls_add_up_to_the_end_of_a_queues_last_operation(rng: Any) 
 def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits_for(
     rng: Any,
 ) -> None:
-    """Checked on the concrete walk: end + latency (300 of MTE2, if it moves anything) + the flag's."""
+    """Checked on the concrete walk: all of the flag's queue so far is over, then the flag's latency.
+
+    An operation is over at its end + 300 cycles of MTE2, if it moves anything.
+    """
     program, device = RandomProgram(rng).program(), random_device(rng)
     groups = device.group_count.value
     result = des.simulate(program, device, trace_groups=range(groups))
@@ -300,7 +303,7 @@ def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits
         walker = Walker(program)
         visible: dict[tuple[int, int], int] = {}
         counts = [0] * len(walker.endpoints)
-        free = dict.fromkeys(unseen, 0)
+        free, over = dict.fromkeys(unseen, 0), dict.fromkeys(unseen, 0)
         for part in program.phases:
             for block in part.blocks_of_group(group, groups):
                 for op in walk(walker, part.body(block)):
@@ -310,6 +313,7 @@ def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits
                     assert all(span.start >= visible[w.peer, w.count] for w in op.waits)
                     free[span.queue] = span.end
                     moves = program.queues[op.queue].engine == "MTE2" and op.op.steps
+                    over[span.queue] = max(over[span.queue], span.end + (300 if moves else 0))
                     for end in op.sets:
                         crossing = walker.endpoints[end].is_cross_core
                         latency = (
@@ -318,7 +322,7 @@ def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits
                             else flags.intra_core_latency_cycles
                         )
                         counts[end] += 1
-                        visible[end, counts[end]] = span.end + (300 if moves else 0) + latency.value
+                        visible[end, counts[end]] = over[span.queue] + latency.value
         assert not any(unseen.values())
 
 

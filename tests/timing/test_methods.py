@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import RandomProgram
+from ir.toy import GM, L1, RandomProgram, Toy, fill, front
 
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
+from npusim.ir.op import Opcode, Step
+from npusim.ir.program import Loop
+from npusim.ir.tile import GlobalTensor, Tile
 from npusim.schedules import find_schedule
 from npusim.timing import METHODS, auto, block, des, fold, reserved, steady
 from npusim.timing.block_code import Code
 from npusim.timing.block_run import Run
 from npusim.timing.fold import equal_groups
 from npusim.timing.stream import Streams
-from timing.programs import booked, random_device
+from timing.programs import ENDLESS_LINKS, booked, device_with, random_device
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.ir.program import Item, TileProgram
     from npusim.timing.result import TimingResult
 
 FAST = {"block": block.simulate, "fold": fold.simulate, "steady": steady.simulate}
@@ -60,6 +64,51 @@ def test_fast_methods_equal_des_on_schedules_with_shared_links(
     assert uses(found) == uses(expected)
     assert found.link_bytes == expected.link_bytes
     assert found.term_cycles == pytest.approx(expected.term_cycles)
+
+
+@pytest.mark.parametrize("method", ["des", "auto", *FAST])
+def test_a_flag_is_seen_when_all_before_it_in_its_queue_is_over(method: str) -> None:
+    """A copy of 20 cycles whose data come 300 later, then an operation of no time that sets the flag."""
+    toy = Toy()
+    load, use = toy.queue("load", engine="MTE2"), toy.queue("use")
+    ring = toy.ring("A", [load], [use], depth=1)
+    tile = [
+        toy.op("copy", load, fill(ring, last=False), repeats=1),
+        toy.op("set", load, fill(ring, first=False)),
+        toy.op("read", use, front(ring), repeats=1),
+    ]
+    bare = {"launch__block_dispatch_cycles": "0", "cores__aiv__engines__SCALAR__issue_cycles": "0"}
+    device = device_with(group_count="1", **bare, **ENDLESS_LINKS)
+    result = METHODS[method](toy.program([Loop("tile", range(50), lambda _i: tile)]), device)
+    # Each way a flag is visible a cycle after it is set; the reader takes 25 cycles.
+    assert result.cycles == 50 * (20 + 300 + 1 + 25 + 1) - 1
+
+
+def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two kinds of blocks that end alike but for when their last copy arrives, which the next one's flags wait for."""
+    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 2_000)
+    toy, blocks = Toy(), 24 * 60
+    load, use = toy.queue("load", engine="MTE2"), toy.queue("use")
+    ring = toy.ring("A", [load], [use], depth=1)
+    k = GlobalTensor("k", 1, 1, 16 * blocks, 16, "float16", "input")
+    tile = [toy.op("set", load, fill(ring)), toy.op("read", use, front(ring), repeats=10)]
+    place, soon = toy.allocator.tile(L1, "copied", 16, 16, "float16"), Tile(GM, 0, 16, 16, 16, "float16")
+
+    def body(block: Any) -> list[Item]:
+        kind, number = block
+        source = k.tile(0, 0, number * 16, 16) if kind else soon
+        return [*tile * 5, toy.op("copy", load, steps=[Step(Opcode.COPY, place, (source,))])]
+
+    drawn = Random(2).choices((False, True), k=blocks)
+    program = toy.program(
+        body, blocks=list(zip(drawn, range(blocks), strict=True)), shape=lambda b: b[0], tensors=[k]  # type: ignore[index]
+    )
+    late = {"memory__l2__miss_extra_latency_cycles": "3000", "memory__l2__capacity_bytes": "1024"}
+    depths = {f"cores__{e}__queue_depth_count": "2" for e in ("aiv__engines__VECTOR", "aic__engines__MTE2")}
+    device = device_with(**late, **depths, **ENDLESS_LINKS)
+    assert reserved.simulate(program, device).cycles == fold.simulate(program, device).cycles
 
 
 def causal(device: DeviceSpec, name: str = "flash", heads: int = 5, **tiling: Any) -> TileProgram:

@@ -51,7 +51,7 @@ class EnginePricing(Moves):
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
-        """Return the exact sum of the costs of an operation's steps; its latency is the last one's."""
+        """Return the exact sum of the costs of an operation's steps; its latency lasts until all results are there."""
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorEngine):
@@ -62,7 +62,7 @@ class EnginePricing(Moves):
         for step in op.steps:
             cost = self.of_step(step, queue.core, queue.engine)
             occupancy += cost.occupancy_cycles
-            latency = cost.latency_cycles
+            latency = max(latency - cost.occupancy_cycles, cost.latency_cycles)
             for link, size in cost.link_bytes:
                 links[link] = links.get(link, 0) + size
             for key, cycles in cost.terms:

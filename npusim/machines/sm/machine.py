@@ -139,7 +139,8 @@ class SmMachine:
             core.check_lanes(name, tiling.lanes)
             core.allocator.start_phase()
             kind = GroupPlace if core.works_beside else SmPlace
-            places = [kind(i, Frame(phase), core, tiling) for i in range(tiling.residents)]
+            frame = Frame(phase)
+            places = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for place in places:
                 queues |= {q: Queue(q, SM, WARPS, q) for q in (place.loader, *place.warps)}

@@ -108,11 +108,12 @@ class SmPlace:
         """Return a warp group's tiles by name.
 
         Where registers are counted, what rows leave for a product takes the place of what a product left
-        for rows, and a result that of the state it comes from.
+        for rows, and a result that of a state, if that is read no more and as large.
         """
         frame, place = self.frame, self.core.allocator.tile
         rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
         found: dict[str, Tile] = {}
+        served: dict[str, list[str]] = {}
         late: list[str] = []
         for n in dict.fromkeys(frame.storage.values()):
             what = frame.places[n]
@@ -123,15 +124,19 @@ class SmPlace:
                 continue
             is_kept = what in ("down", "state") or len(frame.axes(n)) == 1
             found[n] = place(RF if is_kept else self.core.passing, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
+            served[n] = [n]
         for n in late:
-            wanted = "down" if frame.places[n] == "up" else "state"
-            below = next(
-                (t for m, t in found.items() if frame.places[m] == wanted and frame.axes(m) == frame.axes(n)), None
-            )
-            if below is None:
+            wanted, size = "down" if frame.places[n] == "up" else "state", frame.size_bytes(n, 1)
+            fitting = (
+                m for m in served if frame.places[m] == wanted and frame.axes(m) == frame.axes(n)
+                and frame.size_bytes(m, 1) >= size and all(frame.may_share(n, other) for other in served[m])
+            )  # fmt: skip
+            if (below := next(fitting, None)) is None:
                 found[n] = place(RF, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
-            else:
-                found[n] = Tile(RF, below.offset_bytes, rows, below.cols, below.cols, frame.fmt(n))
+                continue
+            served[below].append(n)
+            at = found[below]
+            found[n] = Tile(RF, at.offset_bytes, rows, at.cols, at.cols, frame.fmt(n))
         self._place_accumulators(who, rows, found)
         return found
 

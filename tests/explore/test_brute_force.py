@@ -1,0 +1,127 @@
+"""Searches of drawn spaces against a run of every point, under one limit and resumed under others."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npusim.config.problem import Problem
+from npusim.errors import TilingError
+from npusim.explore import explore
+from npusim.run import run
+from npusim.schedules import find_schedule
+
+if TYPE_CHECKING:
+    from npusim.explore import Exploration
+    from npusim.explore.store import Outcome
+
+WINDOW = f"{Path(__file__).parents[1] / 'plugins' / 'window.py'}:WINDOW"
+SIZES = (16, 32, 64, 128)
+ASCEND: dict[str, tuple[Any, ...]] = {"vector_rows": (4, 8, 16, 32), "depth": (0, 1, 2, 3)}
+SM: dict[str, tuple[Any, ...]] = {"warps": (4, 8), "stages": (1, 2, 3)}
+FORMATS = {"precision": ("fa2_fp32", "fa16_32", "fa16")}
+SPLIT = {"splits": (1, 2, 3), "merge": ("sequential", "tree")}
+#: Schedule, family, device, and its axes besides blocks; the last one changes bits.
+PLACES: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
+    ("flash", "ascend", "ascend_910b2", {**ASCEND, **FORMATS}),
+    ("split_kv", "ascend", "ascend_910b2", {**ASCEND, **SPLIT, **FORMATS}),
+    ("flash", "nvidia", "h200", {**SM, "running": ("float32", "float16")}),
+    ("flash", "nvidia", "a10", {**SM, "running": ("float32", "float16")}),
+    ("split_kv", "nvidia", "h200", {**SM, **SPLIT, "running": ("float32", "float16")}),
+    (WINDOW, "ascend", "ascend_910b2", {**ASCEND, "window": (20, 50, 90)}),
+)
+#: A point's latency in us and its error (None: not finite); None for one that does not fit.
+Exact = tuple[float, float | None] | None
+
+
+class Drawn:
+    """A space, what each of its points gives alone, and limits on it."""
+
+    def __init__(self, number: int) -> None:
+        rng = random.Random(f"space {number}")
+        self.schedule, family, self.hw, axes = PLACES[number % len(PLACES)]
+        *usual, bits = axes
+        chosen = [rng.choice(usual), bits]
+        self.axes = {n: rng.sample(values, 2) for n, values in {"block_q": SIZES, "block_kv": SIZES, **axes}.items()
+                     if n in ("block_q", "block_kv", *chosen)}  # fmt: skip
+        seq = rng.randrange(64, 200)
+        causal = self.schedule == WINDOW or rng.random() < 0.5  # its window ends at the diagonal
+        self.problem = Problem(heads=rng.randrange(1, 4), seq_q=seq, seq_kv=seq, head_dim=64, causal=causal)
+        self.own = set(find_schedule(self.schedule, family).tiling.model_fields)
+        self.exact = [self.alone(dict(zip(self.axes, at, strict=True))) for at in product(*self.axes.values())]
+        errors = sorted({e[1] for e in self.exact if e is not None and e[1] is not None})
+        self.limits = [{"pareto": True}, {"max_rmse": rng.choice(errors)},
+                       {"max_rmse": errors[0], "finite": True, "pareto": True}]  # fmt: skip
+        rng.shuffle(self.limits)
+
+    def alone(self, point: dict[str, Any]) -> Exact:
+        tiling = {k: v for k, v in point.items() if k in self.own}
+        words = [str(v) if k == "precision" else f"{k}={v}" for k, v in point.items() if k not in self.own]
+        try:
+            found = run(
+                self.schedule, hw=self.hw, problem=self.problem, tiling=tiling, precision=",".join(words) or None,
+                trace_groups=(),
+            )  # fmt: skip
+        except TilingError:
+            return None
+        assert found.numerics is not None
+        return found.latency_us, found.numerics.error.rmse
+
+    def search(self, **more: Any) -> Exploration:
+        return explore(self.schedule, self.axes, hw=self.hw, problem=self.problem, **more)
+
+    def agrees(
+        self, found: Exploration, *, pareto: bool = False, finite: bool = False, max_rmse: float = math.inf
+    ) -> None:
+        is_strict = finite or max_rmse < math.inf
+        kept = {
+            i: e for i, e in enumerate(self.exact)
+            if e is not None and (e[1] <= max_rmse if e[1] is not None else not is_strict)
+        }  # fmt: skip
+        for o, exact in zip(found.outcomes, self.exact, strict=True):
+            assert (o.status == "infeasible") == (exact is None)
+            if exact is not None:
+                assert (o.status == "rejected") == (o.index not in kept)
+                assert o.latency_us in (None, exact[0])
+                assert o.status != "pruned" or (o.bound_us is not None and o.bound_us <= exact[0])
+        fastest = min((latency for latency, _ in kept.values()), default=None)
+        assert (found.best.latency_us if found.best else None) == fastest
+        if pareto:
+            both = {(latency, error) for latency, error in kept.values() if error is not None}
+            best = {a for a in both if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in both)}
+            assert [(o.latency_us, o.relative_rmse) for o in found.front] == sorted(best)
+
+
+def _agree(number: int, folder: Path) -> None:
+    drawn = Drawn(number)
+    assert any(drawn.exact)
+    drawn.agrees(drawn.search())
+    first, *others = drawn.limits
+    rows: list[Outcome] = []
+
+    def stop(outcome: Outcome, _: int) -> None:
+        rows.append(outcome)
+        if len(rows) == len(drawn.exact) // 2:
+            raise KeyboardInterrupt
+
+    store = folder / "s.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        drawn.search(out=store, on_outcome=stop, **first)
+    for limits in (*others, first):
+        drawn.agrees(drawn.search(out=store, resume=True, **limits), **limits)
+
+
+@pytest.mark.parametrize("number", [8])
+def test_a_search_finds_what_runs_of_all_its_points_find(number: int, tmp_path: Path) -> None:
+    _agree(number, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [n for n in range(12) if n != 8])
+def test_more_searches_find_what_runs_of_all_their_points_find(number: int, tmp_path: Path) -> None:
+    _agree(number, tmp_path)
