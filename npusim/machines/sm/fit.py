@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.flow import flow, storage
+from npusim.algorithms.flow import conflicts, flow, storage
 from npusim.algorithms.phase import BySize, tensor_of
 from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
@@ -72,7 +72,7 @@ class ChainTile:
 
 def live_vectors(phase: Phase) -> int:
     """Return how many row vectors live at a time: states throughout, others from their first row to their last."""
-    names, kept = phase.names, storage(phase, flow(phase))
+    names, kept = phase.names, storage(phase, flow(phase), conflicts(phase))
     states = {kept[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
     most = 0
     for loop in phase.loops:
