@@ -14,7 +14,7 @@ from npusim.ir.op import Opcode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.phase import Name, Phase
     from npusim.algorithms.table import Stage
     from npusim.ir.tile import GlobalTensor
 
@@ -149,27 +149,36 @@ def _stands(stage: Stage) -> dict[str, str]:
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:
     """Return ``{name: name whose storage it shares}``.
 
-    Names that a cast between equal formats joins are one place, called after the one that outlives
-    the stage; between two such names the cast stays, as a copy.  It stays too where one of them is
-    written while the other is still read.
+    Names that a cast between equal formats joins are one place, called after the one that outlives the stage;
+    between two such names the cast stays, as a copy.  What else a stage works out takes the place of a source of its
+    shape.  None of these is where one name is written while the other is still read.
     """
-    formats = {n: what.fmt for n, what in phase.names.items()}
-    chosen = {n: n for n in formats}
+    names = phase.names
+    chosen = {n: n for n in names}
 
-    def joined(keep: str, drop: str) -> dict[str, str]:
+    def join(keep: str, drop: str) -> bool:
         members = [{n for n, c in chosen.items() if c == one} for one in (keep, drop)]
         if any(apart[n] & members[1] for n in members[0]):
-            return chosen
-        return {n: keep if c == drop else c for n, c in chosen.items()}
+            return False
+        chosen.update(dict.fromkeys(members[1], keep))
+        return True
 
-    for r in (r for s in phase.stages if not s.is_product for r in s.rows):
-        if r.opcode is not Opcode.CAST or formats[r.dst] != formats[r.srcs[0]]:
+    rows = [(s, r) for s in phase.stages if not s.is_product for r in s.rows]
+    for _, r in rows:
+        if r.opcode is Opcode.CAST and names[r.dst].fmt == names[r.srcs[0]].fmt:
+            keep, drop = chosen[r.srcs[0]], chosen[r.dst]
+            if places[drop] != "work":
+                keep, drop = drop, keep
+            if keep != drop and places[drop] == "work":
+                join(keep, drop)
+    for stage, r in rows:
+        if r.opcode is Opcode.CAST or places[r.dst] != "work" or chosen[r.dst] != r.dst:
             continue
-        dst, src = chosen[r.dst], chosen[r.srcs[0]]
-        if places[dst] != "work" and places[src] != "work":
-            continue
-        chosen = joined(dst, src) if places[dst] != "work" else joined(src, dst)
-    for n, what in phase.names.items():
-        if what.over and chosen[n] == n and formats[n] == formats[what.over]:
-            chosen = joined(chosen[what.over], n)
+        taken = ("work", "state") if stage in phase.finish else ("work",)
+        same = (s for s in r.srcs if s in names and s != r.dst and _form(names[s]) == _form(names[r.dst]))
+        any(join(chosen[s], r.dst) for s in same if places[s] in taken)
     return chosen
+
+
+def _form(name: Name) -> tuple[tuple[str, ...], str]:
+    return name.axes, name.fmt

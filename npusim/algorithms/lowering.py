@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value
-from npusim.algorithms.phase import BySize, Loop, Mask, Phase, Role, Stacked, Visit, name, nothing_per_tile, tensor_of
+from npusim.algorithms.phase import BySize, Loop, Mask, Name, Phase, Role, Stacked, Visit, nothing_per_tile, tensor_of
 from npusim.algorithms.table import Row, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
@@ -17,7 +17,7 @@ from npusim.ir.op import Opcode as O
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell, Name
+    from npusim.algorithms.phase import Cell
     from npusim.ir.program import Serves
 
 Bound = GlobalTensor | BySize | Stacked
@@ -199,7 +199,6 @@ class _Lowering:
         self.groups = self._cut()
         self.group_of = {e: i for i, g in enumerate(self.groups) for e in g}
         self.name_of: dict[Value, str] = {}
-        self.over: dict[str, str] = {}
         self.constants: dict[str, float] = {}
         self.numbers: dict[str, TileNumber] = {}
 
@@ -304,7 +303,7 @@ class _Lowering:
             if n not in found:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                found[n] = name(role, " ".join(v.axes), v.fmt, start=v.start, over=self.over.get(n, ""), label=label)
+                found[n] = Name(role, v.axes, v.fmt, v.start, label)
         return found
 
     def _born(self, v: Value) -> int:
@@ -337,21 +336,16 @@ class _Lowering:
         for e in self.events:
             if e.dst.name and e.dst.onto is None and e.dst not in self.name_of and _masked(e) is None:
                 self.name_of[e.dst] = unique(e.dst.name)
-        places = _Places(self.events)
         for e in self.events:
             tile = _masked(e)
             if e.dst.onto is not None:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
-                continue
-            if tile is not None:  # only some tiles have the operation: it is done in place
-                if places.last_read(tile) > self.at[e]:
+            elif tile is not None:  # only some tiles have the operation: it is done in place
+                if any(tile in f.read for f in self.events[self.at[e] + 1 :]):
                     self.kernel.fail(f"{tile} is read after where() has masked it in place", e.line)
-                places.join(e.dst, tile)
                 self.name_of[e.dst] = self.name_of[tile]
-                continue
-            if e.dst not in self.name_of:
+            elif e.dst not in self.name_of:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
-            self._take_over(e, places)
 
     def _called_after(self, v: Value) -> str:
         """Return what a nameless value is called: after what it goes into."""
@@ -360,27 +354,6 @@ class _Lowering:
             return "t"
         base = reader.name or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
         return f"{base}_in" if v.kind == "product" else base
-
-    def _take_over(self, e: Event, places: _Places) -> None:
-        """Note that a result of rows takes the place of a source of its shape that nobody reads any more."""
-        if e.opcode in (O.CAST, O.MATMUL) or not self._is_work(e.dst):
-            return
-        for s in e.read:
-            is_state = e.loop is None and (s.kind == "state" or s.state is not None)
-            if (
-                (is_state or (s.event is not None and self._is_work(s))) and (s.axes, s.fmt) == (e.dst.axes, e.dst.fmt)
-                and places.last_read(s) <= self.at[e]
-            ):  # fmt: skip
-                self.over[self.name_of[e.dst]] = self.name_of[s.home if is_state else s]
-                places.join(e.dst, s)
-                return
-
-    def _is_work(self, v: Value) -> bool:
-        """Return whether a value is written and read by one stage of rows."""
-        return (
-            v.kind == "row" and v.event is not None and v.onto is None and v not in self.fed and v not in self.results
-            and all(self.group_of[f] == self.group_of[v.event] for f in self.events if v in f.read)
-        )
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -404,35 +377,6 @@ def _masked(e: Event) -> Value | None:
     if e.opcode is not O.SELECT:
         return None
     return next((s for s in e.read[1:] if s.event and s.event.opcode is not O.FILL), None)
-
-
-class _Places:
-    """Which values are kept in one place, and when each place is read last."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._into: dict[Value, Value] = {}
-        self._last: dict[Value, int] = {}
-        for i, e in enumerate(events):
-            self._last.update(dict.fromkeys(e.read, i))
-        for e in events:
-            if e.opcode is O.CAST and e.dst.fmt == e.read[0].fmt:
-                self.join(e.dst, e.read[0])
-
-    def _root(self, v: Value) -> Value:
-        while v in self._into:
-            v = self._into[v]
-        return v
-
-    def join(self, v: Value, into: Value) -> None:
-        """Keep ``v`` in the place of ``into``."""
-        a, b = self._root(v), self._root(into)
-        if a is not b:
-            self._into[a] = b
-            self._last[b] = max(self._last.get(a, -1), self._last.get(b, -1))
-
-    def last_read(self, v: Value) -> int:
-        """Return the number of the event that reads the place of a value last."""
-        return self._last.get(self._root(v), -1)
 
 
 # ---------------------------------------------------------------- states

@@ -31,8 +31,6 @@ class Name:
         Two for a tile, one for a row vector; sizes come from the phase.
     start
         Makes it a state: it lives as long as the cell and starts at this value.
-    over
-        An earlier name whose storage it may take over if the formats agree.
     label
         In traces and messages; the name itself by default.
     """
@@ -41,17 +39,7 @@ class Name:
     axes: tuple[str, ...]
     fmt: str
     start: float | None = None
-    over: str = ""
     label: str = ""
-
-
-def name(
-    role: Role, axes: str, fmt: str, *, start: float | None = None, over: str = "", label: str = ""
-) -> Name:
-    """Return a name; ``axes`` as text, ``"row key"``.  Raises `ProgramError` for an unknown role."""
-    if role not in get_args(Role):
-        raise ProgramError(f"role {role!r}: there are {', '.join(get_args(Role))}")
-    return Name(role, tuple(axes.split()), fmt, start, over, label)
 
 
 @dataclass(frozen=True, slots=True)
