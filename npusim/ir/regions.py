@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.errors import RaceError
+from npusim.errors import ProgramError, RaceError
 from npusim.ir.automaton import bind, replace_region
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol
 from npusim.ir.structure import Piece
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTile
 
 Ranges = dict[Symbol, tuple[int, int]]
+AXES = ("batch", "head", "row", "col")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def check_regions(
 
     Raises
     ------
+    ProgramError
+        A region of a tensor that may be written runs out of its head.
     RaceError
         Two blocks touch common elements of a tensor and one of them writes.
     OpaqueError
@@ -60,10 +63,14 @@ def check_regions(
             by_tensor[access.region.tensor.name].append(Touched(shape, operation, access))
     contested = set()
     for name, touched in by_tensor.items():
-        if not any(t.access.is_write for t in touched):
-            continue
-        for t in touched:
+        is_written = any(t.access.is_write for t in touched)
+        for t in touched if is_written else ():
             _check_affine(program, t)
+        expressed = [t for t in touched if all(map(_is_affine, _corner(t.access.region)))]
+        if expressed:
+            _check_bounds(program, phase, expressed, ranges)
+        if not is_written:
+            continue
         _check_blocks(program, phase, touched, ranges)
         if _is_contested(touched, ranges):
             contested.add(name)
@@ -95,8 +102,8 @@ def _is_silent(parts: tuple[Part, ...], known: dict[int, bool]) -> bool:
 
 def _check_affine(program: TileProgram, touched: Touched) -> None:
     r = touched.access.region
-    for name, value in (("batch", r.batch), ("head", r.head), ("row", r.row), ("col", r.col)):
-        if isinstance(value, Coordinate) and not value.is_affine:
+    for name, value in zip(AXES, _corner(r), strict=True):
+        if not _is_affine(value):
             op = touched.operation
             place = f"{op.source}: " if op.source else ""
             hangs = " and ".join(s.name for s in value.terms)
@@ -106,6 +113,34 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
                 "products with constants",
                 frozenset(value.terms),
             )
+
+
+def _is_affine(value: Any) -> bool:
+    return not isinstance(value, Coordinate) or value.is_affine
+
+
+def _corner(r: GlobalTile) -> tuple[Any, Any, Any, Any]:
+    return r.batch, r.head, r.row, r.col
+
+
+def _check_bounds(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:
+    """Raise `ProgramError` where a region runs out of its head: what it meets there is not seen."""
+    for groups in (_hulls(touched), [[t] for t in touched]):
+        boxes, owners, sources = _evaluated(groups, ranges)
+        # A body that programs share was built for another length: the program knows its own.
+        of = touched[0].access.region.tensor
+        tensor = program.tensors.get(of.name, of)
+        sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))
+        outside = np.argwhere((boxes[:, :, 0] < 0) | (boxes[:, :, 1] > sizes))
+        if not len(outside):
+            return
+    box, axis = outside[0].tolist()
+    op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
+    raise ProgramError(
+        f"{op.source + ': ' if op.source else ''}{program.name}: phase {phase.name}: {op.label} on "
+        f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
+        f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
+    )
 
 
 # ---------------------------------------------------------------- within a block

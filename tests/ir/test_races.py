@@ -247,7 +247,7 @@ def test_blocks_that_keep_to_their_own_rows_are_no_race() -> None:
 @pytest.mark.parametrize(
     ("row_of", "reads_row"),
     [
-        (lambda b: b * 3, None), (lambda b: b // 2 * 4, None), (lambda b: b * 8, lambda b: b * 8 + 8),
+        (lambda b: b * 3, None), (lambda b: b // 2 * 4, None), (lambda b: b * 4, lambda b: b * 4 + 4),
         (lambda _b: 0, None),
     ],
     ids=["rows overlap", "two blocks, one region", "reads what the next writes", "all one region"],
@@ -546,7 +546,8 @@ def test_the_waits_of_each_endpoint_for_each_peer_are_needed_or_implied(
             except RaceError:
                 raced.add((end.ring, end.queue, end.is_producer))
             else:
-                assert find_race(program) is None, (str(end), end.queue)
+                ignored = (end.ring, end.queue, end.is_producer, ends[peer].queue)
+                assert find_race(program, ignored=ignored) is None, (str(end), end.queue)
             monkeypatch.undo()
     assert raced or not any(e.peers for e in ends)
 
