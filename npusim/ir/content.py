@@ -35,7 +35,7 @@ class Itself:
 
 def exact(value: Any) -> Hashable:
     """Return a key that also tells apart what ``==`` does not: 1, True and 1.0 are three, 0.0 and -0.0 two."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int or kind is str:
         return value  # type: ignore[no-any-return]
     if kind is tuple:
@@ -52,9 +52,8 @@ def exact(value: Any) -> Hashable:
 @cache
 def _compared(kind: Any) -> tuple[str, ...] | None:
     """Return the fields by which values of a dataclass are equal; None for other types, with a rule of their own."""
-    if not is_dataclass(kind) or not kind.__dataclass_params__.eq:  # type: ignore[attr-defined]
-        return None
-    return tuple(f.name for f in fields(kind) if f.compare)
+    is_by_fields = is_dataclass(kind) and getattr(kind, "__dataclass_params__").eq  # noqa: B009
+    return tuple(f.name for f in fields(kind) if f.compare) if is_by_fields else None
 
 
 @contextmanager

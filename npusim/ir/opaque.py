@@ -25,6 +25,7 @@ from npusim.ir.content import exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
+    from types import FrameType
 
 Value = TypeVar("Value")
 
@@ -107,7 +108,9 @@ class Coordinate:
 
     def _refuse(self, verb: str) -> NoReturn:
         frame = sys._getframe(2)
-        while frame.f_back and frame.f_code.co_filename in (__file__, "<string>"):
+        while frame.f_back and (
+            frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)
+        ):
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
@@ -148,8 +151,13 @@ class Coordinate:
     __hash__, __bool__, __str__, __repr__, __format__ = _hash, _branch, _print, _print, _print
     __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _convert
     __abs__ = __divmod__ = __rdivmod__ = __complex__ = _convert
-    __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy  # type: ignore[assignment]
-    __class__ = property(_class)  # type: ignore[assignment]
+    __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy
+    __class__ = property(_class)
+
+
+def _is_python(frame: FrameType) -> bool:
+    """Return whether a frame is the standard library's: ``copy`` looks because a body asks it to."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
 def varying(function: Callable[..., Value], *values: Any) -> Value:
@@ -202,12 +210,12 @@ def form_of(value: Any) -> Hashable:
 
     Raises `ProgramError` for anything else: it would be neither opaque nor part of a key.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int or kind is Coordinate:
         return None
     if _is_tuple(kind):
         return kind, *map(form_of, value)
-    names = _field_names(kind)  # type: ignore[arg-type]
+    names = _field_names(kind)
     if names is None:
         raise ProgramError(
             f"the coordinates of a body hold {value!r} ({kind.__name__}); they may hold integers alone, in tuples "
@@ -252,10 +260,7 @@ def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -
     ``found`` gets each symbol's integers, one a value.  Raises `TypeError` where they differ in
     anything else, or may: ``==`` of a class of its own is not asked.
     """
-    first = values[0]
-    if len(set(map(id, values))) == 1:
-        return first
-    kinds = set(map(type, values))
+    first, kinds = values[0], set(map(type, values))
     kind = kinds.pop()
     if kinds:
         raise TypeError(name)
@@ -265,11 +270,15 @@ def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -
         symbol = Symbol(name)
         found[symbol] = values
         return Coordinate({symbol: 1})
+    if len(set(map(id, values))) == 1:
+        return first
     if _is_tuple(kind) and len(set(map(len, values))) == 1:
         parts = zip(*values, strict=True)
         return _like(kind, [twin(p, f"{name}[{i}]", found) for i, p in enumerate(parts)])
     if (names := _field_names(kind)) is not None:
-        return _remade(kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names})
+        return _remade(
+            kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names}
+        )
     if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
         return first
     raise TypeError(name)
@@ -285,7 +294,7 @@ def _like(kind: Any, parts: list[Any]) -> Any:
 
 def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
     """Return a dataclass with these fields, without what its initialiser would compute."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for name, part in parts.items():
         object.__setattr__(made, name, part)
     return made

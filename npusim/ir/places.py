@@ -213,7 +213,10 @@ class PlaceTable:
                 if found.where.start < 0:  # type: ignore[union-attr]
                     setter = self.automaton.endpoints[-1 - found.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
-                    return f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", found
+                    return (
+                        f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,",
+                        found,
+                    )
                 start = ring.offset_bytes + slot * ring.slot_bytes
                 return _bytes_text(found.where, start, f"{ring.space} (ring {ring.name})"), found  # type: ignore[arg-type]
         for space, places in self.memories.items():

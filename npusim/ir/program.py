@@ -54,8 +54,9 @@ class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
     ``body`` is a pure function of its index, which it may only add and multiply into those
-    (``ir.check`` gives it an opaque one; ``ir.opaque`` says what that cannot see): all iterations have the same operations, handshakes
-    and costs, so a timing backend may run any of them for any other.  An iteration of another
+    (``ir.check`` gives it an opaque one; ``ir.opaque`` says what that cannot see): all iterations
+    have the same operations, handshakes and costs, so a timing backend may run any of them for any
+    other.  An iteration of another
     shape (a ragged or masked tile) is an item of its own.  A :class:`Body` is shared with the
     loops of other blocks.  Without a name it is a part of a body that is kept for its key alone:
     no place of its own on the path of its operations.

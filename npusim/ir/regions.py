@@ -66,13 +66,8 @@ def check_regions(
         is_written = any(t.access.is_write for t in touched)
         for t in touched if is_written else ():
             _check_affine(program, t)
-        expressed = [t for t in touched if all(map(_is_affine, _corner(t.access.region)))]
-        if expressed:
-            _check_bounds(program, phase, expressed, ranges)
-        if not is_written:
-            continue
-        _check_blocks(program, phase, touched, ranges)
-        if _is_contested(touched, ranges):
+        _check_blocks(program, phase, [t for t in touched if _is_affine(*_corner(t.access.region))], ranges)
+        if is_written and _is_contested(touched, ranges):
             contested.add(name)
     return frozenset(contested), ranges
 
@@ -115,32 +110,12 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
             )
 
 
-def _is_affine(value: Any) -> bool:
-    return not isinstance(value, Coordinate) or value.is_affine
+def _is_affine(*values: Any) -> bool:
+    return all(not isinstance(v, Coordinate) or v.is_affine for v in values)
 
 
 def _corner(r: GlobalTile) -> tuple[Any, Any, Any, Any]:
     return r.batch, r.head, r.row, r.col
-
-
-def _check_bounds(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:
-    """Raise `ProgramError` where a region runs out of its head: what it meets there is not seen."""
-    for groups in (_hulls(touched), [[t] for t in touched]):
-        boxes, owners, sources = _evaluated(groups, ranges)
-        # A body that programs share was built for another length: the program knows its own.
-        of = touched[0].access.region.tensor
-        tensor = program.tensors.get(of.name, of)
-        sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))
-        outside = np.argwhere((boxes[:, :, 0] < 0) | (boxes[:, :, 1] > sizes))
-        if not len(outside):
-            return
-    box, axis = outside[0].tolist()
-    op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
-    raise ProgramError(
-        f"{op.source + ': ' if op.source else ''}{program.name}: phase {phase.name}: {op.label} on "
-        f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
-        f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
-    )
 
 
 # ---------------------------------------------------------------- within a block
@@ -252,16 +227,34 @@ def _terms(r: GlobalTile) -> object:
 # ---------------------------------------------------------------- between blocks
 
 
-def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:  # fmt: skip
-    """Raise `RaceError` where two blocks meet: by hulls of what a block touches first, then region by region."""
+def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:
+    """Raise `ProgramError` where a region runs out of its head, since what it meets there is not seen.
+
+    Raise `RaceError` where two blocks meet.  Hulls of what a block touches first, then region by region.
+    """
+    if not touched:
+        return
+    # A body that programs share was built for another length: the program knows its own.
+    tensor = touched[0].access.region.tensor
+    tensor = program.tensors.get(tensor.name, tensor)
+    sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))
     for groups in (_hulls(touched), [[t] for t in touched]):
         boxes, owners, sources = _evaluated(groups, ranges)
+        outside = np.argwhere((boxes[:, :, 0] < 0) | (boxes[:, :, 1] > sizes))
         writes = np.array([g[0].access.is_write for g in groups])[sources]
-        met = _first_meeting(boxes, owners, writes)
-        if met is None:
+        met = None if len(outside) else _first_meeting(boxes, owners, writes)
+        if met is None and not len(outside):
             return
-        written, other = sorted(met, key=lambda i: not writes[i])
-        both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]
+    if met is None:
+        box, axis = outside[0].tolist()
+        op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
+        raise ProgramError(
+            f"{op.source + ': ' if op.source else ''}{program.name}: phase {phase.name}: {op.label} on "
+            f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
+            f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
+        )
+    written, other = sorted(met, key=lambda i: not writes[i])
+    both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]
     raise _meeting(program, phase, *both)
 
 

@@ -231,7 +231,9 @@ class Builder:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
         body = loop.body
         if not isinstance(loop.indices, range) and any(type(i) is not int for i in loop.indices):
-            raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}")
+            raise ProgramError(
+                f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}"
+            )
         if not isinstance(body, Body):
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, body, [index])
@@ -364,12 +366,14 @@ class Builder:
                 f"touches a region of tensor {tensor.name} whose size hangs on an index"
             )
         if region.rows < 1 or region.cols < 1:
-            raise ProgramError(f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}")
+            raise ProgramError(
+                f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}"
+            )
         known = self._tensors.setdefault(tensor.name, tensor)
         if known is not tensor and known != tensor:
             raise ProgramError(
-                f"takes tensor {tensor.name} for {tensor}, elsewhere it is {known}: one name, one tensor, since the same "
-                "elements under two kinds of coordinates would not be seen to meet"
+                f"takes tensor {tensor.name} for {tensor}, elsewhere it is {known}; one name must mean one "
+                "tensor, or the same elements would not be seen to meet"
             )
         if tensor.role in WRITABLE:
             yield RegionAccess(region, is_write)

@@ -10,7 +10,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.op import Step, TileOp
     from npusim.ir.program import Item
+
 
 class Runs(NamedTuple):
     """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
@@ -98,9 +99,11 @@ def find_race(
         found = _Meetings()
         for group, core in enumerate(cores):
             core.barrier()
-            for number in phase.dealt[group] if phase.dealt else range(group, len(phase.blocks), groups):
+            for number in (
+                phase.dealt[group] if phase.dealt else range(group, len(phase.blocks), groups)
+            ):
                 for label, op in unrolled(phase.body(phase.blocks[number])):
-                    race = core.run(label, op, lambda *a, n=number: found.add(n, *a))
+                    race = core.run(label, op, partial(found.add, number))
                     if race:
                         return race
         race = found.race()
@@ -134,7 +137,9 @@ class _Core:
         self.memory = _Memory()
         self.told.update({side: [{}] * len(clocks) for side, clocks in self.told.items()})
 
-    def run(self, label: str, op: TileOp, shared: Callable[[str, Runs, bool, str], None]) -> str | None:
+    def run(
+        self, label: str, op: TileOp, shared: Callable[[str, Runs, bool, str], None]
+    ) -> str | None:
         """Take in an operation; return the race it is in.  ``shared`` gets what it touches of tensors."""
         sides: dict[Side, tuple[bool, bool]] = {}
         operands = [o for step in op.steps for o in _operands(step)]
@@ -193,7 +198,9 @@ class _Memory:
     """Who read and wrote which bytes last, queue by queue."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, dict[Runs, dict[tuple[str, bool], tuple[int, str]]]] = defaultdict(dict)
+        self.latest: dict[str, dict[Runs, dict[tuple[str, bool], tuple[int, str]]]] = defaultdict(
+            dict
+        )
         self.near: dict[tuple[str, Runs], list[Runs]] = {}
 
     def touch(
@@ -219,7 +226,9 @@ class _Meetings:
     """What blocks of a phase touch of tensors: any two may run at once."""
 
     def __init__(self) -> None:
-        self.touched: dict[str, dict[tuple[Runs, bool], dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+        self.touched: dict[str, dict[tuple[Runs, bool], dict[int, str]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
 
     def add(self, block: int, space: str, where: Runs, is_write: bool, label: str) -> None:
         self.touched[space][where, is_write][block] = label
@@ -252,7 +261,9 @@ def located(
     if isinstance(operand, GlobalTile):
         tensor, pitch = operand.tensor, operand.tensor.cols * size
         start = ((operand.batch * tensor.heads + operand.head) * tensor.rows + operand.row) * pitch
-        return f"tensor {tensor.name}", Runs(start + operand.col * size, operand.cols * size, pitch, operand.rows)
+        return f"tensor {tensor.name}", Runs(
+            start + operand.col * size, operand.cols * size, pitch, operand.rows
+        )
     space, start, pitch = "", operand.offset_bytes, operand.stride * size
     if isinstance(operand, RingTile):
         ring = operand.ring

@@ -145,7 +145,8 @@ def shifted(rng: Random, tile: Operand) -> Operand:
     """Return a tile, or a cut of a tensor, a little further on or before, or larger."""
     far = rng.choice([-2, -1, 1, 2, 16, -16])
     if isinstance(tile, GlobalTile):
-        return replace(tile, **{a: getattr(tile, a) + far for a in [rng.choice(["row", "col", "rows", "head"])]})  # fmt: skip
+        axis = rng.choice(["row", "col", "rows", "head"])
+        return replace(tile, **{axis: getattr(tile, axis) + far})
     how = rng.choice(["offset_bytes", "rows", "stride"])
     return replace(tile, **{how: getattr(tile, how) + far * (32 if how == "offset_bytes" else 1)})
 
@@ -169,7 +170,9 @@ def other_ring(rng: Random, key: str) -> TileProgram | None:
         return None
     ring = rng.choice(program.rings)
     space = [r for r in program.rings if r.space == ring.space and r is not ring]
-    changes: list[dict[str, int]] = [{"offset_bytes": r.offset_bytes + rng.choice([0, 32])} for r in space]
+    changes: list[dict[str, int]] = [
+        {"offset_bytes": r.offset_bytes + rng.choice([0, 32])} for r in space
+    ]
     changes += [{"depth": ring.depth - 1, "period": 1}] * (ring.depth > 1)
     changes += [{"period": ring.period + 1}] * (ring.period < ring.depth)
     if not changes:
