@@ -5,10 +5,11 @@ coordinates of global memory and into constants.  ``ir.check`` calls every body 
 coordinates once; what comes out stands for all iterations and blocks.
 
 A body must be pure in its index: what it yields follows from its arguments alone, by the same
-operations for every value.  What compares, converts, copies or prints a coordinate, or asks for its
-class or an attribute, is refused, even where the body catches the error.  Python does not let an
-object see ``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but an ``int``,
-and a body that counts its own calls needs no index: such bodies break the promise unseen.
+operations for every value.  What compares, converts, copies or prints a coordinate, or asks for an
+attribute, is refused, even where the body catches the error; to ``isinstance`` and ``match`` it is
+the number that it stands for (what `varying` returns is a float).  Python does not let an object see
+``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but an ``int``, and a body
+that counts its own calls needs no index: such bodies break the promise unseen.
 """
 
 from __future__ import annotations
@@ -50,21 +51,29 @@ class OpaqueError(ProgramError):
 
 
 class Coordinate:
-    """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false."""
+    """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
+
+    ``kind`` is the type of the number that it stands for.
+    """
 
     __array_ufunc__ = None  # numpy's scalars leave arithmetic with a coordinate to it
-    __slots__ = ("constant", "is_affine", "terms")
+    __slots__ = ("constant", "is_affine", "kind", "terms")
 
     def __init__(
-        self, terms: Mapping[Symbol, int], constant: int = 0, *, is_affine: bool = True
+        self,
+        terms: Mapping[Symbol, int],
+        constant: int = 0,
+        *,
+        is_affine: bool = True,
+        kind: type = int,
     ) -> None:
-        self.terms, self.constant, self.is_affine = terms, constant, is_affine
+        self.terms, self.constant, self.is_affine, self.kind = terms, constant, is_affine, kind
 
     # ---------------------------------------------------------------- what a body may do
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is int:
-            return Coordinate(self.terms, self.constant + other, is_affine=self.is_affine)
+        if type(other) is int and self.is_affine:
+            return Coordinate(self.terms, self.constant + other)
         if isinstance(other, Coordinate) and self.is_affine and other.is_affine:
             terms = dict(self.terms)
             for symbol, factor in other.terms.items():
@@ -90,7 +99,12 @@ class Coordinate:
         """Return a coordinate of which only the symbols it hangs on are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
             return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
-        return Coordinate(_symbols(self, other), is_affine=False)
+        is_whole = self.kind is int and isinstance(other, int)
+        return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
+
+    def _fraction(self, other: Any) -> Any:
+        found = self._unknown(other)
+        return found if found is NotImplemented else found * 1.0
 
     def __pos__(self) -> Coordinate:
         return self
@@ -99,8 +113,8 @@ class Coordinate:
         return -self - 1
 
     __radd__, __rmul__ = __add__, __mul__
-    __floordiv__ = __mod__ = __truediv__ = __pow__ = _unknown
-    __rfloordiv__ = __rmod__ = __rtruediv__ = __rpow__ = _unknown
+    __floordiv__ = __mod__ = __pow__ = __rfloordiv__ = __rmod__ = __rpow__ = _unknown
+    __truediv__ = __rtruediv__ = _fraction
     __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _unknown
     __rlshift__ = __rrshift__ = __rand__ = __ror__ = __rxor__ = _unknown
 
@@ -141,9 +155,6 @@ class Coordinate:
     def _copy(self, *_how: object) -> NoReturn:
         self._refuse("copies")
 
-    def _class(self) -> NoReturn:
-        self._refuse("asks for the class of")
-
     def __getattr__(self, name: str) -> NoReturn:
         self._refuse(f"asks for {name!r} of")
 
@@ -152,7 +163,7 @@ class Coordinate:
     __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _convert
     __abs__ = __divmod__ = __rdivmod__ = __complex__ = _convert
     __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy
-    __class__ = property(_class)
+    __class__ = property(lambda self: self.kind)  # type: ignore[assignment]
 
 
 def _is_python(frame: FrameType) -> bool:
@@ -167,7 +178,7 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
     products: the shifted corner of a mask, a factor that depends on the tile's number.
     """
     if any(isinstance(v, Coordinate) for v in values):
-        return Coordinate(_symbols(*values), is_affine=False)  # type: ignore[return-value]
+        return Coordinate(_symbols(*values), is_affine=False, kind=float)  # type: ignore[return-value]
     return function(*values)
 
 
@@ -181,9 +192,8 @@ def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
     if not isinstance(value, Coordinate) or not any(s in given for s in value.terms):
         return value
     if not value.is_affine:
-        return Coordinate(
-            _symbols(value, *(given[s] for s in value.terms if s in given)), is_affine=False
-        )
+        symbols = _symbols(value, *(given[s] for s in value.terms if s in given))
+        return Coordinate(symbols, is_affine=False, kind=value.kind)
     kept = {s: f for s, f in value.terms.items() if s not in given}
     result: Any = Coordinate(kept, value.constant) if kept else value.constant
     for symbol, factor in value.terms.items():
