@@ -163,7 +163,7 @@ class Coordinate:
     __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _convert
     __abs__ = __divmod__ = __rdivmod__ = __complex__ = _convert
     __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy
-    __class__ = property(lambda self: self.kind)  # type: ignore[assignment]
+    __class__ = property(lambda self: self.kind)
 
 
 def _is_python(frame: FrameType) -> bool:
@@ -204,7 +204,7 @@ def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
 
 def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
     """Return ``value`` with a new symbol for every integer in it; ``found`` gets symbol and integer."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int or kind is Coordinate:
         symbol = Symbol(name)
         found.append((symbol, value))
