@@ -30,6 +30,8 @@ State = tuple[int, ...]
 #: A loop's name, index and step on the way to a node; the steps say what an iteration later is called.
 Place = tuple[tuple[str, int, int], ...]
 Environment = dict[Symbol, object]
+#: What lies between a node and one that may follow: nothing, the end of an iteration, or of a block.
+NEXT, LAP, BLOCK = range(3)
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors``
-    says of each node that may follow what lies between: nothing, the name of a loop of which another
-    iteration begins, or ``block``.  ``regions`` are its contested regions, operation by operation.
+    says of each node that may follow what lies between.  ``regions`` are its contested regions,
+    operation by operation.
     """
 
     piece: Piece
@@ -48,10 +50,9 @@ class Node:
     place: Place
     regions: tuple[tuple[RegionAccess, ...], ...]
     region_keys: tuple[object, ...]
-    successors: dict[int, str] = field(default_factory=dict)
+    successors: dict[int, int] = field(default_factory=dict)
 
 
-BLOCK = "block"
 EMPTY = Piece(())
 
 
@@ -78,7 +79,7 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        self._followed: dict[object, tuple[list[tuple[int, str]], list[tuple[int, int]]]] = {}
+        self._followed: dict[object, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
         self._interned: dict[int, Piece] = dict(alike or {})
@@ -95,7 +96,7 @@ class Automaton:
     def _blocks(self) -> None:
         """Follow every shape of block from every state in which one can begin."""
         begun: dict[State, int] = {}
-        finished: list[tuple[int, str, State]] = []
+        finished: list[tuple[int, State]] = []
         waiting = list(self.ends)
         while waiting:
             state = waiting.pop()
@@ -104,11 +105,11 @@ class Automaton:
             begun[state] = start = self._node(EMPTY, list(state), (), {})
             for shape in self.shapes:
                 cursors = list(state)
-                tails = self._follow(shape.parts, [(start, "")], cursors, (), {})
+                tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
                 end = self._state(cursors)
-                finished += [(tail, hop, end) for tail, hop in tails]
+                finished += [(tail, end) for tail, _ in tails]
                 waiting.append(end)
-        for tail, _, end in finished:
+        for tail, end in finished:
             self.nodes[tail].successors.setdefault(begun[end], BLOCK)
         self.ends = dict.fromkeys(begun)
 
@@ -126,9 +127,9 @@ class Automaton:
     # ---------------------------------------------------------------- following items
 
     def _follow(
-        self, parts: Iterable[Part], tails: list[tuple[int, str]], cursors: list[int], place: Place,
+        self, parts: Iterable[Part], tails: list[tuple[int, int]], cursors: list[int], place: Place,
         given: Environment,
-    ) -> list[tuple[int, str]]:  # fmt: skip
+    ) -> list[tuple[int, int]]:  # fmt: skip
         """Go through ``parts`` from ``tails``, moving ``cursors``; return the tails there are then."""
         for part in parts:
             if isinstance(part, LoopPart):
@@ -137,15 +138,15 @@ class Automaton:
             node = self._node(part, cursors, place, given)
             for tail, hop in tails:
                 self.nodes[tail].successors.setdefault(node, hop)
-            tails = [(node, "")]
+            tails = [(node, NEXT)]
             for endpoint, moved in enumerate(self.nodes[node].advance):
                 cursors[endpoint] += moved
         return tails
 
     def _loop(
-        self, loop: LoopPart, tails: list[tuple[int, str]], cursors: list[int], place: Place,
+        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place,
         given: Environment,
-    ) -> list[tuple[int, str]]:  # fmt: skip
+    ) -> list[tuple[int, int]]:  # fmt: skip
         """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
         if self.contested:  # regions hang on where the loop is
             return self._around(loop, tails, cursors, place, given)
@@ -162,9 +163,9 @@ class Automaton:
         return known[0]
 
     def _around(
-        self, loop: LoopPart, tails: list[tuple[int, str]], cursors: list[int], place: Place,
+        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place,
         given: Environment,
-    ) -> list[tuple[int, str]]:  # fmt: skip
+    ) -> list[tuple[int, int]]:  # fmt: skip
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
         count, number = len(loop.indices), 0
         step = loop.indices[1] - loop.indices[0] if count > 1 else 0
@@ -188,7 +189,7 @@ class Automaton:
             seen[state] = number, list(cursors)
             here = (*place, (loop.name, loop.indices[number], step)) if loop.name else place
             if number:
-                tails = [(tail, loop.name or hop) for tail, hop in tails]
+                tails = [(tail, LAP if loop.name else hop) for tail, hop in tails]
             tails = self._follow(loop.parts, tails, cursors, here, inside)
             number += 1
         return tails

@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from npusim.errors import FlagError, NpusimError, RaceError
+from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
 from npusim.ir.automaton import Automaton, State
 from npusim.ir.condense import alike, condensed
 from npusim.ir.content import uncollected
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.ir.buffers import Ring
-    from npusim.ir.program import TileProgram
+    from npusim.ir.program import Phase, TileProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) ->
     states: dict[State, None] = {(0,) * len(builder.walker.endpoints): None}
     held: list[Ring] = []
     for phase in program.phases:
+        _check_dealt(program, phase)
         shapes = builder.shapes(phase)
         try:
             contested, ranges = check_regions(program, phase, shapes)
@@ -77,6 +79,17 @@ def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) ->
         check_races(automaton)
         states = automaton.ends
         held += [r for r in rings if not automaton.is_drained(r)]
+
+
+def _check_dealt(program: TileProgram, phase: Phase) -> None:
+    """Raise `ProgramError` unless each block is dealt once: blocks are proved apart, none from itself."""
+    times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
+    for number in {*range(count), *times} if phase.dealt else ():
+        if times[number] != (0 <= number < count):
+            raise ProgramError(
+                f"{program.name}: phase {phase.name}: block number {number} is dealt {times[number]} times; each of "
+                f"0 to {count - 1} must be dealt once, and no other"
+            )
 
 
 def _check_held(

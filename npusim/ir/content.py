@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-__all__ = ["Itself", "interned", "known_at", "methods_of", "uncollected"]
+__all__ = ["Itself", "exact", "interned", "known_at", "methods_of", "uncollected"]
 
 
 class Itself:
@@ -29,6 +31,29 @@ class Itself:
 
     def __repr__(self) -> str:
         return repr(self.thing)
+
+
+def exact(value: Any) -> Hashable:
+    """Return a key that also tells apart what ``==`` does not: 1, True and 1.0 are three, 0.0 and -0.0 two."""
+    kind: Any = type(value)
+    if kind is int or kind is str:
+        return value  # type: ignore[no-any-return]
+    if kind is tuple:
+        return tuple(map(exact, value))
+    if isinstance(value, frozenset):
+        return kind, frozenset(map(exact, value))
+    if isinstance(value, tuple):
+        return kind, *map(exact, value)
+    if (names := _compared(kind)) is not None:
+        return kind, *[exact(getattr(value, name)) for name in names]
+    return kind, repr(value) if isinstance(value, Number) else value
+
+
+@cache
+def _compared(kind: Any) -> tuple[str, ...] | None:
+    """Return the fields by which values of a dataclass are equal; None for other types, with a rule of their own."""
+    is_by_fields = is_dataclass(kind) and getattr(kind, "__dataclass_params__").eq  # noqa: B009
+    return tuple(f.name for f in fields(kind) if f.compare) if is_by_fields else None
 
 
 @contextmanager

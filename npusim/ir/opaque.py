@@ -2,8 +2,14 @@
 
 A loop's index, and what differs between blocks of one shape, may only be added and multiplied into
 coordinates of global memory and into constants.  ``ir.check`` calls every body with such
-coordinates once: what comes out stands for all iterations and blocks, since nothing that compares,
-converts or hashes one gets past it.
+coordinates once; what comes out stands for all iterations and blocks.
+
+A body must be pure in its index: what it yields follows from its arguments alone, by the same
+operations for every value.  What compares, converts, copies or prints a coordinate, or asks for an
+attribute, is refused, even where the body catches the error; to ``isinstance`` and ``match`` it is
+the number that it stands for (what `varying` returns is a float).  Python does not let an object see
+``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but an ``int``, and a body
+that counts its own calls needs no index: such bodies break the promise unseen.
 """
 
 from __future__ import annotations
@@ -11,22 +17,29 @@ from __future__ import annotations
 import functools
 import numbers
 import sys
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from npusim.errors import ProgramError
+from npusim.ir.content import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from types import FrameType
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Symbol:
-    """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape."""
+    """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape.
+
+    ``refusal``: the first error of a body that looked at it, whether or not the body let it pass.
+    """
 
     name: str
+    refusal: OpaqueError | None = field(default=None, repr=False)
 
 
 class OpaqueError(ProgramError):
@@ -38,24 +51,29 @@ class OpaqueError(ProgramError):
 
 
 class Coordinate:
-    """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false."""
+    """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
+
+    ``kind`` is the type of the number that it stands for.
+    """
 
     __array_ufunc__ = None  # numpy's scalars leave arithmetic with a coordinate to it
-    __slots__ = ("constant", "is_affine", "terms")
+    __slots__ = ("constant", "is_affine", "kind", "terms")
 
     def __init__(
-        self, terms: Mapping[Symbol, int], constant: int = 0, *, is_affine: bool = True
+        self,
+        terms: Mapping[Symbol, int],
+        constant: int = 0,
+        *,
+        is_affine: bool = True,
+        kind: type = int,
     ) -> None:
-        self.terms, self.constant, self.is_affine = terms, constant, is_affine
-
-    def __repr__(self) -> str:
-        return f"<opaque {' '.join(s.name for s in self.terms)}>"
+        self.terms, self.constant, self.is_affine, self.kind = terms, constant, is_affine, kind
 
     # ---------------------------------------------------------------- what a body may do
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is int:
-            return Coordinate(self.terms, self.constant + other, is_affine=self.is_affine)
+        if type(other) is int and self.is_affine:
+            return Coordinate(self.terms, self.constant + other)
         if isinstance(other, Coordinate) and self.is_affine and other.is_affine:
             terms = dict(self.terms)
             for symbol, factor in other.terms.items():
@@ -81,25 +99,43 @@ class Coordinate:
         """Return a coordinate of which only the symbols it hangs on are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
             return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
-        return Coordinate(_symbols(self, other), is_affine=False)
+        is_whole = self.kind is int and isinstance(other, int)
+        return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
+
+    def _fraction(self, other: Any) -> Any:
+        found = self._unknown(other)
+        return found if found is NotImplemented else found * 1.0
+
+    def __pos__(self) -> Coordinate:
+        return self
+
+    def __invert__(self) -> Any:
+        return -self - 1
 
     __radd__, __rmul__ = __add__, __mul__
-    __floordiv__ = __mod__ = __truediv__ = __pow__ = _unknown
-    __rfloordiv__ = __rmod__ = __rtruediv__ = __rpow__ = _unknown
+    __floordiv__ = __mod__ = __pow__ = __rfloordiv__ = __rmod__ = __rpow__ = _unknown
+    __truediv__ = __rtruediv__ = _fraction
+    __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _unknown
+    __rlshift__ = __rrshift__ = __rand__ = __ror__ = __rxor__ = _unknown
 
     # ---------------------------------------------------------------- what it may not
 
     def _refuse(self, verb: str) -> NoReturn:
         frame = sys._getframe(2)
-        while frame.f_back and frame.f_code.co_filename in (__file__, "<string>"):
+        while frame.f_back and (
+            frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)
+        ):
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
-        raise OpaqueError(
+        error = OpaqueError(
             f"{place}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
             "and multiplied into coordinates of global memory and constants (varying() computes other ones)",
             frozenset(self.terms),
         )
+        for symbol in self.terms:
+            symbol.refusal = symbol.refusal or error
+        raise error
 
     def _compare(self, _other: object) -> NoReturn:
         self._refuse("compares")
@@ -116,10 +152,23 @@ class Coordinate:
     def _convert(self, *_digits: object) -> NoReturn:
         self._refuse("converts")
 
+    def _copy(self, *_how: object) -> NoReturn:
+        self._refuse("copies")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse(f"asks for {name!r} of")
+
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
-    __hash__, __bool__, __str__, __format__ = _hash, _branch, _print, _print
+    __hash__, __bool__, __str__, __repr__, __format__ = _hash, _branch, _print, _print, _print
     __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _convert
     __abs__ = __divmod__ = __rdivmod__ = __complex__ = _convert
+    __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy
+    __class__ = property(lambda self: self.kind)
+
+
+def _is_python(frame: FrameType) -> bool:
+    """Return whether a frame is the standard library's: ``copy`` looks because a body asks it to."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
 def varying(function: Callable[..., Value], *values: Any) -> Value:
@@ -129,7 +178,7 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
     products: the shifted corner of a mask, a factor that depends on the tile's number.
     """
     if any(isinstance(v, Coordinate) for v in values):
-        return Coordinate(_symbols(*values), is_affine=False)  # type: ignore[return-value]
+        return Coordinate(_symbols(*values), is_affine=False, kind=float)  # type: ignore[return-value]
     return function(*values)
 
 
@@ -143,9 +192,8 @@ def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
     if not isinstance(value, Coordinate) or not any(s in given for s in value.terms):
         return value
     if not value.is_affine:
-        return Coordinate(
-            _symbols(value, *(given[s] for s in value.terms if s in given)), is_affine=False
-        )
+        symbols = _symbols(value, *(given[s] for s in value.terms if s in given))
+        return Coordinate(symbols, is_affine=False, kind=value.kind)
     kept = {s: f for s, f in value.terms.items() if s not in given}
     result: Any = Coordinate(kept, value.constant) if kept else value.constant
     for symbol, factor in value.terms.items():
@@ -156,18 +204,34 @@ def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
 
 def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
     """Return ``value`` with a new symbol for every integer in it; ``found`` gets symbol and integer."""
-    if isinstance(value, Coordinate) or type(value) is int:
+    kind: Any = type(value)
+    if kind is int or kind is Coordinate:
         symbol = Symbol(name)
         found.append((symbol, value))
         return Coordinate({symbol: 1})
-    if isinstance(value, tuple):
-        return _like(value, [opaque(v, f"{name}[{i}]", found) for i, v in enumerate(value)])
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {
-            f.name: opaque(getattr(value, f.name), f"{name}.{f.name}", found) for f in fields(value)
-        }
-        return _remade(value, parts)
-    return value
+    if issubclass(kind, tuple):
+        return _like(kind, [opaque(v, f"{name}[{i}]", found) for i, v in enumerate(value)])
+    parts = {n: opaque(getattr(value, n), f"{name}.{n}", found) for n in _field_names(kind) or ()}
+    return _remade(kind, parts)
+
+
+def form_of(value: Any) -> Hashable:
+    """Return what `opaque` leaves of a value: tuples and dataclasses, without the integers in them.
+
+    Raises `ProgramError` for anything else: it would be neither opaque nor part of a key.
+    """
+    kind: Any = type(value)
+    if kind is int or kind is Coordinate:
+        return None
+    if _is_tuple(kind):
+        return kind, *map(form_of, value)
+    names = _field_names(kind)
+    if names is None:
+        raise ProgramError(
+            f"the coordinates of a body hold {value!r} ({kind.__name__}); they may hold integers alone, in tuples "
+            "or dataclasses, and all else belongs to what its operations depend on (static)"
+        )
+    return kind, *[form_of(getattr(value, name)) for name in names]
 
 
 def numbers_of(value: Any) -> list[Any]:
@@ -185,51 +249,62 @@ def _add_numbers(value: Any, found: list[Any]) -> None:
         for part in value:
             _add_numbers(part, found)
     else:
-        for name in _field_names(kind):  # type: ignore[arg-type]
+        for name in _field_names(kind) or ():  # type: ignore[arg-type]
             _add_numbers(getattr(value, name), found)
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """Return the fields of a dataclass; none of any other type."""
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the fields of a dataclass; None for any other type."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
+
+
+def _is_tuple(kind: type) -> bool:
+    """Return whether values of a type are tuples and nothing more."""
+    return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -> Any:
     """Return what ``values`` have in common, with a symbol for every integer in which they differ.
 
     ``found`` gets each symbol's integers, one a value.  Raises `TypeError` where they differ in
-    anything else.
+    anything else, or may: ``==`` of a class of its own is not asked.
     """
-    first = values[0]
-    if len(values) == 1 or values.count(first) == len(values):
-        return first
-    kind = type(first)
-    if kind is int and all(type(v) is int for v in values):
+    first, kinds = values[0], set(map(type, values))
+    kind = kinds.pop()
+    if kinds:
+        raise TypeError(name)
+    if kind is int:
+        if values.count(first) == len(values):
+            return first
         symbol = Symbol(name)
         found[symbol] = values
         return Coordinate({symbol: 1})
-    if any(type(v) is not kind for v in values):
-        raise TypeError(name)
-    if isinstance(first, tuple) and all(len(v) == len(first) for v in values):
+    if len(set(map(id, values))) == 1:
+        return first
+    if _is_tuple(kind) and len(set(map(len, values))) == 1:
         parts = zip(*values, strict=True)
-        return _like(first, [twin(p, f"{name}[{i}]", found) for i, p in enumerate(parts)])
-    if is_dataclass(first):
-        changed = {
-            f.name: twin([getattr(v, f.name) for v in values], f"{name}.{f.name}", found)
-            for f in fields(first)
-        }
-        return _remade(first, changed)
+        return _like(kind, [twin(p, f"{name}[{i}]", found) for i, p in enumerate(parts)])
+    if (names := _field_names(kind)) is not None:
+        return _remade(
+            kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names}
+        )
+    if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
+        return first
     raise TypeError(name)
 
 
-def _like(value: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+#: Types of which `exact` tells any two values apart.
+_PLAIN = frozenset({str, bytes, bool, float, complex, frozenset, type(None)})
 
 
-def _remade(value: Any, parts: Mapping[str, Any]) -> Any:
-    """Return a dataclass like ``value`` with these fields, without what its initialiser would compute."""
-    made = object.__new__(type(value))
+def _like(kind: Any, parts: list[Any]) -> Any:
+    return tuple(parts) if kind is tuple else kind(*parts)
+
+
+def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
+    """Return a dataclass with these fields, without what its initialiser would compute."""
+    made: Any = object.__new__(kind)
     for name, part in parts.items():
         object.__setattr__(made, name, part)
     return made

@@ -1,6 +1,9 @@
 """Places in memory that several queues touch, numbered, and which uses of them must be ordered.
 
 A slot of a ring is counted from where its ring stands, so that slots that come round are one case.
+A slot's flags are places too, written by who sets them and read by who waits: one that is set again
+before it was waited for is lost.  Sides that wait for every slot before they hand it on never do that,
+so flags are looked at only in rings where one does not.
 """
 
 from __future__ import annotations
@@ -11,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.automaton import coordinates_key
 from npusim.ir.regions import may_meet
-from npusim.ir.structure import Bytes
+from npusim.ir.structure import Bytes, RingAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
-    from npusim.ir.structure import Operation, RegionAccess
+    from npusim.ir.structure import Operation, Piece, RegionAccess
     from npusim.ir.tile import GlobalTile
 
 
@@ -61,7 +64,9 @@ class PlaceTable:
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
-        self._number_places()
+        pieces = {id(n.piece): n.piece for n in automaton.nodes}.values()
+        self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
+        self._number_places(pieces)
         base = 0
         for places in self._all():
             places.base = base
@@ -77,16 +82,39 @@ class PlaceTable:
     def _all(self) -> tuple[Places, ...]:
         return (*self.rings, *self.memories.values(), self.regions)
 
-    def _number_places(self) -> None:
+    def _rings_unasked(self, piece: Piece) -> Iterator[int]:
+        """Yield the rings of which a side hands on a slot that it did not wait for in this piece."""
+        asked: set[int] = set()
+        for op in piece.operations:
+            for index, first, last in op.uses:
+                endpoint = self.automaton.endpoints[index]
+                if first:
+                    asked.add(index)
+                if last and endpoint.peers and index not in asked:
+                    yield endpoint.ring_number
+                if last:
+                    asked.discard(index)
+
+    def _slots(self, op: Operation) -> Iterator[RingAccess]:
+        """Yield what an operation touches of slots, then the flags it waits for, then those that it sets."""
+        yield from op.slots
+        for is_set in (False, True):
+            for index, *when in op.uses:
+                endpoint = self.automaton.endpoints[index]
+                if when[is_set] and endpoint.ring_number in self._unasked:
+                    for setter in (index,) if is_set else endpoint.peers:
+                        yield RingAccess(endpoint.ring_number, index, _flag(setter), is_set)
+
+    def _number_places(self, pieces: Iterable[Piece]) -> None:
         """Find every use of every place."""
         used: dict[int, set[tuple[int, bool]]] = defaultdict(set)
         queues: dict[str, set[int]] = defaultdict(set)
         tiles: dict[tuple[str, Use], None] = {}
-        pieces = {id(n.piece): n.piece for n in self.automaton.nodes}
-        for op in (op for piece in pieces.values() for op in piece.operations):
-            for slot in op.slots:
+        for op in (op for piece in pieces for op in piece.operations):
+            for slot in self._slots(op):
                 use = Use(slot.where, op.queue, slot.is_write)
                 self.rings[slot.ring].add(use, use)
+            for slot in op.slots:
                 used[slot.ring].add((op.queue, slot.is_write))
             for tile in op.tiles:
                 queues[tile.space].add(op.queue)
@@ -142,15 +170,16 @@ class PlaceTable:
         ``cursors`` are the endpoints' at the operation, ``start`` at its node; ``regions`` the
         contested regions it touches.
         """
-        for slot in op.slots:
+        for slot in self._slots(op):
             places = self.rings[slot.ring]
             use = places.uses[Use(slot.where, op.queue, slot.is_write)]
             if places.conflicts[use]:
                 generation = cursors[slot.endpoint] - start[self.automaton.bases[slot.endpoint]]
                 first = places.base + generation % places.depth * len(places.listed)
                 yield first + use, tuple(first + c for c in places.conflicts[use])
-            if slot.ring in self._overlaid:
-                ring = self.program.rings[slot.ring]
+        for slot in op.slots:
+            ring = self.program.rings[slot.ring]
+            if slot.ring in self._overlaid and ring.space in self.memories:
                 whole = Use(ring_bytes(ring), op.queue, slot.is_write, slot.ring)
                 yield from _placed(self.memories[ring.space], whole)
         for tile in op.tiles:
@@ -181,6 +210,13 @@ class PlaceTable:
             if 0 <= place - places.base < places.depth * len(places.listed):
                 slot, use = divmod(place - places.base, len(places.listed))
                 found = places.listed[use]
+                if found.where.start < 0:  # type: ignore[union-attr]
+                    setter = self.automaton.endpoints[-1 - found.where.start]  # type: ignore[union-attr]
+                    ready = "ready" if setter.is_producer else "free"
+                    return (
+                        f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,",
+                        found,
+                    )
                 start = ring.offset_bytes + slot * ring.slot_bytes
                 return _bytes_text(found.where, start, f"{ring.space} (ring {ring.name})"), found  # type: ignore[arg-type]
         for space, places in self.memories.items():
@@ -190,6 +226,11 @@ class PlaceTable:
         found = self.regions.listed[place - self.regions.base]
         region: GlobalTile = found.where  # type: ignore[assignment]
         return f"{region.rows} x {region.cols} elements of tensor {region.tensor.name}", found
+
+
+def _flag(setter: int) -> Bytes:
+    """Return where a slot's flag stands that an endpoint sets: before the slot's bytes."""
+    return Bytes(-1 - setter, 1, 1, 1)
 
 
 def _bytes_text(where: Bytes, start: int, space: str) -> str:

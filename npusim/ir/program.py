@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.ir.content import exact
 from npusim.ir.op import TileOp
+from npusim.ir.opaque import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 class Body:
     """A loop's body that other loops have too: ``function(static, at, index)``.
 
-    ``static`` is what its operations depend on, hashable; ``at`` holds coordinates, in tuples or
-    dataclasses, of which ``function`` may know no more than of the index.  So loops of one
+    ``static`` is what its operations depend on, hashable; ``at`` holds coordinates: integers, in
+    tuples or dataclasses, of which ``function`` may know no more than of the index.  So loops of one
     ``key`` in one phase have one body, apart from coordinates and constants, by construction.  So have
     those of one ``home``, if they have one, in programs whose queues and rings are alike but for depths.
     """
@@ -43,8 +45,8 @@ class Body:
 
     @property
     def key(self) -> Hashable:
-        """What bodies that are one share."""
-        return self.function, self.static
+        """What bodies that are one share; raises `ProgramError` where ``at`` holds other than integers."""
+        return self.function, exact(self.static), form_of(self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
     ``body`` is a pure function of its index, which it may only add and multiply into those
-    (``ir.check`` gives it an opaque one): all iterations have the same operations, handshakes
-    and costs, so a timing backend may run any of them for any other.  An iteration of another
+    (``ir.check`` gives it an opaque one; ``ir.opaque`` says what that cannot see): all iterations
+    have the same operations, handshakes and costs, so a timing backend may run any of them for any
+    other.  An iteration of another
     shape (a ragged or masked tile) is an item of its own.  A :class:`Body` is shared with the
     loops of other blocks.  Without a name it is a part of a body that is kept for its key alone:
     no place of its own on the path of its operations.

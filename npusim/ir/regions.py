@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.errors import RaceError
+from npusim.errors import ProgramError, RaceError
 from npusim.ir.automaton import bind, replace_region
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol
 from npusim.ir.structure import Piece
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTile
 
 Ranges = dict[Symbol, tuple[int, int]]
+AXES = ("batch", "head", "row", "col")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def check_regions(
 
     Raises
     ------
+    ProgramError
+        A region of a tensor that may be written runs out of its head.
     RaceError
         Two blocks touch common elements of a tensor and one of them writes.
     OpaqueError
@@ -60,12 +63,11 @@ def check_regions(
             by_tensor[access.region.tensor.name].append(Touched(shape, operation, access))
     contested = set()
     for name, touched in by_tensor.items():
-        if not any(t.access.is_write for t in touched):
-            continue
-        for t in touched:
+        is_written = any(t.access.is_write for t in touched)
+        for t in touched if is_written else ():
             _check_affine(program, t)
-        _check_blocks(program, phase, touched, ranges)
-        if _is_contested(touched, ranges):
+        _check_blocks(program, phase, [t for t in touched if _is_affine(*_corner(t.access.region))], ranges)
+        if is_written and _is_contested(touched, ranges):
             contested.add(name)
     return frozenset(contested), ranges
 
@@ -95,8 +97,8 @@ def _is_silent(parts: tuple[Part, ...], known: dict[int, bool]) -> bool:
 
 def _check_affine(program: TileProgram, touched: Touched) -> None:
     r = touched.access.region
-    for name, value in (("batch", r.batch), ("head", r.head), ("row", r.row), ("col", r.col)):
-        if isinstance(value, Coordinate) and not value.is_affine:
+    for name, value in zip(AXES, _corner(r), strict=True):
+        if not _is_affine(value):
             op = touched.operation
             place = f"{op.source}: " if op.source else ""
             hangs = " and ".join(s.name for s in value.terms)
@@ -106,6 +108,14 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
                 "products with constants",
                 frozenset(value.terms),
             )
+
+
+def _is_affine(*values: Any) -> bool:
+    return all(not isinstance(v, Coordinate) or v.is_affine for v in values)
+
+
+def _corner(r: GlobalTile) -> tuple[Any, Any, Any, Any]:
+    return r.batch, r.head, r.row, r.col
 
 
 # ---------------------------------------------------------------- within a block
@@ -217,16 +227,34 @@ def _terms(r: GlobalTile) -> object:
 # ---------------------------------------------------------------- between blocks
 
 
-def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:  # fmt: skip
-    """Raise `RaceError` where two blocks meet: by hulls of what a block touches first, then region by region."""
+def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:
+    """Raise `ProgramError` where a region runs out of its head, since what it meets there is not seen.
+
+    Raise `RaceError` where two blocks meet.  Hulls of what a block touches first, then region by region.
+    """
+    if not touched:
+        return
+    # A body that programs share was built for another length: the program knows its own.
+    tensor = touched[0].access.region.tensor
+    tensor = program.tensors.get(tensor.name, tensor)
+    sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))
     for groups in (_hulls(touched), [[t] for t in touched]):
         boxes, owners, sources = _evaluated(groups, ranges)
+        outside = np.argwhere((boxes[:, :, 0] < 0) | (boxes[:, :, 1] > sizes))
         writes = np.array([g[0].access.is_write for g in groups])[sources]
-        met = _first_meeting(boxes, owners, writes)
-        if met is None:
+        met = None if len(outside) else _first_meeting(boxes, owners, writes)
+        if met is None and not len(outside):
             return
-        written, other = sorted(met, key=lambda i: not writes[i])
-        both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]
+    if met is None:
+        box, axis = outside[0].tolist()
+        op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
+        raise ProgramError(
+            f"{op.source + ': ' if op.source else ''}{program.name}: phase {phase.name}: {op.label} on "
+            f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
+            f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
+        )
+    written, other = sorted(met, key=lambda i: not writes[i])
+    both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]
     raise _meeting(program, phase, *both)
 
 

@@ -45,7 +45,7 @@ class Bytes:
         return self.start + (self.rows - 1) * self.pitch + self.width
 
     def overlaps(self, other: Bytes) -> bool:
-        """Return whether a byte may be common to both: exact where the pitches agree."""
+        """Return whether a byte may be common to both: exact where pitches agree that are no less than widths."""
         if self.start >= other.end or other.start >= self.end:
             return False
         if self.pitch != other.pitch:
@@ -159,6 +159,7 @@ class Builder:
         self._queues = {q.name: number for number, q in enumerate(program.queues)}
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, int] = {}
+        self._tensors = dict(program.tensors)
         self._block: Any = None
 
     def shapes(self, phase: Phase, *, one_by_one: bool = False) -> list[Shape]:
@@ -185,7 +186,8 @@ class Builder:
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
             common = twin(blocks, "block", coordinates)
-            return [Shape(tuple(self._parts(phase.body(common))), numbers, coordinates)]
+            parts = self._unseen(phase.body(common), coordinates)
+            return [Shape(parts, numbers, coordinates)]
         except TypeError:
             if not coordinates and len(blocks) == 1:
                 raise
@@ -228,30 +230,47 @@ class Builder:
     def _loop(self, loop: Loop) -> LoopPart:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
         body = loop.body
+        if not isinstance(loop.indices, range) and any(type(i) is not int for i in loop.indices):
+            raise ProgramError(
+                f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}"
+            )
         if not isinstance(body, Body):
             index = Symbol(f"the index of loop {loop.name}")
-            parts = self._body(loop, body, index)
+            parts = self._body(loop, body, [index])
             return LoopPart(loop.name, loop.indices, parts, index, ())
-        key, known = body.key, self._bodies
+        try:
+            key, known = body.key, self._bodies
+        except ProgramError as error:
+            raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
         if body.home is not None:
             known = known_at(body.home, self.walker.ends, self.condense.__name__)
         if key not in known:
             at: list[tuple[Symbol, Any]] = []
             own = opaque(body.at, "at", at)
             index = Symbol(f"the index of loop {loop.name}")
-            parts = self._body(loop, Body(body.function, body.static, own), index)
-            known[key] = parts, [symbol for symbol, _ in at], index
+            symbols = [symbol for symbol, _ in at]
+            parts = self._body(loop, Body(body.function, body.static, own), [index, *symbols])
+            known[key] = parts, symbols, index
         parts, symbols, index = known[key]
         given = tuple(zip(symbols, numbers_of(body.at), strict=True))
         return LoopPart(loop.name, loop.indices, parts, index, given)
 
-    def _body(self, loop: Loop, body: Any, index: Symbol) -> tuple[Part, ...]:
+    def _body(self, loop: Loop, body: Any, symbols: Sequence[Symbol]) -> tuple[Part, ...]:
+        """Return a body's parts for an opaque index, the first of ``symbols``."""
         try:
-            return tuple(self._parts(body(Coordinate({index: 1}))))
+            return self._unseen(body(Coordinate({symbols[0]: 1})), symbols)
         except OpaqueError as error:
-            if index in error.symbols or isinstance(body, Body):
+            if symbols[0] in error.symbols or isinstance(body, Body):
                 raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
             raise
+
+    def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
+        """Return parts in which nobody looked at ``symbols``: what was refused counts, caught or not."""
+        parts = tuple(self._parts(items))
+        for symbol in symbols:
+            if symbol.refusal:
+                raise symbol.refusal
+        return parts
 
     # ---------------------------------------------------------------- operations
 
@@ -309,7 +328,7 @@ class Builder:
     def _slot(self, tile: RingTile, sides: Mapping[tuple[int, bool], int], is_write: bool) -> RingAccess:  # fmt: skip
         number = self._ring_of(tile)
         where = self._bytes(tile.offset_bytes, tile)
-        if where.start < 0 or where.end > tile.ring.slot_bytes:
+        if where.end > tile.ring.slot_bytes:
             raise ProgramError(
                 f"touches bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
                 f"{tile.ring.slot_bytes}"
@@ -331,6 +350,11 @@ class Builder:
             raise ProgramError(
                 "touches on-chip bytes whose place or size hangs on an index; only coordinates of global memory may"
             )
+        if start < 0 or rows < 1 or width < 1 or pitch < width:
+            raise ProgramError(
+                f"touches {rows} x {tile.cols} elements from byte {start} on, rows {tile.stride} elements apart; rows "
+                "and columns must be at least 1, and rows at least as far apart as they are long"
+            )
         if pitch == width or rows == 1:
             return Bytes(start, width * rows, width * rows, 1)
         return Bytes(start, width, pitch, rows)
@@ -340,6 +364,16 @@ class Builder:
         if type(region.rows) is not int or type(region.cols) is not int:
             raise ProgramError(
                 f"touches a region of tensor {tensor.name} whose size hangs on an index"
+            )
+        if region.rows < 1 or region.cols < 1:
+            raise ProgramError(
+                f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}"
+            )
+        known = self._tensors.setdefault(tensor.name, tensor)
+        if known is not tensor and known != tensor:
+            raise ProgramError(
+                f"takes tensor {tensor.name} for {tensor}, elsewhere it is {known}; one name must mean one "
+                "tensor, or the same elements would not be seen to meet"
             )
         if tensor.role in WRITABLE:
             yield RegionAccess(region, is_write)

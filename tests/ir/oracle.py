@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.formats import get_format
+from npusim.ir.buffers import Ring
 from npusim.ir.program import Body, Loop, Phase, TileProgram
-from npusim.ir.structure import Bytes
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 
@@ -24,7 +26,35 @@ if TYPE_CHECKING:
     from npusim.ir.op import Step, TileOp
     from npusim.ir.program import Item
 
-Access = tuple[str, Bytes, bool]
+
+class Runs(NamedTuple):
+    """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
+
+    start: int
+    width: int
+    pitch: int
+    rows: int
+
+    def meets(self, other: Runs) -> bool:
+        """Return whether a byte is common to both, by looking at all of them: each is a bit."""
+        ends = [r.start + (r.rows - 1) * r.pitch + r.width for r in (self, other)]
+        if self.start >= ends[1] or other.start >= ends[0]:
+            return False
+        base = min(self.start, other.start)
+        return bool(_bits(self) << self.start - base & _bits(other) << other.start - base)
+
+
+@lru_cache(maxsize=1 << 12)
+def _bits(runs: Runs) -> int:
+    one_row = (1 << runs.width) - 1
+    return reduce(or_, (one_row << row * runs.pitch for row in range(runs.rows)))
+
+
+Access = tuple[str, Runs, bool]
+#: One side of a ring: the ring, the queue, and whether it fills slots.
+Side = tuple[Ring, str, bool]
+#: How many operations of each queue are known to have completed.
+Clock = dict[str, int]
 
 
 def group_operations(program: TileProgram, groups: int) -> list[list[list[ResolvedOp]]]:
@@ -43,77 +73,175 @@ def group_operations(program: TileProgram, groups: int) -> list[list[list[Resolv
     ]
 
 
-def find_race(program: TileProgram, groups: int = 3) -> str | None:
-    """Return two operations on common bytes, one of them writing, that nothing orders; None if there are none."""
-    endpoints = len(Walker(program).endpoints)
-    signalled: list[list[list[tuple[int, ...]]]] = [
-        [[(0,) * len(program.queues)] for _ in range(endpoints)] for _ in range(groups)
-    ]
-    for phase in group_operations(program, groups):
-        shared: dict[str, list[tuple[Bytes, bool, int, ResolvedOp]]] = defaultdict(list)
-        for group, operations in enumerate(phase):
-            found = _race_within(program, operations, signalled[group])
-            if found:
-                return found
-            for resolved in operations:
-                for space, where, is_write in accesses(resolved):
-                    if space.startswith("tensor "):
-                        shared[space].append((where, is_write, group, resolved))
-        found = _race_between(shared)
-        if found:
-            return found
-        # A barrier: what was set before it orders all that follows.
-        for group in range(groups):
-            for sets in signalled[group]:
-                sets[:] = [(0,) * len(program.queues)] * len(sets)
-    return None
+# ---------------------------------------------------------------- races, unrolled
 
 
-def _race_within(
-    program: TileProgram, operations: Iterable[ResolvedOp], signalled: list[list[tuple[int, ...]]]
+def told_by_flag(clock: Clock, queue: str, position: int) -> Clock:
+    """Return what the flag of a queue's operation number ``position`` tells: the rule of completion.
+
+    It shows once all operations up to that one in its queue have completed, and with them what the
+    queue knew when that one began.
+    """
+    return clock | {queue: position}
+
+
+def find_race(
+    program: TileProgram, groups: int = 3, ignored: tuple[str, str, bool, str] | None = None
 ) -> str | None:
-    count = len(program.queues)
-    clocks = [[0] * count for _ in range(count)]
-    positions = [0] * count
-    latest: dict[str, dict[Bytes, dict[tuple[int, bool], tuple[int, ResolvedOp]]]] = defaultdict(
-        dict
-    )
-    for resolved in operations:
-        clock = clocks[resolved.queue]
-        for wait in resolved.waits:
-            clock[:] = map(max, clock, signalled[wait.peer][wait.count])
-        positions[resolved.queue] += 1
-        for space, where, is_write in accesses(resolved):
-            for other, by in latest[space].items():
-                if not where.overlaps(other):
+    """Return two operations on common bytes, one of them writing, that nothing orders; None if there are none.
+
+    ``ignored``: ring, queue, whether it fills, and the queue of the other side that it does not wait for.
+    Nothing of the checker's or the walker's is used.  A flag is a byte that its setter writes and who
+    waits for it reads: one set again before it is waited for is lost.
+    """
+    cores = [_Core(ignored) for _ in range(groups)]
+    for phase in program.phases:
+        found = _Meetings()
+        for group, core in enumerate(cores):
+            core.barrier()
+            for number in (
+                phase.dealt[group] if phase.dealt else range(group, len(phase.blocks), groups)
+            ):
+                for label, op in unrolled(phase.body(phase.blocks[number])):
+                    race = core.run(label, op, partial(found.add, number))
+                    if race:
+                        return race
+        race = found.race()
+        if race:
+            return race
+    return None
+
+
+def unrolled(items: Iterable[Item], place: str = "") -> Iterator[tuple[str, TileOp]]:
+    """Yield every operation with its name and iterations."""
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                yield from unrolled(item.body(index), f"{place} {item.name}={index}")
+        else:
+            yield f"{item.label} on {item.queue}{place}", item
+
+
+class _Core:
+    """One core group: what is known where, and who touched what last since the last barrier."""
+
+    def __init__(self, ignored: tuple[str, str, bool, str] | None) -> None:
+        self.ignored = ignored
+        self.told: dict[Side, list[Clock]] = defaultdict(list)  # by each hand-over of a side
+        self.barrier()
+
+    def barrier(self) -> None:
+        """Forget what lies before: all of it has completed."""
+        self.positions: Clock = defaultdict(int)
+        self.known: dict[str, Clock] = defaultdict(dict)
+        self.memory = _Memory()
+        self.told.update({side: [{}] * len(clocks) for side, clocks in self.told.items()})
+
+    def run(
+        self, label: str, op: TileOp, shared: Callable[[str, Runs, bool, str], None]
+    ) -> str | None:
+        """Take in an operation; return the race it is in.  ``shared`` gets what it touches of tensors."""
+        sides: dict[Side, tuple[bool, bool]] = {}
+        operands = [o for step in op.steps for o in _operands(step)]
+        for tile in (*op.handshake, *(o for o, _ in operands)):
+            if isinstance(tile, RingTile):
+                side = (tile.ring, op.queue, tile.is_producer)
+                first, last = sides.get(side, (False, False))
+                sides[side] = (first or tile.first, last or tile.last)
+        at = {side: len(self.told[side]) for side in sides}
+        touched: list[Access] = []
+        for side, (first, _) in sides.items():
+            for peer, need in _waits(side, at[side]) if first else ():
+                if (side[0].name, side[1], side[2], peer[1]) == self.ignored:
                     continue
-                for (queue, wrote), (at, earlier) in by.items():
-                    if (is_write or wrote) and queue != resolved.queue and clock[queue] < at:
-                        return f"{resolved} and {earlier} meet in {space}"
-            latest[space].setdefault(where, {})[resolved.queue, is_write] = (
-                positions[resolved.queue], resolved,
-            )  # fmt: skip
-        clock[resolved.queue] = positions[resolved.queue]
-        for endpoint in resolved.sets:
-            signalled[endpoint].append(tuple(clock))
-    return None
+                if need > len(self.told[peer]):
+                    return f"{label} waits for number {need} of ring {side[0].name}, which is listed later"
+                for queue, position in self.told[peer][need - 1].items():
+                    self.known[op.queue][queue] = max(position, self.known[op.queue].get(queue, 0))
+                touched.append((f"flags {id(peer[0])} {peer[1:]}", _flag(peer[0], need - 1), False))
+        touched += [(*located(o, op.queue, at), is_write) for o, is_write in operands]
+        touched += [
+            (f"flags {id(side[0])} {side[1:]}", _flag(side[0], at[side]), True)
+            for side, (_, last) in sides.items()
+            if last
+        ]
+        self.positions[op.queue] += 1
+        position, clock = self.positions[op.queue], self.known[op.queue]
+        for space, where, is_write in touched:
+            if space.startswith("tensor "):
+                shared(space, where, is_write, label)
+            other = self.memory.touch(space, where, is_write, op.queue, position, clock, label)
+            if other:
+                return f"{label} and {other} meet in {space}"
+        for side, (_, last) in sides.items():
+            if last:
+                self.told[side].append(told_by_flag(clock, op.queue, position))
+        return None
 
 
-def _race_between(shared: dict[str, list[tuple[Bytes, bool, int, ResolvedOp]]]) -> str | None:
-    for space, touched in shared.items():
-        writes = [t for t in touched if t[1]]
-        for where, _, group, writer in writes:
-            for other, _, its_group, resolved in touched:
-                if its_group != group and where.overlaps(other):
-                    return f"{writer} and {resolved} of another core group meet in {space}"
-    return None
+def _waits(side: Side, generation: int) -> Iterator[tuple[Side, int]]:
+    """Yield the sides that a slot is waited for from, and the hand-over by number, from 1 on."""
+    ring, queue, fills = side
+    need = generation + 1 - (ring.depth if fills else 0)
+    if fills:
+        need = -(-need // ring.period) * ring.period
+    for peer in ring.consumers if fills else ring.producers:
+        if peer != queue and need > 0:
+            yield (ring, peer, not fills), need
 
 
-def accesses(resolved: ResolvedOp) -> Iterator[Access]:
-    """Yield every memory and its bytes that an operation touches, and whether it writes them."""
-    for step in resolved.op.steps:
-        for operand, is_write in _operands(step):
-            yield (*bytes_of(resolved, operand), is_write)
+def _flag(ring: Ring, generation: int) -> Runs:
+    return Runs(generation % ring.depth, 1, 1, 1)
+
+
+class _Memory:
+    """Who read and wrote which bytes last, queue by queue."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, dict[Runs, dict[tuple[str, bool], tuple[int, str]]]] = defaultdict(
+            dict
+        )
+        self.near: dict[tuple[str, Runs], list[Runs]] = {}
+
+    def touch(
+        self, space: str, where: Runs, is_write: bool, queue: str, position: int, clock: Clock, label: str
+    ) -> str | None:  # fmt: skip
+        """Note an access; return the earlier one of another queue that it must not meet."""
+        latest = self.latest[space]
+        if where not in latest:
+            mine = self.near[space, where] = [r for r in latest if r.meets(where)]
+            for other in mine:
+                self.near[space, other].append(where)
+            mine.append(where)
+            latest[where] = {}
+        for other in self.near[space, where]:
+            for (by, wrote), (at, earlier) in latest[other].items():
+                if (is_write or wrote) and by != queue and clock.get(by, 0) < at:
+                    return earlier
+        latest[where][queue, is_write] = (position, label)
+        return None
+
+
+class _Meetings:
+    """What blocks of a phase touch of tensors: any two may run at once."""
+
+    def __init__(self) -> None:
+        self.touched: dict[str, dict[tuple[Runs, bool], dict[int, str]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+
+    def add(self, block: int, space: str, where: Runs, is_write: bool, label: str) -> None:
+        self.touched[space][where, is_write][block] = label
+
+    def race(self) -> str | None:
+        """Return two operations of different blocks that meet."""
+        for space, touched in self.touched.items():
+            for (where, _), writers in ((t, by) for t, by in touched.items() if t[1]):
+                for (other, _), blocks in touched.items():
+                    pair = next(((a, b) for a in writers for b in blocks if a != b), None)
+                    if pair and where.meets(other):
+                        return f"{writers[pair[0]]} and {blocks[pair[1]]} of another block meet in {space}"
+        return None
 
 
 def _operands(step: Step) -> Iterator[tuple[Tile | RingTile | GlobalTile, bool]]:
@@ -125,18 +253,32 @@ def _operands(step: Step) -> Iterator[tuple[Tile | RingTile | GlobalTile, bool]]
             yield source, False
 
 
-def bytes_of(resolved: ResolvedOp, operand: Tile | RingTile | GlobalTile) -> tuple[str, Bytes]:
-    """Return the memory and the bytes behind an operand."""
+def located(
+    operand: Tile | RingTile | GlobalTile, queue: str, generations: Mapping[Side, int]
+) -> tuple[str, Runs]:
+    """Return the memory and the bytes behind an operand of an operation on ``queue``."""
     size = get_format(operand.fmt).size_bytes
     if isinstance(operand, GlobalTile):
-        pitch = operand.tensor.cols * size
-        matrix = operand.batch * operand.tensor.heads + operand.head
-        start = (matrix * operand.tensor.rows + operand.row) * pitch + operand.col * size
-        return f"tensor {operand.tensor.name}", Bytes(
-            start, operand.cols * size, pitch, operand.rows
+        tensor, pitch = operand.tensor, operand.tensor.cols * size
+        start = ((operand.batch * tensor.heads + operand.head) * tensor.rows + operand.row) * pitch
+        return f"tensor {tensor.name}", Runs(
+            start + operand.col * size, operand.cols * size, pitch, operand.rows
         )
-    tile = resolved.tile(operand) if isinstance(operand, RingTile) else operand
-    return tile.space, Bytes(tile.offset_bytes, tile.cols * size, tile.stride * size, tile.rows)
+    space, start, pitch = "", operand.offset_bytes, operand.stride * size
+    if isinstance(operand, RingTile):
+        ring = operand.ring
+        space, slot = ring.space, generations[ring, queue, operand.is_producer] % ring.depth
+        start += ring.offset_bytes + slot * ring.slot_bytes
+    else:
+        space = operand.space
+    return space, Runs(start, operand.cols * size, pitch, operand.rows)
+
+
+def bytes_of(resolved: ResolvedOp, operand: Tile | RingTile | GlobalTile) -> tuple[str, Runs]:
+    """Return the memory and the bytes behind an operand of a resolved operation."""
+    if isinstance(operand, RingTile):
+        return located(resolved.tile(operand), "", {})
+    return located(operand, "", {})
 
 
 # ---------------------------------------------------------------- mutants
@@ -144,9 +286,13 @@ def bytes_of(resolved: ResolvedOp, operand: Tile | RingTile | GlobalTile) -> tup
 
 @dataclass
 class Changed:
-    """Applies ``change`` to every operation of a program, loops and shared bodies included."""
+    """Applies ``change`` to every operation of a program, loops and shared bodies included.
+
+    ``order`` may list the items of a body otherwise, before.
+    """
 
     change: Callable[[TileOp], TileOp]
+    order: Callable[[Iterable[Item]], Iterable[Item]] = iter
     _functions: dict[Any, Any] = field(default_factory=dict)
 
     def program(self, program: TileProgram) -> TileProgram:
@@ -157,7 +303,7 @@ class Changed:
         return dataclasses.replace(phase, body=lambda block: self._items(phase.body(block)))
 
     def _items(self, items: Iterable[Item]) -> Iterator[Item]:
-        for item in items:
+        for item in self.order(items):
             if not isinstance(item, Loop):
                 yield self.change(item)
             elif isinstance(item.body, Body):

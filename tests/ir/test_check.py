@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import copy
+import numbers
+import pickle
+import sys
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from ir.toy import UB, Toy, fill, front, phase
+from ir.toy import UB, Toy, fill, flatten, front, phase
 from npusim.errors import FlagError, ProgramError, RaceError
 from npusim.ir.check import FlagBudget, check
 from npusim.ir.op import Opcode, Step, TileOp
@@ -138,6 +145,30 @@ def loop_program(body: Any, indices: range = range(4)) -> TileProgram:
     return toy.program([Loop("kv", indices, lambda i: body(toy, ring, i))])
 
 
+@dataclass(frozen=True)
+class Part:
+    """Coordinates, or a block, as a dataclass."""
+
+    x: Any
+    y: int
+
+
+class Lax:
+    """Equal to everything of its kind."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lax)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"Lax({self.x!r})"
+
+
 def scale(toy: Toy, factor: Any) -> TileOp:
     return toy.op("x", "p", steps=[Step(Opcode.FILL, toy.scratch["p"].part(0, 1), (factor,))])
 
@@ -157,6 +188,15 @@ LOOKS: dict[str, Callable[[Any], object]] = {
     "hashes": lambda i: i in {0, 1},
     "converts to text": lambda i: f"tile {i}",
     "converts to text ": lambda i: str(i * 2),
+    "converts to text  ": lambda i: repr([i]),
+    "converts to text   ": lambda i: f"{i!r}",
+    "asks for 'bit_length' of": lambda i: i.bit_length(),
+    "asks for 'real' of": lambda i: getattr(i, "real", 0),
+    "asks for 'numerator' of": lambda i: hasattr(i, "numerator"),
+    "copies": lambda i: copy.copy(i) > 3,
+    "copies ": lambda i: copy.deepcopy([i]),
+    "copies  ": lambda i: pickle.dumps([i]),
+    "copies   ": lambda i: sys.getsizeof(i) > 28,
 }
 
 
@@ -175,6 +215,70 @@ def test_a_body_that_looks_at_its_index_is_refused_with_its_line(verb: str) -> N
         f"toy: loop kv: {__file__}:{line}: the body {verb.strip()} the index of loop kv, by which iterations and "
         "blocks would differ"
     )
+
+
+def test_a_coordinate_is_of_the_class_of_its_number() -> None:
+    """So that what asks is told the truth: no body does otherwise in the proof than for a number."""
+
+    def classes(i: Any) -> list[Any]:
+        match i:
+            case int():
+                matched = True
+            case _:
+                matched = False
+        sums = (
+            i,
+            -i,
+            3 * i + 1,
+            i * i,
+            i // 2,
+            i & 1,
+            i - i,
+            i / 2,
+            i * 0.5,
+            i // 2 + 0.5,
+            i * i / 3,
+        )
+        return [
+            matched,
+            *(
+                isinstance(x, k)
+                for x in sums
+                for k in (int, float, bool, str, Tile, numbers.Number)
+            ),
+        ]
+
+    seen: list[Any] = []
+    check(loop_program(lambda toy, _r, i: [toy.op("x", "p")] * (seen.append(classes(i)) or 1)))  # type: ignore[func-returns-value]
+    assert seen and all(found == classes(3) for found in seen)
+    assert isinstance(varying(float, 3), float)
+
+
+@pytest.mark.parametrize("verb", LOOKS)
+@pytest.mark.parametrize("kind", ["loop", "coordinate", "block"])
+def test_a_look_that_the_body_lets_pass_counts(verb: str, kind: str) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+
+    def looked(i: Any) -> list[TileOp]:
+        with contextlib.suppress(Exception):
+            LOOKS[verb](i)
+            return [toy.op("x", q)] * 2
+        return [toy.op("x", q)]
+
+    def stage(_static: int, at: Any, _index: Any) -> list[TileOp]:
+        return looked(at)
+
+    if kind == "block":  # each by itself, then: what looks at its numbers may do so
+        check(toy.program(looked, blocks=range(1, 4), shape=lambda n: n == 10))
+        with pytest.raises(ProgramError, match="but not the same operations"):
+            check(toy.program(lambda n: looked(n)[: 1 + (n == 2)], blocks=range(1, 4)))
+        return
+    loop = looked if kind == "loop" else Body(stage, 1, 5)
+    with pytest.raises(
+        ProgramError, match=rf"the body {verb.strip()} (the index of loop kv|at), by"
+    ):
+        check(toy.program([Loop("kv", range(2), loop)]))
 
 
 def test_an_iteration_with_an_operation_more_is_refused_where_it_branches() -> None:
@@ -260,6 +364,55 @@ def test_coordinates_of_a_shared_body_are_opaque() -> None:
         check(program)
 
 
+@pytest.mark.parametrize(
+    "part", [True, "a", None, 0.5, [1], {1}, frozenset({1}), range(2), Opcode.ADD, np.int64(1)]
+)
+def test_coordinates_of_a_shared_body_are_integers(part: Any) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    program = toy.program(
+        [Loop("kv", range(2), Body(lambda *_: [toy.op("x", q)], 1, (0, (part,))))]
+    )
+    with pytest.raises(
+        ProgramError, match=r"loop kv: the coordinates of a body hold .* integers alone"
+    ):
+        check(program)
+
+
+def test_indices_are_integers() -> None:
+    with pytest.raises(ProgramError, match="loop kv: its indices are no integers"):
+        check(loop_program(lambda toy, _r, _i: [toy.op("x", "p")], (0.5, 1.5)))  # type: ignore[arg-type]
+
+
+def test_bodies_of_equal_but_other_contents_are_not_one() -> None:
+    parts = (1, True, 1.0, 0, 0.0, -0.0, "1", Opcode.ADD, np.float32(1))
+    statics = [
+        wrap(p) for p in parts for wrap in (lambda p: p, lambda p: (p,), lambda p: frozenset({p}))
+    ]
+    ats = [(1, (2,)), ((1,), 2), (1, 2), Part(1, 2)]
+    keys = [Body(flatten, s, at).key for s in statics for at in ats]  # type: ignore[arg-type]
+    assert len(set(keys)) == len(statics) * len(ats)
+    assert Body(flatten, (1, 0.0), Part(1, 2)).key == Body(flatten, (1, 0.0), Part(3, 4)).key  # type: ignore[arg-type]
+
+    toy = Toy()
+    a, b = toy.queue("a"), toy.queue("b")
+    write = Step(Opcode.FILL, toy.allocator.tile(UB, "shared", 1, 64, "float32"), (0.0,))
+
+    def stage(static: object, _at: int, _index: Any) -> list[TileOp]:
+        return [toy.op("one", a, steps=[write]), toy.op("two", b, steps=[write] * (static is True))]
+
+    for statics in ([1, 1], [1, True]):
+        program = toy.program(
+            [Loop(f"l{n}", range(2), Body(stage, s, 0)) for n, s in enumerate(statics)]
+        )
+        with (
+            pytest.raises(RaceError)
+            if True in [s is True for s in statics]
+            else contextlib.nullcontext()
+        ):
+            check(program)
+
+
 def test_a_shared_body_is_built_once_however_many_blocks_have_it() -> None:
     toy = Toy()
     q = toy.queue("q")
@@ -307,6 +460,38 @@ def test_blocks_that_a_body_tells_apart_without_doing_otherwise_are_taken_one_by
         ]
 
     check(toy.program(body, blocks=range(3), tensors=[out]))
+
+
+@pytest.mark.parametrize("pair", [(1, True), (1, 1.0), (0.0, -0.0), ((0, 1), (0, True))], ids=str)
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, 1), lambda x: Part(x, 1), Lax])
+def test_blocks_that_are_equal_but_not_alike_are_told_apart(pair: Any, wrap: Any) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    blocks = [wrap(part) for part in pair]
+    assert blocks[0] == blocks[1]
+
+    def body(block: Any) -> list[TileOp]:
+        return [toy.op("x", q)] * (1 + (repr(block) != repr(blocks[0])))
+
+    with pytest.raises(ProgramError, match="have one shape, 0, but not the same operations"):
+        check(toy.program(body, blocks=blocks))
+
+
+@pytest.mark.parametrize(
+    "dealt", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1), (2, 3)), ((0, 1), (-1,))]
+)
+def test_a_block_is_dealt_once(dealt: Any) -> None:
+    toy = Toy()
+    q = toy.queue("q")
+    program = toy.program([toy.op("x", q)], blocks=range(3))
+    for given in (dealt, ((0, 2), (1,))):
+        program = replace(program, phases=(replace(program.phases[0], dealt=given),))
+        with (
+            pytest.raises(ProgramError, match=r"is dealt \d times")
+            if given is dealt
+            else contextlib.nullcontext()
+        ):
+            check(program)
 
 
 def test_blocks_may_be_anything_that_their_body_understands() -> None:
