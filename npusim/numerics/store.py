@@ -59,12 +59,12 @@ class TensorStore:
         return found
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
-        if tensor.role == "input":
+        if tensor.name in self._constants:
+            values = self._constants[tensor.name]()[batch, head]
+        elif tensor.role == "input":
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             found = [self._inputs(tensor.name, batch, h) for h in heads]
             values = found[0] if len(found) == 1 else np.concatenate(found)
-        elif tensor.role == "constant":
-            values = self._constants[tensor.name]()[batch, head]
         else:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)

@@ -6,11 +6,13 @@ takes, in which order blocks start, and how a phase gets its slices, lanes or wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from npusim.algorithms.cells import attention_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
@@ -24,7 +26,9 @@ from npusim.config.installed import installed
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
+from npusim.formats import cast
 from npusim.ir.op import Opcode
+from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import AscendMachine
 from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.sm import SmMachine
@@ -150,7 +154,7 @@ def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
 
 def attention(
     called: str, kernel: Kernel, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
-    score: Callable[..., Any] | None = None, masks: Callable[[Any, Any], Mapping[str, Mask]] | None = None,
+    score: Callable[..., Any] | None = None, operands: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}), masks: Callable[[Any, Any], Mapping[str, Mask]] | None = None,
     cells: Callable[[Any, Any], tuple[Cell, ...]] | None = None,
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
     tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING, **more: Any,
@@ -160,7 +164,9 @@ def attention(
     The kernel gets ``p``, the precision, ``scale``, which scores are multiplied by, and what else it asks for of these.
 
     score
-        ``score(s)`` does more to scaled scores before they are masked: a soft-cap, a bias.
+        ``score(s)`` does more to scaled scores before they are masked: a soft-cap; it may take ``operands`` by name.
+    operands
+        ``function(problem)`` returns an operand's values, (heads or 1, queries, keys), in the format of scores: a bias.
     masks
         ``masks(problem, tiling)``: the masks by name; default: the causal one of a causal problem.
     cells
@@ -168,15 +174,21 @@ def attention(
     given
         ``given(problem, tiling, p)``: what else the kernel takes, by name.
     """
-    hook = {"score": score} if score else {}
+    hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
         mask = causal_mask(problem, sizes) if masks is None else masks(problem, tiling)
         blocks = attention_cells(problem, *sizes) if cells is None else cells(problem, tiling)
         extra = given(problem, tiling, p) if given else {}
-        known = {"scale": problem.scale * exponent_factor(p.exp_variant), **hook, **extra}
-        return attention_phase(kernel, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
+        found = {n: np.asarray(function(problem)) for n, function in operands.items()}
+        bound = {
+            n: GlobalTensor(n, problem.batch, len(x), problem.seq_q, problem.seq_kv, p.softmax, "input")
+            for n, x in found.items()
+        }
+        values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in found.items()}
+        known = {"scale": problem.scale * exponent_factor(p.exp_variant), "values": values, **bound, **extra}
+        return attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         kept = tiling if masks or cells or given else None  # what no field of the tiling changes is made once
@@ -184,6 +196,24 @@ def attention(
 
     origin = plugins.origin_of(kernel.function)
     return schedule(called, phases, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+
+
+def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
+    """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
+    names = tuple(operands)
+
+    def function(**given: Any) -> Any:
+        more = {n: given.pop(n) for n in names}
+        return kernel.function(**given, score=partial(score, **more))
+
+    function.__name__ = kernel.__name__
+    made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
+    made.parameters = kernel.parameters | set(names)
+    return made
+
+
+def _in_format(values: Any, fmt: str, batch: int) -> Any:
+    return np.broadcast_to(cast(values, fmt), (batch, *values.shape))
 
 
 def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
