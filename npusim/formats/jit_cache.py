@@ -16,13 +16,15 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 _DIGEST = hashlib.sha256
@@ -41,7 +43,7 @@ def compiled_on_disk(compiler: Callable[[Any], Any], function: Any) -> Any:
     return compiled
 
 
-class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
+class _CheckedFiles(IndexDataCacheFile):
     """numba's index and its entries, each led by a digest, without which nothing in it is unpickled.
 
     A file begins with the digest of the rest, and then with that of what it was compiled from.
@@ -90,7 +92,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
             file.write(_DIGEST(rest).digest() + rest)
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """The machine code of one function on disk; where it cannot be kept, that is said, and the work goes on.
 
     numba looks at the time of the function's own file only; an edit of a function it calls from another

@@ -50,8 +50,11 @@ def test_unusable_cache_folder_still_works(tmp_path: Path) -> None:
     assert done.stdout.strip() == "1.5"
 
 
-FAULTS = {"empty": lambda content: b"", "truncated": lambda content: content[:-9],
-          "overwritten": lambda content: content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :]}  # fmt: skip
+FAULTS = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-9],
+    "overwritten": lambda content: content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :],
+}
 
 
 def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path) -> None:
