@@ -16,8 +16,12 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line; ends the process with exit code 0, 1, 2 or 130."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us (>&-): what we say is not wanted
-            nowhere = os.open(os.devnull, os.O_RDWR)  # the number that was closed: the lowest that is free
+        if (
+            getattr(sys, name) is None
+        ):  # closed by whoever started us (>&-): what we say is not wanted
+            nowhere = os.open(
+                os.devnull, os.O_RDWR
+            )  # the number that was closed: the lowest that is free
             os.set_inheritable(nowhere, True)  # so that workers have one too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     try:

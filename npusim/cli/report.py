@@ -34,10 +34,11 @@ def report(runs: Runs, out: Out = None) -> None:
     from npusim.report.output import check_file_writable, write_whole
     from npusim.report.reports import place_of, saved_page
 
-    file = place_of(runs) if out is None else out
-    check_file_writable(file)
+    if out is not None:
+        check_file_writable(out)
     with working("drawing"):
         page = saved_page(runs)
+    file = place_of(runs) if out is None else out
     write_whole(file, page.encode())
     say(f"wrote {file}")
 

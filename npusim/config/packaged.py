@@ -98,7 +98,8 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
     if name in names:
         path, *others = files[name]
         if others:
-            raise SpecError(f"{others[0]}: {path.stem!r} is {path} already; give one of the files another name")
+            taken = f"{path.stem!r} is {path} already; give one of the files another name"
+            raise SpecError(f"{others[0]}: {taken}")
         return path
     from npusim.config.messages import suggest
 

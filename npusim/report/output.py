@@ -32,7 +32,9 @@ TENSOR_FILE = "output.safetensors"
 REPORT_FILE = "report.html"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
+_OWN_FILES = frozenset(
+    {RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()}
+)
 
 #: Where the header of a safetensors file begins, behind its length.
 _HEADER_AT = 8
@@ -52,7 +54,9 @@ def check_writable(folder: Path) -> None:
     """
     place = _check_place(folder)
     if place == Path.cwd():
-        raise OutputError(f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out")
+        raise OutputError(
+            f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out"
+        )
     if not place.exists():
         return
     if not place.is_dir():
@@ -82,12 +86,15 @@ def check_file_writable(file: Path) -> None:
 def _check_place(path: Path) -> Path:
     """Return where a path leads, links followed; raise `OutputError` if nothing could be written there."""
     place = Path(os.path.realpath(path))
+    above = next((p for p in path.parents if os.path.lexists(p)), Path())
+    if place.is_symlink() or not above.is_dir():
+        raise OutputError(
+            f"{path}: cannot be written: {path if above.is_dir() else above} is not a folder"
+        )
     there = place if place.is_mount() else place.parent
-    existing = next(p for p in (there, *there.parents) if os.path.lexists(p))
-    if not existing.is_dir():
-        raise OutputError(f"{path}: cannot be written: {existing} is not a folder; choose --out")
+    existing = next(p for p in (there, *there.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: cannot be written: no permission in {existing}; choose --out")
+        raise OutputError(f"{path}: cannot be written: no permission in {existing}")
     return place
 
 
@@ -142,7 +149,9 @@ def _page(result: RunResult, record: RunRecord, drawn: dict[str, object]) -> str
     return run_page(record, drawn, Trial(result))
 
 
-def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+def save_trace(
+    result: RunResult, path: str | Path, window: tuple[float, float] | None = None
+) -> Path:
     """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"

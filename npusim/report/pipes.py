@@ -128,7 +128,8 @@ def _kind(queue: str) -> str:
 def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns' names and the rows of a CSV file; raise `SpecError` where it cannot be read."""
     try:
-        with regular_file(file, MOST_BYTES, SpecError).open(newline="", encoding="utf-8-sig") as stream:
+        given = regular_file(file, MOST_BYTES, SpecError)
+        with given.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
             return list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 def _compile(function: Function) -> Any:
     """Compile without the GIL and without numba's reference counts (``_nrt``)."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
-    return compiled
+    njit: Any = numba.njit
+    return njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
 
 
 def inline(function: Function) -> Function:

@@ -89,7 +89,8 @@ def test_failure_while_writing_leaves_the_earlier_run(
     ("name", "why"),
     [
         ("file", "is a file"), ("file/below", "file is not a folder"), ("loop/x", "loop is not a folder"),
-        ("pipe", "is a file"), ("", "is the folder you are in"), (".", "is the folder you are in"),
+        ("loop", "loop is not a folder"), ("pipe", "is a file"), ("", "is the folder you are in"),
+        (".", "is the folder you are in"),
     ],
 )  # fmt: skip
 def test_place_that_is_no_folder_is_refused_before_the_work(
