@@ -11,8 +11,9 @@ import numpy as np
 
 from npusim.config.packaged import list_tensors, packaged_tensors
 from npusim.errors import TensorError
+from npusim.foreign import regular_file
 from npusim.formats import cast, get_format
-from npusim.formats.archives import read_archive
+from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.request import Layout
 
@@ -152,7 +153,7 @@ def read_tensors(path: Path) -> Tensors:
             return read_archive(path)
         from safetensors.numpy import load_file
 
-        return dict(load_file(path))
+        return dict(load_file(regular_file(path, MOST_BYTES, TensorError)))
     except TensorError:
         raise
     except ValueError as error:

@@ -61,6 +61,22 @@ def _ok(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [
+        (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("| true", 1), (">/dev/full", 2), ("2>/dev/full", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["workload list", "run flash --seq 256 --no-numerics --no-save"])
+def test_streams_that_are_closed_or_full_are_no_crash(verb: str, streams: str, code: int) -> None:
+    """A reader that has enough (SIGPIPE) ends the command in silence."""
+    script = f'"$@" {verb} {streams}; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", script, "bash", *COMMAND], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr.count("npusim: error: No space left on device") == (streams == ">/dev/full")
+
+
 def _document(*arguments: str) -> dict[str, Any]:
     found = json.loads(_ok(*arguments))
     assert isinstance(found, dict)

@@ -63,7 +63,10 @@ def compare(
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
     if html is not None:
+        from npusim.report.output import check_file_writable
+
         check_reports()
+        check_file_writable(html)
     found = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
     if html is not None:
         _write(html, found)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_document, show_json
+from npusim.cli.console import say, show, show_document, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
 
@@ -33,8 +33,11 @@ def list_all(json: o.Json = False) -> None:
     """List the devices that come with npusim, and the nodes of several."""
     from npusim.config.load import list_devices, load_device
     from npusim.config.node import list_nodes, load_node
+    from npusim.config.packaged import broken_entries
     from npusim.report.text import Grid, cells
 
+    for broken in broken_entries():
+        say(f"npusim: {broken}; its devices are left out")
     devices: list[DeviceSpec | NodeSpec] = [load_device(name) for name in list_devices()]
     devices += [load_node(name) for name in list_nodes()]
     if json:

@@ -16,7 +16,8 @@ from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from npusim.errors import SpecError
-from npusim.units import MIB, format_bytes
+from npusim.foreign import regular_file
+from npusim.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,14 +80,9 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's UTF-8 text; raise `SpecError` if it cannot be read or exceeds `MOST_BYTES`."""
+    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds `MOST_BYTES`."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise SpecError(
-                f"{path}: has {format_bytes(size)}; files of this kind have {format_bytes(MOST_BYTES)} at most"
-            )
-        return path.read_text(encoding="utf-8")
+        return regular_file(path, MOST_BYTES, SpecError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: cannot be read: {reason}") from None

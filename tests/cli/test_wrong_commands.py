@@ -172,7 +172,7 @@ WRONG = (
     ("run flash --seq 64k --rows all", "more than 10 min; less: "),
     ("run flash --seq 1M --method des --no-numerics", "more than 10 min; less: "),
     ("run flash --seq 1000000000000 --no-numerics", "more than 10 min; less: "),
-    ("run flash --out file/a", "is not a folder; choose --out"),
+    ("run flash --out file/a", "file/a: cannot be written: file is not a folder"),
     ("run flash --out file", "file: is a file, not a folder; choose --out"),
     ("run flash --out mine", "mine: holds 'thesis.tex', which is no file of a"),
     ("run flash --fields --hw tpu", "no device or node named 'tpu'; allowed:"),

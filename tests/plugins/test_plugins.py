@@ -270,10 +270,16 @@ def faulty(tmp_path: Path, body: str) -> str:
             "(T,) = schedule('s', usual, precisions=[P], families=['ascend'])\nS = replace(T, build=build)\n",
             r"mine\.py:9: ZeroDivisionError",
         ),
+        ("import sys\nsys.exit(0)\n", r"mine\.py:9: SystemExit: 0"),
+        (
+            "import sys\ndef f(problem, tiling, p):\n    sys.exit(0)\nS = schedule('s', f, precisions=[P])\n",
+            r"mine\.py:10: SystemExit: 0",
+        ),
+        ("S = schedule('../../escape', usual, precisions=[P])\n", r"mine\.py:8: schedule '\.\./\.\./escape' has '/'"),
         (DROPPED, r"mine\.py:14: S\.load_right on aic\.MTE1 \(key=0\) reads bytes .* and no flag orders them"),
     ],
     ids=["syntax", "import", "name", "kind", "no preset", "role", "error", "input written", "nobody's name", "index",
-         "route", "builder", "dropped wait"],
+         "route", "builder", "exit on import", "exit", "name of a folder", "dropped wait"],
 )  # fmt: skip
 def test_a_faulty_plugin_is_told_with_its_file_and_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(NpusimError, match=message):
