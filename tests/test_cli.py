@@ -79,6 +79,19 @@ def _error(*arguments: str) -> str:
 # ---------------------------------------------------------------- start
 
 
+def test_help_says_the_same_where_python_drops_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "82")  # the runner's 80, and a margin
+    code = (
+        "import contextlib, sys; from typer.main import get_command; from npusim.cli.app import app\n"
+        "for words in sys.argv[1:]:\n"
+        "    with contextlib.suppress(SystemExit): get_command(app)([*words.split(), '--help'], 'npusim')\n"
+    )
+    asked = ["", "hw", "workload", "new", "report", "invariant", "validate", "layout", "help", *VERBS]
+    done = subprocess.run([sys.executable, "-OO", "-c", code, *asked], capture_output=True, text=True, check=True)
+    told = [CliRunner().invoke(app, [*words.split(), "--help"], prog_name="npusim").stdout for words in asked]
+    assert done.stdout == "".join(told)
+
+
 def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     heavy = "numpy numba networkx pandas plotly simpy pydantic rich"
     code = (
