@@ -76,6 +76,7 @@ def _option(
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "workload": "the problem given says them; leave these options out",
+        "model": "the problem given says them, and is no model's; leave these options out",
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",
@@ -104,7 +105,7 @@ class Request:
     schedule: str = field(kw_only=False)
     workload: str | Path | Workload | None = _option(
         "--workload -w", "NAME|FILE", _WHAT, "Model: a name of npusim workload list, or your own .yaml.",
-        needs="workload", shown=DEFAULT_WORKLOAD,
+        needs="model", shown=DEFAULT_WORKLOAD,
     )
     seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.", needs="workload")
     seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.", needs="workload")

@@ -90,7 +90,8 @@ def what_is_there(request: Request, *, has_bits: bool) -> frozenset[str]:
     device = r.machine()
     kind = find_schedule(r.schedule, device.family if is_one else "node").problem
     found = {
-        "workload": r.problem is None, "attention": issubclass(kind, Problem), "device": is_one,
+        "workload": r.problem is None, "model": r.problem is None or isinstance(r.problem, Problem),
+        "attention": issubclass(kind, Problem), "device": is_one,
         "time": not is_one or device.is_timed, "tensors": r.tensors is not None,
         "bits": has_bits and kind is not ModelProblem,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o

@@ -73,7 +73,8 @@ NODE = {"schedule": "tiling_allreduce", "hw": "ascend_910b2_x8"}
 HOST = {"schedule": "flash", "hw": "xeon_avx512"}
 #: A run, options that nothing of it reads, and what the refusal says of them.
 UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    (GEMM, {"workload": "qwen2_7b", "ignore": ["window"]}, "workload, ignore: the problem given says them"),
+    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem given says them"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem given says them, and is no model's"),
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
