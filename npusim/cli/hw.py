@@ -8,6 +8,7 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show, show_document, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
+from npusim.request import refuse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -79,6 +80,7 @@ def show_one(
 
     device = load_machine(name, o.key_values(overrides, "-C"))
     if json:
+        refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
         show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
         return
     _show(device, only, basis)

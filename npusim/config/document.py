@@ -29,6 +29,8 @@ _TAG = "tag:yaml.org,2002:"
 #: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
 #: file has 1,500.
 MOST_VALUES = 100_000
+#: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
+MOST_DIGITS = 400
 #: Size of one file; beyond it, it is none of ours and would only take long to read.
 MOST_BYTES = 16 * MIB
 
@@ -198,8 +200,9 @@ class _Builder:
         if kind not in ("null", "bool", "int", "float"):
             raise SpecError(f"{self.file}:{line}  {key}: tag {node.tag} is not supported")
         try:
+            if len(node.value) > MOST_DIGITS:
+                raise ValueError(kind)
             return self.constructor.construct_object(node)
         except (YAMLError, ValueError, LookupError):
-            raise SpecError(
-                f"{self.file}:{line}  {key}: {node.value!r} cannot be read as {kind}"
-            ) from None
+            text = node.value[:MOST_DIGITS]
+            raise SpecError(f"{self.file}:{line}  {key}: {text!r} cannot be read as {kind}") from None

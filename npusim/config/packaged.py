@@ -87,7 +87,10 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
-        path = Path(text).expanduser()
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError:  # no such user
+            path = Path(text)
         path = beside / path if beside is not None else path
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")

@@ -353,6 +353,7 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 LITTLE: dict[str, Any] = {"problem": Problem(**SIZES), "tiling": SMALL, "trace_groups": (), "rows": "all"}
+TIMED = {**LITTLE, "rows": "sample", "numerics": False}
 
 
 def test_the_arithmetic_that_is_asked_for_is_computed(sigmoid: str, tmp_path: Path) -> None:
@@ -376,14 +377,14 @@ def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(sigmoid: st
 
 def exponentials(path: str, precision: str) -> list[Step]:
     """Return the exponentials of a schedule's program."""
-    program = npusim.run(path, **LITTLE, numerics=False, precision=precision).program
+    program = npusim.run(path, **TIMED, precision=precision).program
     body = program.phases[0].body(program.phases[0].blocks[0])
     return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
 
 
 def test_names_that_no_row_uses_take_no_room(sigmoid: str, tmp_path: Path) -> None:
     path = changed(tmp_path, ("    constants = {", "    names.pop('alpha')\n    constants = {"))
-    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (sigmoid, path))
+    whole, fewer = (npusim.run(p, **TIMED).program for p in (sigmoid, path))
     assert whole.occupancy_bytes() == fewer.occupancy_bytes()
 
 
@@ -391,7 +392,7 @@ def test_names_that_no_row_uses_take_no_room(sigmoid: str, tmp_path: Path) -> No
 def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: str) -> None:
     path = changed(tmp_path, ('"P", "one", "P")', '"P", "one", "Pp")'))
     with pytest.raises(NpusimError, match=r"sigmoid\.py:.*stage sigmoid, row 8, DIV P = one, Pp: 'Pp' is no name"):
-        npusim.run(path, **LITTLE, hw=hw, numerics=False)
+        npusim.run(path, **TIMED, hw=hw)
 
 
 def test_a_file_without_a_name_is_told_what_it_has(sigmoid: str) -> None:
