@@ -49,7 +49,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --no-save",),
         "run_fields": ("run flash --fields",),
         "run_errors": (
-            "run flash -t block_q=512 -t vector_rows=16", "run flash --seq 64k --rows all", "run flash -C clock=1e9", "run flsh",
+            "run flash -t block_q=512 -t block_kv=512 -t vector_rows=16", "run flash --seq 64k --rows all",
+            "run flash -C clock=1e9", "run flsh",
         ),
         "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1",),
         "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json",),
