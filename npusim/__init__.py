@@ -1,7 +1,7 @@
 """npusim: which bits and how many cycles an attention schedule gives on NPUs and low-resource GPUs.
 
 ``run`` executes one schedule for its values and simulates it for its time; ``compare`` and
-``explore`` build on it.  Submodules for direct use: ``formats`` (numbers), ``errors``.
+``explore`` build on it; all errors are `NpusimError`.  Submodules for direct use: ``formats`` (numbers), ``errors``.
 Importing npusim imports neither numpy nor a simulator; names are loaded when first used.
 """
 
@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npusim import errors, formats
+    from npusim.errors import NpusimError
     from npusim.explore import explore
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
 
-__all__ = ["RunResult", "__version__", "compare", "errors", "explore", "formats", "invariant", "run"]
+__all__ = ["NpusimError", "RunResult", "__version__", "compare", "errors", "explore", "formats", "invariant", "run"]
 
 __version__ = "0.1.0"
 
 #: Public functions and classes by the module that holds them; public submodules name themselves.
 _HOMES = MappingProxyType(
     {
+        "NpusimError": "npusim.errors",
         "RunResult": "npusim.run",
         "compare": "npusim.report.compare",
         "errors": "npusim.errors",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.numerics.evaluate import chosen_heads
+from npusim.numerics.evaluate import chosen, chosen_heads
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _sizes(problem: Problem) -> float:
 def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
     """Return how many pairs of query and key the chosen rows (their whole blocks) and heads have."""
     count = len(chosen_heads(problem, heads)) * problem.batch
-    if rows == "all":
+    which = chosen("rows", rows, problem.seq_q)
+    if which == "all":
         return count * problem.attended_pairs()
-    blocks = {problem.seq_q - 1} if rows == "sample" else {row // block * block for row in rows}
+    blocks = {problem.seq_q - 1} if which == "sample" else {row // block for row in which}
     return count * len(blocks) * min(block, problem.seq_q) * problem.seq_kv

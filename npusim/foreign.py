@@ -1,4 +1,4 @@
-"""Text that others wrote (names, descriptions, cells of files), made harmless where it is shown.
+"""Files of others, looked at before they are read, and text in them, made harmless where it is shown.
 
 A terminal obeys control sequences, a spreadsheet runs cells that look like formulas: both are shown
 as what they are instead.
@@ -7,15 +7,36 @@ as what they are instead.
 from __future__ import annotations
 
 import re
+import stat
 import unicodedata
+from typing import TYPE_CHECKING
 
-__all__ = ["csv_cell", "json_safe", "visible"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["csv_cell", "json_safe", "regular_file", "visible"]
 
 #: Unicode categories that are no text: controls, directions of writing, halves of surrogates, line ends.
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 #: What a spreadsheet takes for the beginning of a formula.
 _FORMULA = tuple("=+-@\t\r")
 _JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def regular_file(path: Path, most_bytes: int, wrong: type[Exception]) -> Path:
+    """Return the path of a file that can be read whole; raise ``wrong`` for what may never end or is too large.
+
+    Every reader of files that a user names asks this first.  `OSError` where there is no such file.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise wrong(f"{path}: cannot be read: it is {what}, not a file")
+    if found.st_size > most_bytes:
+        raise wrong(
+            f"{path}: has {found.st_size >> 20:,} MiB; files of this kind have {most_bytes >> 20:,} MiB at most"
+        )
+    return path
 
 
 def visible(text: str) -> str:

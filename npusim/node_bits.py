@@ -23,7 +23,7 @@ from npusim.node.kernel import CollectiveOp, Kernel, KernelOp
 from npusim.node.orders import Sums
 from npusim.node.program import ROW_GRAIN
 from npusim.node.topology import Topology
-from npusim.numerics.evaluate import check_indices, execute_rows, named_choices
+from npusim.numerics.evaluate import chosen, execute_rows, named_choices
 from npusim.numerics.events import EVENTS_KEPT
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
@@ -337,12 +337,8 @@ def sample_rows(count: int) -> list[int]:
 
 def _wanted(rows: Choice, count: int) -> list[int] | None:
     """Return the query rows to compute, or None for all."""
-    if rows == "all":
-        return None
-    if isinstance(rows, str):
-        return sample_rows(count)
-    check_indices("rows", rows, count)
-    return sorted(rows)
+    which = chosen("rows", rows, count)
+    return None if which == "all" else sample_rows(count) if which == "sample" else which
 
 
 def _pieces(kernel: Kernel) -> Iterator[tuple[int, Child]]:

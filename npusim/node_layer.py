@@ -238,13 +238,6 @@ def given_problem(
     )  # fmt: skip
 
 
-def refuse_on_node(arithmetic: str | None, heads: Choice, *, diagnose: bool) -> None:
-    """Raise `SpecError` naming those options that are given and mean something on one device only."""
-    some = None if isinstance(heads, str) else heads
-    options = {"arithmetic": arithmetic, "diagnose": diagnose or None, "heads": some}
-    refuse(options, "a node's ranks run all heads with their device's own arithmetic; use it on one device")
-
-
 def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
     """Return how the sum of the collective's real order differs from float64, on normal samples."""
     draw = np.random.default_rng(0)

@@ -47,7 +47,8 @@ class Option:
     ``names`` are its spellings, ``metavar`` what stands for its value (empty: a flag), ``panel`` the heading
     of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
     default as it is typed, ``shown`` what the help says of that; ``asks`` says whether it
-    changes what is run, not only what is shown of it.
+    changes what is run, not only what is shown of it; ``needs`` are words of `NEEDS`, without which
+    nothing reads it.
     """
 
     names: tuple[str, ...]
@@ -58,15 +59,33 @@ class Option:
     typed: object = None
     shown: str | bool = True
     asks: bool = True
+    needs: tuple[str, ...] = ()
 
 
-def _option(names: str, metavar: str, panel: str, text: str, default: Any = None, **more: Any) -> Any:
+def _option(
+    names: str, metavar: str, panel: str, text: str, default: Any = None, needs: str = "", **more: Any
+) -> Any:
     """Return a field of a request that a command line can say."""
+    more["needs"] = tuple(needs.split())
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
     spelled = (names,) if "/" in names else tuple(names.split())
     return field(default=default, metadata={"option": Option(spelled, metavar, panel, text, **more)})
 
 
+#: What may be there or not in a run, and what is said of options that need it where it is not.
+NEEDS: Mapping[str, str] = MappingProxyType(
+    {
+        "workload": "the problem given says them; leave these options out",
+        "model": "the problem given says them, and is no model's; leave these options out",
+        "attention": "read by schedules of attention, and this one computes none; leave these options out",
+        "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
+        "time": "read by devices with a timing model, and this one has none; leave these options out",
+        "tensors": "read with tensors given (--tensors), and there are none; leave these options out",
+        "drawn": "read where inputs are drawn, and here tensors are given; leave these options out",
+        "bits": "read where bits are computed, and here there are none (--no-numerics, or a model's layers); "
+        "leave these options out",
+    }
+)
 #: Types of fields that nothing else would refuse in words.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
@@ -84,30 +103,34 @@ class Request:
     """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
 
     schedule: str = field(kw_only=False)
-    workload: str | Path | Workload = _option(
+    workload: str | Path | Workload | None = _option(
         "--workload -w", "NAME|FILE", _WHAT, "Model: a name of npusim workload list, or your own .yaml.",
-        DEFAULT_WORKLOAD,
-    )  # fmt: skip
-    seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.")
-    seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.")
-    seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.")
+        needs="model", shown=DEFAULT_WORKLOAD,
+    )
+    seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.", needs="workload")
+    seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.", needs="workload")
+    seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.", needs="workload")
     phase: Literal["prefill", "decode"] | None = _option(
         "--phase", "", _WHAT, "decode: one query a sequence, over all --seq keys.", choices=("prefill", "decode"),
-        shown="prefill",
+        shown="prefill", needs="workload",
     )  # fmt: skip
-    batch: int | None = _option("--batch", "N", _WHAT, "Sequences.")
+    batch: int | None = _option("--batch", "N", _WHAT, "Sequences.", needs="workload")
     tensor_parallel: int | None = _option(
-        "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run."
+        "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run.",
+        needs="workload",
     )
     causal: bool | None = _option(
-        "--causal/--no-causal", "", _WHAT, "Mask the future, or do not; default: as the workload says.", shown=False
+        "--causal/--no-causal", "", _WHAT, "Mask the future, or do not; default: as the workload says.", shown=False,
+        needs="workload attention",
     )
     dtype: Dtype | None = _option(
         "--dtype", "", _WHAT, "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
         choices=("float16", "bfloat16", "float8_e4m3fn", "float32"), shown="the workload's",
+        needs="workload",
     )  # fmt: skip
     ignore: Collection[str] = _option(
-        "--ignore", "NAME,...", _WHAT, "Leave out what npusim does not model of the workload: window,softcap, ...", ()
+        "--ignore", "NAME,...", _WHAT, "Leave out what npusim does not model of the workload: window,softcap, ...", (),
+        needs="workload attention",
     )
     problem: AnyProblem | None = _option(
         "--problem", "KEY=VALUE,...", _WHAT, "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
@@ -124,60 +147,66 @@ class Request:
     )
     eager: bool = _option(
         "--eager", "", _HOW, "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).", False,
-        shown=False,
+        shown=False, needs="device",
     )  # fmt: skip
     precision: str | None = _option(
         "--precision", "NAME[,FIELD=FORMAT]", _HOW,
         "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.", shown="the schedule's",
     )  # fmt: skip
     arithmetic: str | None = _option(
-        "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's."
+        "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
+        needs="device",
     )
     warm: bool = _option(
-        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False
+        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False, needs="device time"
     )
     method: str = _option(
         "--method", "NAME", _HOW,
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
-        "reserved: approximate.", "auto",
+        "reserved: approximate.", "auto", needs="time",
     )  # fmt: skip
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
         "--tensors", "FILE|NAME", _BITS,
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
+        needs="attention",
     )  # fmt: skip
     prefix: str = _option(
         "--prefix", "TEXT", _BITS, "Of the tensors' keys: <prefix>.q; needed where a file holds several.", "",
-        shown=False, asks=False,
+        shown=False, asks=False, needs="attention tensors",
     )  # fmt: skip
     layout: Layout = _option(
         "--layout", "", _BITS, "Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
-        "bnsd", choices=get_args(Layout),
+        "bnsd", choices=get_args(Layout), needs="attention",
     )  # fmt: skip
     rows: Choice = _option(
         "--rows", "WHICH", _BITS, "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
-        "sample", asks=False,
+        "sample", asks=False, needs="attention bits",
     )  # fmt: skip
     heads: Choice = _option(
-        "--heads", "WHICH", _BITS, "Heads to compute: sample, all, or 0,2.", "sample", asks=False
+        "--heads", "WHICH", _BITS, "Heads to compute: sample, all, or 0,2.", "sample", asks=False,
+        needs="attention bits",
     )
-    seed: int | None = _option("--seed", "N", _BITS, "Of tensors drawn from the workload's recipe.", asks=False)
+    seed: int | None = _option(
+        "--seed", "N", _BITS, "Of tensors drawn from the workload's recipe.", asks=False, needs="attention bits drawn"
+    )
     numerics: bool = _option(
         "--no-numerics", "", _BITS, "Time only, no bits.", True, typed=False, shown=False, asks=False
     )
     diagnose: bool = _option(
         "--diagnose", "", _BITS, "Ranges, resonance, underflow, mass lost and saturation too.", False, shown=False,
-        asks=False,
+        asks=False, needs="attention device bits",
     )  # fmt: skip
     presets: bool | None = _option(
         "--presets/--no-presets", "", _BITS, "Show what the schedule's other presets give on the same rows.", False,
-        typed=None, shown="where a schedule has some", asks=False,
+        typed=None, shown="where a schedule has some", asks=False, needs="attention device bits",
     )  # fmt: skip
-    trace_groups: Sequence[int] = _option(
-        "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), typed="0", asks=False
+    trace_groups: str | Sequence[int] = _option(
+        "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), shown="0", asks=False,
+        needs="time",
     )
     window: tuple[float, float] | None = _option(
         "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
-        shown="all, of a long run its beginning", asks=False,
+        shown="all, of a long run its beginning", asks=False, needs="time",
     )  # fmt: skip
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
@@ -187,6 +216,10 @@ class Request:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
                 raise SpecError(f"{name}: expected {words}, got {value!r}")
+        for name in OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.strip() and name != "prefix":
+                raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:
@@ -206,7 +239,14 @@ class Request:
         """Return the workload; raise `SpecError` as `load_workload`."""
         from npusim.config.load import load_workload
 
-        return load_workload(self.workload) if isinstance(self.workload, str | Path) else self.workload
+        load = DEFAULT_WORKLOAD if self.workload is None else self.workload
+        return load_workload(load) if isinstance(load, str | Path) else load
+
+    def title(self, load: Workload) -> str:
+        """Return what its inputs are called: its workload, or its tensors where no workload is named."""
+        if self.tensors is None or self.workload is not None:
+            return load.name
+        return Path(self.tensors).stem if isinstance(self.tensors, str | Path) else "tensors"
 
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
@@ -228,6 +268,18 @@ class Request:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
         given = dict(self.tiling or {})  # a Tiling yields its fields, a mapping is one
         return {**given, "operators": "eager"}
+
+    def refuse_unread(self, there: Collection[str]) -> None:
+        """Raise `SpecError` naming the options that are set and that nothing reads; ``there``: words of `NEEDS`."""
+        given = self.given()
+        for need, why in NEEDS.items():
+            if need not in there:
+                refuse({name: value for name, value in given.items() if need in OPTIONS[name].needs}, why)
+
+    def given(self) -> dict[str, object]:
+        """Return the fields of options that are not left at their defaults."""
+        found = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
+        return {n: value for n, (value, usual) in found.items() if not isinstance(value, type(usual)) or value != usual}
 
     def attention(self) -> Problem:
         """Return one device's attention of the workload, sizes replaced."""

@@ -12,7 +12,7 @@ from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
 from npusim.report.trial import Trial
-from npusim.request import DEFAULT_WORKLOAD, Layout, Request
+from npusim.request import Layout, Request
 from npusim.sensitivity import sensitivity
 from npusim.simulate import run_request
 
@@ -74,7 +74,7 @@ def run(
     schedule: str,
     *,
     hw: str | Path | DeviceSpec | NodeSpec | None = None,
-    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    workload: str | Path | Workload | None = None,
     problem: AnyProblem | None = None,
     seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
     batch: int | None = None, tensor_parallel: int | None = None,
@@ -91,7 +91,7 @@ def run(
     warm: bool = False,
     eager: bool = False,
     method: str = "auto",
-    trace_groups: Sequence[int] = (0,),
+    trace_groups: str | Sequence[int] = (0,),
     window: tuple[float, float] | None = None,
     overrides: Mapping[str, object] | None = None,
     diagnose: bool = False,
@@ -106,13 +106,14 @@ def run(
     schedule
         Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.
     hw, workload
-        Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for.
+        Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for,
+        ``workload`` None: ``pangu_38b``, or what the tensors given are.
     problem
         The problem itself (`Problem`, `GemmProblem`, `CopyProblem`), in place of a workload.
     seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
-        them, and ``dtype`` rounds them.
+        them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore
@@ -136,7 +137,7 @@ def run(
         ``tnd``; all but the first have heads within a token in memory too.
     numerics, rows, heads
         Whether bits are computed, and for which query rows (their whole Q blocks) and heads: ``"all"``,
-        ``"sample"`` (the last block of rows) or indices.
+        ``"sample"`` (the last block of rows) or indices: numbers, or ``"0,128,4000-4095"``.
     seed
         Of the tensors that the workload's recipe draws.
     warm
@@ -172,7 +173,8 @@ def run(
     ------
     NpusimError
         Of the kind that is wrong, with the value, what is allowed and where: `SpecError` (names, files,
-        sizes), `TilingError` (fields that do not fit), `TensorError` (inputs).
+        sizes, an argument that nothing of this run reads), `TilingError` (fields that do not fit),
+        `TensorError` (inputs).
 
     Examples
     --------

@@ -21,7 +21,7 @@ from npusim.node.simulate import simulate
 from npusim.node_bits import operations
 from npusim.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
 from npusim.node_times import kernel_timer, simulated_child
-from npusim.request import refuse
+from npusim.numerics.evaluate import indices
 from npusim.run_result import RunResult
 from npusim.schedules import find_schedule
 from npusim.schedules.layer import periods
@@ -58,31 +58,27 @@ def run_on_node(
     machine = load_node_device(place, r.overrides) if is_node(place) else NodeDevice.alone(r.machine())
     chosen = find_schedule(r.schedule, machine.family)
     is_attention = issubclass(chosen.problem, SharedProblem)
-    if not is_attention:
-        options = {
-            "causal": r.causal, "tensors": given and given.tensors, "seed": given and given.seed,
-        }  # fmt: skip
-        refuse(options, f"{r.schedule} computes no attention and has no mask")
     sizes = r.sizes() if given is None or given.tensors is None else {**r.sizes(), "dtype": None}
     kind = chosen.problem if is_attention else LayerProblem
     layer = r.problem or layer_problem(load, machine.node, sizes, given, cast("type[SharedProblem]", kind))
     keys = layer.seq_kv if r.problem is None and isinstance(layer, SharedProblem) else 0
     layer = adapted(layer, given)
+    groups = indices("trace_groups", r.trace_groups, machine.node.device_count.value) if r.trace_groups else ()
     preset = cast("PartialSums", chosen.precision(r.precision or _stored(chosen, layer)))
     what: Any = _problem_of(chosen, layer, machine.node, preset.partial)
     fields = build_tiling(chosen.tiling, r.tiling or {})
     if bits is not None and isinstance(what, SharedProblem):
         refuse_long(what, bits)
     if isinstance(what, ModelProblem):
-        program, timing = _model(what, cast("LayerTiling", fields), machine, preset, r)
+        program, timing = _model(what, cast("LayerTiling", fields), machine, preset, r.method, groups)
     else:
         program = chosen.build(what, fields, machine, preset)
         check(program)
-        timing = time_on_node(program, machine, r.method, r.trace_groups)
+        timing = time_on_node(program, machine, r.method, groups)
     found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
     return RunResult(
-        name=f"{r.schedule}-{machine.node.name}-{load.name}", schedule=r.schedule, precision=preset.name,
-        formats=preset.formats(), device=machine, workload=load.name,
+        name=f"{r.schedule}-{machine.node.name}-{r.title(load)}", schedule=r.schedule, precision=preset.name,
+        formats=preset.formats(), device=machine, workload=r.title(load),
         inputs="none" if found is None or bits is None else bits.inputs(what, given),
         problem=what, tiling=fields, program=program, timing=timing,
         numerics=None if found is None else found.numerics, orders=() if found is None else found.orders,
@@ -93,14 +89,15 @@ def run_on_node(
 
 
 def _model(
-    what: ModelProblem, fields: LayerTiling, machine: NodeDevice, preset: PartialSums, r: Request
+    what: ModelProblem, fields: LayerTiling, machine: NodeDevice, preset: PartialSums, method: str,
+    groups: Sequence[int],
 ) -> tuple[TileProgram, NodeTiming]:
     """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
     listed = periods(what, fields, machine, preset)
     found = []
     for period in listed:
         check(period.program)
-        time = time_on_node(period.program, machine, r.method, r.trace_groups)
+        time = time_on_node(period.program, machine, method, groups)
         found.append((time, period.count))
     timing = folded(found, fields.overhead_us / US * what.layers)
     check_sanity(timing)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.config.layer import ModelProblem
 from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling, build_tiling
@@ -16,8 +17,8 @@ from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.finite import finite_choices
 from npusim.ir.check import FlagBudget, check
-from npusim.node_layer import Given, NodeBits, given_problem, refuse_on_node
-from npusim.numerics.evaluate import evaluate
+from npusim.node_layer import Given, NodeBits, given_problem
+from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.numerics.reference import attention
 from npusim.request import refuse
@@ -52,18 +53,20 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 
-def run_request(request: Request) -> RunResult:
-    """Predict bits and cycles of what is asked for; `npusim.run` describes it."""
+def run_request(request: Request, *, is_bare: bool = False) -> RunResult:
+    """Predict bits and cycles of what is asked for; `npusim.run` describes it.
+
+    ``is_bare``: without bits and timeline, for those who compute bits in a way of their own.
+    """
+    request.refuse_unread(what_is_there(request, has_bits=is_bare or request.numerics))
     r, load = request, request.load()
-    if r.problem is not None:
-        said = {**r.sizes(), "ignore": r.ignore or None}
-        refuse(said, "the problem given says them; leave these options out")
-    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    if is_bare:
+        r = replace(r, numerics=False, diagnose=False, presets=False, trace_groups=())
+    given, scales = chosen_tensors(r)
     as_asked = partial(_as_asked, seed=r.seed, layout=r.layout, scales=scales)
     if is_node(r.place()) or is_of_models(r.schedule):
-        refuse_on_node(r.arithmetic, r.heads, diagnose=r.diagnose)
-        refuse({"--eager": r.eager or None}, "of standard on one device; leave it out")
-        refuse({"--warm": r.warm or None}, "the kernels of a node start from memory; leave it out")
+        some = None if isinstance(r.heads, str) and r.heads in ("sample", "all") else r.heads
+        refuse({"heads": some}, "a node's ranks run all heads; leave it out")
         matrix = load_projection(r.tensors, r.prefix, given)
         bits = NodeBits(r.rows, r.limit_s, r.progress, partial(_inputs, r.tensors)) if r.numerics else None
         return run_on_node(r, Given(given, matrix, r.seed, as_asked), bits)
@@ -73,16 +76,34 @@ def run_request(request: Request) -> RunResult:
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     tiling, program = chosen.fitted(what, plan.tiling, device, preset)
     return RunResult(
-        name=_name(chosen.name, load, what), schedule=r.schedule, precision=preset.name, formats=preset.formats(),
-        device=device, workload=load.name, inputs=_inputs(r.tensors, what), problem=what, ignored=plan.ignored,
-        asked=r.asked(), tiling=tiling, **_computed(replace(plan, tiling=tiling), program),
+        name=_name(chosen.name, r.title(load), what), schedule=r.schedule, precision=preset.name,
+        formats=preset.formats(), device=device, workload=r.title(load), inputs=_inputs(r.tensors, what),
+        problem=what, ignored=plan.ignored, asked=r.asked(), tiling=tiling,
+        **_computed(replace(plan, tiling=tiling), program),
     )  # fmt: skip
+
+
+def what_is_there(request: Request, *, has_bits: bool) -> frozenset[str]:
+    """Return which of `npusim.request.NEEDS` a run has."""
+    r = request
+    is_one = not (is_node(r.place()) or is_of_models(r.schedule))
+    device = r.machine()
+    kind = find_schedule(r.schedule, device.family if is_one else "node").problem
+    found = {
+        "workload": r.problem is None, "model": r.problem is None or isinstance(r.problem, Problem),
+        "attention": issubclass(kind, Problem), "device": is_one,
+        "time": not is_one or device.is_timed, "tensors": r.tensors is not None,
+        "bits": has_bits and kind is not ModelProblem,
+        "drawn": r.tensors is None or not is_one,  # a node draws W_o
+    }  # fmt: skip
+    return frozenset(need for need, is_there in found.items() if is_there)
 
 
 def plan_of(request: Request) -> Plan:
     """Return what is asked for, resolved, of one device and without the tensors themselves: what a search builds."""
     r, load = _with_inputs(request), request.load()
-    given, scales = chosen_tensors(load, r.tensors, r.prefix, r.layout, r.dtype)
+    r.refuse_unread(what_is_there(r, has_bits=True))
+    given, scales = chosen_tensors(r)
     return _planned(r, load, _as_asked(r.problem or _problem(r, load, given), r.seed, r.layout, scales), None)
 
 
@@ -107,11 +128,12 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     """Return the parts of a result that are computed: the program as it is run, time and bits."""
     device, r = plan.device, plan.request
     program = warmed(program, device) if r.warm else program
+    groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     with told(plan.schedule.origin):
         check(program, flag_budget(device))
 
     def timed() -> TimingResult | None:
-        told = (r.method, r.trace_groups, r.progress, r.window)
+        told = (r.method, groups, r.progress, r.window)
         return simulate_program(program, device, *told) if device.is_timed else None
 
     if not (r.numerics and device.is_timed and r.method != "des"):
@@ -261,10 +283,10 @@ def _inputs(tensors: object, problem: AnyProblem) -> str:
     return "none"
 
 
-def _name(schedule: str, load: Workload, problem: AnyProblem) -> str:
+def _name(schedule: str, title: str, problem: AnyProblem) -> str:
     """Return the name of a run: of its folder, and in comparisons."""
     if isinstance(problem, Problem):
-        return f"{schedule}-{load.name}-{problem.seq_kv}"
+        return f"{schedule}-{title}-{problem.seq_kv}"
     return f"{schedule}-{problem.flops() or 'bytes'}"
 
 

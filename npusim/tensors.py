@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +12,9 @@ import numpy as np
 
 from npusim.config.packaged import list_tensors, packaged_tensors
 from npusim.errors import TensorError
+from npusim.foreign import regular_file
 from npusim.formats import cast, get_format
-from npusim.formats.archives import read_archive
+from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.request import Layout
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.workload import Workload
+    from npusim.request import Request
 
 Tensors = dict[str, "NDArray[Any]"]
 #: Axes of each layout, by CANN's names for the inputs of its fused attention.
@@ -32,22 +35,25 @@ LAYOUT_AXES = MappingProxyType(
     }
 )
 NAMES = ("q", "k", "v")
+#: What safetensors calls the formats that numpy has no name for.
+STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def chosen_tensors(
-    load: Workload, tensors: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, layout: Layout,
-    dtype: str | None,
-) -> tuple[Tensors | None, dict[str, float]]:  # fmt: skip
+def chosen_tensors(request: Request) -> tuple[Tensors | None, dict[str, float]]:
     """Return the tensors given, or those that the workload's recipe changes, and their scales.
 
-    None where the recipe draws them.  ``dtype`` rounds the tensors to that format, to the nearest and
-    ties to even; to float8_e4m3fn with a scale each (`quantise`).
+    None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
+    and ties to even; to float8_e4m3fn with a scale each (`quantise`).
 
-    Raises `TensorError` as `load_tensors`, and where a value is beyond what ``dtype`` holds.
+    Raises `TensorError` as `load_tensors`, where a value is beyond what ``dtype`` holds, and where tensors given
+    are not of the workload that is named beside them.
     """
-    if tensors is not None:
-        found = load_tensors(tensors, prefix=prefix, layout=layout, head_dim=load.head_dim)
+    r, load, dtype = request, request.load(), request.dtype
+    if r.tensors is not None:
+        found = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
+        if r.workload is not None:
+            _check_workload(found, load)
     elif load.tensors is None or not load.data.changes_tensors:
         return None, {}
     else:
@@ -55,6 +61,17 @@ def chosen_tensors(
     if dtype == "float8_e4m3fn":
         return quantise(found)
     return (found if dtype is None else _rounded(found, dtype)), {}
+
+
+def _check_workload(found: Tensors, load: Workload) -> None:
+    """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
+    q, k, v = (found[n].shape for n in NAMES)
+    shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads split a group
+    if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
+        raise TensorError(
+            f"tensors: {q[1]} query heads of {q[3]} and {k[1]} of keys are none of workload {load.name}, which has "
+            f"{load.heads} of {load.head_dim} and {load.kv_heads}; leave the workload out, or name that of the tensors"
+        )
 
 
 def _rounded(tensors: Tensors, dtype: str) -> Tensors:
@@ -150,9 +167,10 @@ def read_tensors(path: Path) -> Tensors:
     try:
         if path.suffix == ".npz":
             return read_archive(path)
-        from safetensors.numpy import load_file
+        from safetensors import deserialize
 
-        return dict(load_file(path))
+        stored = deserialize(regular_file(path, MOST_BYTES, TensorError).read_bytes())  # type: ignore[no-untyped-call]
+        return {name: _stored(name, tensor) for name, tensor in stored}
     except TensorError:
         raise
     except ValueError as error:
@@ -160,6 +178,15 @@ def read_tensors(path: Path) -> Tensors:
         raise TensorError(f"{path}: {what}") from None
     except Exception as error:  # noqa: BLE001 - the readers' own errors differ by version
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
+
+
+def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
+    """Return an array of a safetensors file; its own reader asks numpy for formats that numpy has not."""
+    kind = tensor["dtype"]
+    if kind not in STORED and not re.fullmatch(r"[FIU](8|16|32|64)", kind):
+        raise ValueError(f"{name} is {kind}, which is not read")
+    dtype = get_format(STORED[kind]).dtype if kind in STORED else np.dtype(f"{kind[0].lower()}{int(kind[1:]) // 8}")
+    return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
 
 
 def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Tensors, str]:
@@ -246,6 +273,13 @@ def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dic
 
 
 def _check(name: str, values: NDArray[Any], where: str) -> None:
+    if values.dtype.type is np.void:
+        raise TensorError(
+            f"{where}: {name} is {values.dtype}: .npz keeps the bits of bfloat16 and float8_e4m3fn, but not which they "
+            "are; save .safetensors, or float32 and give --dtype bfloat16"
+        )
+    if not values.size:
+        raise TensorError(f"{where}: {name} has shape {values.shape}: nothing in it")
     fmt = format_of_dtype(values.dtype)
     if fmt is None or fmt.name not in DTYPES:
         raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")

@@ -6,16 +6,19 @@ import csv
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.config.kernels import GemmProblem
+from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.explore import explore
+from npusim.request import NEEDS, OPTIONS, Request
 from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulate import what_is_there
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +64,72 @@ def test_a_run_takes_the_workloads_mask(schedule: str, family: str) -> None:
 def test_options_that_would_change_nothing_are_refused() -> None:
     with pytest.raises(NpusimError, match=r"^seq, causal: the problem given says them"):
         run("gemm", problem=GemmProblem(m=64, n=64, k=64), seq=64, causal=True)
-    with pytest.raises(NpusimError, match=r"^causal: gemm_allreduce computes no attention"):
+    with pytest.raises(NpusimError, match=r"^causal: read by schedules of attention, and this one computes none"):
         run("gemm_allreduce", hw="ascend_910b2_x8", causal=False)
+
+
+GEMM = {"schedule": "gemm", "problem": GemmProblem(m=64, n=64, k=64)}
+NODE = {"schedule": "tiling_allreduce", "hw": "ascend_910b2_x8"}
+HOST = {"schedule": "flash", "hw": "xeon_avx512"}
+#: A run, options that nothing of it reads, and what the refusal says of them.
+UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem given says them"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem given says them, and is no model's"),
+    (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
+    (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
+    ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
+    ({"schedule": "flash"}, {"prefix": "layer"}, "prefix: read with tensors given"),
+    ({"schedule": "flash", "numerics": False}, {"rows": [0], "diagnose": True}, "rows, diagnose: read where bits are"),
+    ({"schedule": "flash", "numerics": False}, {"heads": "0", "seed": 1}, "heads, seed: read where bits are computed"),
+    ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: read where inputs are drawn"),
+    (HOST, {"method": "des", "warm": True}, "warm, method: read by devices with a timing model"),
+    (HOST, {"trace_groups": [1], "window": (0, 5)}, "trace_groups, window: read by devices with a timing model"),
+    (NODE, {"warm": True, "arithmetic": "x"}, "arithmetic, warm: read by kernels of one device"),
+    (NODE, {"diagnose": True, "eager": True}, "eager, diagnose: read by kernels of one device"),
+    (NODE, {"heads": "0"}, "heads: a node's ranks run all heads"),
+    ({"schedule": "allreduce", "hw": "ascend_910b2_x8"}, {"rows": "3"}, "rows: read by schedules of attention"),
+    ({"schedule": "layer", "workload": "llama2_7b"}, {"rows": "3"}, "rows: read where bits are computed"),
+)
+
+
+@pytest.mark.parametrize(("what", "options", "said"), UNREAD, ids=[said for *_, said in UNREAD])
+def test_options_that_nothing_reads_are_refused(what: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(NpusimError, match=f"^{said}"):
+        run(**{**what, **options})
+
+
+def test_every_need_of_an_option_is_one_that_a_run_has_or_has_not() -> None:
+    assert {need for option in OPTIONS.values() for need in option.needs} == set(NEEDS)
+    everything = what_is_there(Request("flash"), has_bits=True) | {"tensors"}
+    assert everything == set(NEEDS)
+
+
+def test_rows_heads_and_groups_are_given_in_the_words_of_the_command_line() -> None:
+    def told(**given: Any) -> tuple[str, Any]:
+        result = run("flash", seq=256, tiling={"block_q": 64, "block_kv": 64}, **given)
+        return result.numerics.sample, {span.group for span in result.timing.spans}
+
+    assert told(rows="0,130-135", heads="0,2", trace_groups="0-1") == told(
+        rows=np.array([0, *range(130, 136)]), heads=[0, 2], trace_groups=[0, 1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rows": "smaple"}, "rows smaple: write sample, all, or numbers such as 0,128"),
+        ({"rows": "0-300000000"}, "rows: there is no 300000000; choose from 0 to 255"),
+        ({"rows": "9" * 5000}, f"rows {'9' * 80}: write"),
+        ({"rows": [0.5]}, r"rows: \[0.5\]: write"),
+        ({"heads": []}, "heads: none is chosen"),
+        ({"trace_groups": "99"}, "trace_groups: there is no 99; choose from 0 to 23"),
+        ({"precision": ""}, "precision: '' says nothing"),
+        ({"arithmetic": " "}, "arithmetic: ' ' says nothing"),
+    ],
+)
+def test_what_is_no_index_and_what_is_empty_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(NpusimError, match=f"^{said}"):
+        run("flash", seq=256, **given)
 
 
 def npusim(*words: str) -> tuple[int, str, str]:

@@ -61,6 +61,22 @@ def _ok(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [
+        (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("| true", 1), (">/dev/full", 2), ("2>/dev/full", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["workload list", "run flash --seq 256 --no-numerics --no-save"])
+def test_streams_that_are_closed_or_full_are_no_crash(verb: str, streams: str, code: int) -> None:
+    """A reader that has enough (SIGPIPE) ends the command in silence."""
+    script = f'"$@" {verb} {streams}; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", script, "bash", *COMMAND], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr.count("npusim: error: No space left on device") == (streams == ">/dev/full")
+
+
 def _document(*arguments: str) -> dict[str, Any]:
     found = json.loads(_ok(*arguments))
     assert isinstance(found, dict)
@@ -77,6 +93,19 @@ def _error(*arguments: str) -> str:
 
 
 # ---------------------------------------------------------------- start
+
+
+def test_help_says_the_same_where_python_drops_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "82")  # the runner's 80, and a margin
+    code = (
+        "import contextlib, sys; from typer.main import get_command; from npusim.cli.app import app\n"
+        "for words in sys.argv[1:]:\n"
+        "    with contextlib.suppress(SystemExit): get_command(app)([*words.split(), '--help'], 'npusim')\n"
+    )
+    asked = ["", "hw", "workload", "new", "report", "invariant", "validate", "layout", "help", *VERBS]
+    done = subprocess.run([sys.executable, "-OO", "-c", code, *asked], capture_output=True, text=True, check=True)
+    told = [CliRunner().invoke(app, [*words.split(), "--help"], prog_name="npusim").stdout for words in asked]
+    assert done.stdout == "".join(told)
 
 
 def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
@@ -120,7 +149,7 @@ def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
         environment["NUMBA_DISABLE_JIT"] = "1"
     command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
     done = subprocess.run(
-        [*command, "run", "flash", "--heads", "1", "--seq", "256", *options],
+        [*command, "run", "flash", "--seq", "256", *options],
         env=environment, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == code, done.stderr

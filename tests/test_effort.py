@@ -33,7 +33,8 @@ def test_the_estimate_is_of_the_size_of_what_it_takes() -> None:
     run("flash", problem=problem, rows="all", trace_groups=())  # what is compiled once
     for numerics, method in ((True, "auto"), (False, "des")):
         start = time.process_time()
-        run("flash", problem=problem, rows="all", trace_groups=(), method=method, numerics=numerics)
+        rows = "all" if numerics else "sample"
+        run("flash", problem=problem, rows=rows, trace_groups=(), method=method, numerics=numerics)
         took = time.process_time() - start
         told = sum(estimate(problem, tiling, method, ("all", "all") if numerics else None).values())
         assert 1 / 20 < told / took < 20, (told, took)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import signal
 import time
 import zipfile
 from typing import TYPE_CHECKING
@@ -47,6 +49,33 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inside.mkdir()
     monkeypatch.chdir(inside)
     return inside
+
+
+# ---------------------------------------------------------------- what is no file
+
+
+READERS = (
+    ("report", "{}"), ("compare", "{}", "{}"), ("check", "{}"), ("validate", "{}"), ("workload", "import", "{}"),
+    ("run", "flash", "-w", "{}"), ("run", "flash", "--hw", "{}"), ("run", "flash", "--tensors", "{}"),
+    ("diff", "{}", "flash", "--seq", "64"), ("hw", "validate", "{}"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+@pytest.mark.parametrize("ending", ["", ".yaml", ".npz", ".json", ".csv"])
+def test_pipes_and_devices_are_not_read(ending: str, command: tuple[str, ...], elsewhere: Path) -> None:
+    """A pipe that nobody writes to would be waited for, a device read, for ever."""
+    os.mkfifo(elsewhere / f"pipe{ending}")
+    (elsewhere / f"zero{ending}").symlink_to("/dev/zero")
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it is read"))
+    for name in ("pipe", "zero"):
+        signal.alarm(120)
+        try:
+            code, stdout, stderr = _npusim(*(word.format(f"{name}{ending}") for word in command))
+        finally:
+            signal.alarm(0)
+        assert code == 2
+        assert f"{name}{ending}" in stdout + stderr
 
 
 # ---------------------------------------------------------------- names are file names
@@ -105,7 +134,7 @@ def test_files_of_absurd_size_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "big.yaml"
     with file.open("wb") as stream:
         stream.truncate(1 << 33)
-    with pytest.raises(SpecError, match=r"big.yaml: has 8 GiB; files of this kind have 16 MiB at most"):
+    with pytest.raises(SpecError, match=r"big.yaml: has 8,192 MiB; files of this kind have 16 MiB at most"):
         read_document(file)
     with pytest.raises(SpecError, match="16 MiB at most"):
         import_config(file)
@@ -149,7 +178,7 @@ def test_an_array_that_claims_more_than_its_file_holds_is_refused_by_size(packed
 
 def test_more_than_any_run_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("npusim.formats.archives.MOST_BYTES", 1000)
-    np.savez(tmp_path / "a.npz", k=np.zeros(300, "float16"), q=np.zeros(300, "float16"))
+    np.savez_compressed(tmp_path / "a.npz", k=np.zeros(300, "float16"), q=np.zeros(300, "float16"))
     with pytest.raises(TensorError, match=r"up to q have 1.2 KiB; files of 1000 B at most"):
         load_tensors(tmp_path / "a.npz")
 

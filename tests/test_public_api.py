@@ -50,6 +50,11 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(npusim, name) is not None
 
 
+def test_every_error_is_caught_by_the_public_name() -> None:
+    with pytest.raises(npusim.NpusimError, match="unknown schedule"):
+        npusim.run("flsh")
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'npusim' has no attribute 'flash'"):
         npusim.flash  # noqa: B018

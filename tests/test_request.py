@@ -21,7 +21,7 @@ from npusim.config.problem import Dtype
 from npusim.config.tiling import build_tiling
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
-from npusim.request import OPTIONS, Request, command
+from npusim.request import NEEDS, OPTIONS, Request, command
 from npusim.schedules import find_schedule
 from npusim.simulate import run_request
 
@@ -138,6 +138,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["npusim.simulate"], "run_request", caught)
+    monkeypatch.setattr(sys.modules["npusim.simulate"], "what_is_there", lambda request, has_bits: frozenset(NEEDS))
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "
@@ -151,7 +152,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         "flash", workload="deit_b", seq=2048, seq_q=1, seq_kv=3, batch=4, tensor_parallel=5, causal=True,
         dtype="bfloat16", ignore=("window", "softcap"), problem=CopyProblem(bytes=1024), hw="v100",
         overrides={"a": "1", "b": "2"}, tiling={"x": "1", "y": "2"}, precision="p", arithmetic="a", method="des",
-        tensors="f", prefix="g", layout="tnd", rows=[0, 1, 2], heads="all", seed=7, numerics=False, diagnose=True,
+        tensors="f", prefix="g", layout="tnd", rows="0-2", heads="all", seed=7, numerics=False, diagnose=True,
         presets=True, trace_groups=(), limit_s=None, progress=request.progress,
     )  # fmt: skip
 

@@ -79,8 +79,8 @@ def test_the_mean_chain_in_float16_is_seen_to_lose_on_resonant_inputs() -> None:
 
 
 def test_the_command_line_shows_presets_unless_told_not_to() -> None:
-    arguments = ["run", "pasa", "--seq", "128", "--heads", "0", "--no-save"]
-    for more, shown in (([], True), (["--no-presets"], False), (["--no-numerics"], False)):
+    arguments = ["run", "pasa", "--seq", "128", "--no-save"]
+    for more, shown in ((["--heads=0"], True), (["--heads=0", "--no-presets"], False), (["--no-numerics"], False)):
         done = CliRunner().invoke(app, [*arguments, *more])
         assert done.exit_code == 0
         assert ("presets " in done.stdout) == shown

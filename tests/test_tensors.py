@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from npusim.errors import TensorError
+from npusim.formats import get_format
 from npusim.run import run
 from npusim.tensors import load_tensors
 
@@ -44,6 +46,31 @@ def test_what_is_no_array_is_refused_by_name(bnsd: dict[str, np.ndarray[Any, Any
     lists: Any = {**bnsd, "k": bnsd["k"].tolist()}
     with pytest.raises(TensorError, match="tensors: k is a list; a numpy array needed"):
         load_tensors(lists)
+
+
+@pytest.mark.parametrize("fmt", ["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"])
+def test_safetensors_are_read_in_every_format(
+    fmt: str, bnsd: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    given = {name: values.astype(get_format(fmt).dtype) for name, values in bnsd.items()}
+    save_file(given, tmp_path / "qkv.safetensors")
+    found = load_tensors(tmp_path / "qkv.safetensors")
+    assert all(found[n].dtype == given[n].dtype and found[n].tobytes() == given[n].tobytes() for n in "qkv")
+
+
+def test_tensors_are_run_under_their_own_name_or_that_of_their_workload(bnsd: dict[str, Any], tmp_path: Path) -> None:
+    def ran(tensors: Any, **more: Any) -> tuple[str, str]:
+        result = run("flash", tensors=tensors, numerics=False, trace_groups=(), **more)
+        return result.workload, result.name
+
+    np.savez(tmp_path / "mine.npz", **bnsd)
+    assert ran(tmp_path / "mine.npz") == ("mine", f"flash-mine-{TOKENS}")
+    assert ran(bnsd) == ("tensors", f"flash-tensors-{TOKENS}")
+    file = "smollm2_layer18_group.safetensors"  # a group of SmolLM2's heads
+    assert ran(file, workload="smollm2") == ("smollm2", "flash-smollm2-1024")
+    for other in ("qwen2_7b", "pangu_38b"):
+        with pytest.raises(TensorError, match=f"3 query heads of 64 and 1 of keys are none of workload {other}, which"):
+            ran(file, workload=other)
 
 
 @pytest.mark.parametrize("layout", ["bnsd", "bsnd", "bsh", "tnd"])

@@ -7,6 +7,7 @@ before a verb needs it: ``npusim --help`` answers at once.
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -14,6 +15,12 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; ends the process with exit code 0, 1, 2 or 130."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed by whoever started us (>&-). What is opened gets the lowest number that is free: that one.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)  # so that workers have one too
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     try:
         from npusim.cli.app import app
 
@@ -21,3 +28,5 @@ def main() -> None:
     except KeyboardInterrupt:  # outside of any verb: those say so themselves
         sys.stderr.write("npusim: interrupted\n")
         sys.exit(130)
+    except OSError as error:  # of the help, which is printed before a verb is called: a full disk
+        sys.exit(f"npusim: error: {error.strerror or error}")

@@ -68,6 +68,7 @@ app = Verbs(
     name="npusim",
     cls=_Root,
     no_args_is_help=True,
+    help="Predict, without the hardware, every bit and every cycle of attention on an NPU or GPU.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -95,7 +96,7 @@ def root(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Predict, without the hardware, every bit and every cycle of attention on an NPU or GPU."""
+    """Read the options that stand before a verb."""
 
 
 for part in (run, compare, diff, report, explore, invariant, check, validate, layout, guide, hw, workload, new):

@@ -1,6 +1,5 @@
 """``npusim compare``: runs side by side, and why one takes longer."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
-from npusim.request import Request
+from npusim.request import Request, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +62,11 @@ def compare(
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
     if html is not None:
+        from npusim.report.output import check_file_writable
+
         check_reports()
+        check_file_writable(html)
+    refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
     found = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
     if html is not None:
         _write(html, found)
@@ -92,6 +95,8 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":
     from npusim.simulate import run_request
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
+    if all(isinstance(one, Path) for one in asked):
+        refuse(base.given(), "runs that were kept are not run again; leave these options out")
     for path in asked:
         if isinstance(path, Path) and path.suffix != ".csv":
             load_result(path)
@@ -109,7 +114,7 @@ def _request(word: str, base: Request) -> Request:
     """Return the request that a word is: a schedule, with options of its own if it is quoted with them."""
     from npusim.schedules import find_schedule
 
-    request = o.worded(shlex.split(word), base)
+    request = o.worded(word, base)
     try:
         find_schedule(request.schedule, request.machine().family)
     except SpecError as error:
@@ -121,7 +126,5 @@ def _is_file(word: str) -> bool:
     """Return whether a word is a file or folder, rather than a schedule with its options."""
     if Path(word).exists() or word.endswith(_FILES):
         return True
-    first = (shlex.split(word) or [""])[0]
-    if not first:
-        raise SpecError("compare: an empty word is no run")
+    first = o.words(word)[0]
     return ("/" in first or "\\" in first) and ":" not in first

@@ -78,6 +78,8 @@ def _show(out: Path, found: "Difference") -> None:
     elif found.nearest is not None:
         near = found.nearest
         rows.append(("nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))))
+    elif found.first is not None:
+        rows.append(("nearest", (Cell("nothing explains it: no change makes half of what differs equal", "bad"),)))
     if found.first is not None:
         rows.append(("tried", (Cell(f"{found.tried} changes to what {found.run.schedule} states"),)))
     run = found.run

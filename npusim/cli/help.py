@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +29,25 @@ def examples(*commands: tuple[str, str]) -> str:
     return "\n".join(["Examples:", *(f"  {c:<{width}}   # {what}" for c, what in commands)])
 
 
+def text_of(function: Callable[..., Any]) -> str | None:
+    """Return a verb's docstring, from its source where Python runs without docstrings (``-OO``)."""
+    if function.__doc__ is not None:
+        return function.__doc__
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return ast.get_docstring(tree)  # type: ignore[arg-type]
+
+
 class Command(TyperCommand):
-    """A verb whose options stand under the headings (``rich_help_panel``) they name."""
+    """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the words; raise `SpecError` where one of them, or the value behind its ``=``, is empty."""
+        for before, word in pairwise(["", *args]):
+            name, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+            if equals and not value.strip():
+                what = name if name.startswith("-") else "an argument"
+                raise SpecError(f"{what}: the value is empty; leave it out, or give one")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write arguments first, then each heading's options, those without a heading last."""
@@ -67,7 +90,12 @@ class Verbs(typer.Typer):
 
     def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
         """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
-        return self.command(name, cls=Command, epilog=examples(*commands) + after)
+
+        def decorated(verb: Function) -> Function:
+            made = self.command(name, cls=Command, help=text_of(verb), epilog=examples(*commands) + after)
+            return made(verb)
+
+        return decorated
 
 
 class Group(TyperGroup):

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_document, show_json
+from npusim.cli.console import say, show, show_document, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
+from npusim.request import refuse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -33,8 +34,11 @@ def list_all(json: o.Json = False) -> None:
     """List the devices that come with npusim, and the nodes of several."""
     from npusim.config.load import list_devices, load_device
     from npusim.config.node import list_nodes, load_node
+    from npusim.config.packaged import broken_entries
     from npusim.report.text import Grid, cells
 
+    for broken in broken_entries():
+        say(f"npusim: {broken}; its devices are left out")
     devices: list[DeviceSpec | NodeSpec] = [load_device(name) for name in list_devices()]
     devices += [load_node(name) for name in list_nodes()]
     if json:
@@ -76,6 +80,7 @@ def show_one(
 
     device = load_machine(name, o.key_values(overrides, "-C"))
     if json:
+        refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
         show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
         return
     _show(device, only, basis)

@@ -47,7 +47,7 @@ def invariant(request: Request, *, require: Require = "", vary: Vary = "", json:
     from npusim.invariance import ASPECTS, examine
     from npusim.report.invariance import invariance_document, invariance_table
 
-    required, varied = _names(require, "--require", ASPECTS), _names(vary, "--vary", ASPECTS)
+    required, varied = (_names(text, option, ASPECTS) for text, option in ((require, "--require"), (vary, "--vary")))
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {request.schedule}") as advance:
@@ -61,9 +61,9 @@ def invariant(request: Request, *, require: Require = "", vary: Vary = "", json:
         raise CheckFailedError(f"bits change with {', '.join(broken)}")
 
 
-def _names(text: str, option: str, known: tuple[str, ...]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
+def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    found = o.names(text, option) if text else ()
+    for name in found:
         if name not in known:
             raise SpecError(f"{option} {name}: there are {', '.join(known)}")
-    return names
+    return found

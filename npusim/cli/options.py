@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.request import OPTIONS, Option, Request
 
@@ -109,6 +111,7 @@ def takes(
         named = [first] if schedule else []
         signature = inspect.Signature([*named, *own, *shared] if own_first else [*named, *shared, *own])
         called.__signature__ = signature  # type: ignore[attr-defined]  # what typer makes options of
+        called.__doc__ = text_of(verb)
         called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         del called.__wrapped__
         return called
@@ -116,12 +119,31 @@ def takes(
     return decorated
 
 
-def worded(words: Sequence[str], base: Request) -> Request:
+def words(text: str) -> list[str]:
+    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none."""
+    try:
+        found = shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"{text}: not words of a command line: {error}") from None
+    if not found:
+        raise SpecError("an empty word is no run")
+    return found
+
+
+def names(text: str, option: str) -> tuple[str, ...]:
+    """Return the names of ``a,b``; raise `SpecError` where one is empty."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
+    return found
+
+
+def worded(text: str, base: Request) -> Request:
     """Return ``base`` with the schedule and the options of a command line's words: ``flash -t depth=3``.
 
     Tiling fields and changed numbers of the device add to those of ``base``.
     """
-    name, *options = words
+    name, *options = words(text)
     own, usual = _parsed(options), _parsed([])
     said = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
     for more in _REPEATED:
@@ -137,7 +159,7 @@ def _parsed(options: Sequence[str]) -> Request:
         return given
 
     reader = typer.Typer(add_completion=False)
-    reader.command()(request)
+    reader.command(cls=Command)(request)
     found = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
     if not isinstance(found, Request):
         raise SpecError(f"{' '.join(options)}: give options of npusim run")
@@ -149,17 +171,15 @@ def _read(name: str, value: Any) -> Any:
     option = OPTIONS[name].names[0]
     match name:
         case "overrides":
-            return key_values(value, option)
+            return key_values(value, option) or None
         case "tiling":
-            return key_values([part for item in value or () for part in item.split(",")], "-t")
+            return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
             return problem_values(value)
         case "ignore":
-            return tuple(name.strip() for name in (value or "").split(",") if name.strip())
-        case "rows" | "heads":
-            return chosen(value, option)
+            return () if value is None else names(value, option)
         case "trace_groups":
-            return indices(value, option)
+            return (0,) if value is None else value
         case "window":
             return window(value)
         case "numerics":
@@ -232,15 +252,6 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     return GemmProblem(m=sizes["m"], n=sizes["n"], k=sizes["k"], dtype=kind)
 
 
-def chosen(text: str, option: str) -> Literal["sample", "all"] | list[int]:
-    """Return ``sample``, ``all``, or indices; raise `SpecError` if it is none of them."""
-    if text == "sample":
-        return "sample"
-    if text == "all":
-        return "all"
-    return indices(text, option, also="sample, all, or ")
-
-
 def window(text: str | None) -> tuple[float, float] | None:
     """Return the ends of ``0:50``; raise `SpecError` where they are no numbers that rise from 0 on."""
     if text is None:
@@ -252,21 +263,4 @@ def window(text: str | None) -> tuple[float, float] | None:
         found = (0.0, 0.0)
     if not 0 <= found[0] < found[1] < math.inf:
         raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
-    return found
-
-
-def indices(text: str, option: str, *, also: str = "") -> list[int]:
-    """Return the numbers of ``0,128,4000-4095``; ``also`` is what else the option takes.
-
-    Raises `SpecError` where a part is neither a number nor a rising range.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise SpecError(f"{option} {text}: write {also}numbers such as 0,128,4000-4095")
-        end = int(last) if dash else int(first)
-        if end < int(first):
-            raise SpecError(f"{option} {text}: {part.strip()} runs backwards")
-        found += range(int(first), end + 1)
     return found

@@ -31,12 +31,14 @@ def report(runs: Runs, out: Out = None) -> None:
     It needs no network and no server; send it to anyone. Needs npusim[report].
     """
     check_reports()
-    from npusim.report.output import write_whole
+    from npusim.report.output import check_file_writable, write_whole
     from npusim.report.reports import place_of, saved_page
 
+    if out is not None:
+        check_file_writable(out)
     with working("drawing"):
         page = saved_page(runs)
-    file = out or place_of(runs)
+    file = place_of(runs) if out is None else out
     write_whole(file, page.encode())
     say(f"wrote {file}")
 

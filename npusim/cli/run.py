@@ -11,8 +11,7 @@ from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
-from npusim.errors import SpecError
-from npusim.request import Request
+from npusim.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
     from npusim.run_result import RunResult
@@ -24,11 +23,12 @@ LONGEST_S = 600
 _OUTPUT = "Output"
 
 Trace = Annotated[
-    Literal["perfetto", "chrome", "none"],
+    Literal["perfetto", "chrome", "none"] | None,
     typer.Option(
-        "--trace", rich_help_panel=_OUTPUT, help="Timeline to write; open it in ui.perfetto.dev."
+        "--trace", rich_help_panel=_OUTPUT, show_default="perfetto",
+        help="Timeline to write; open it in ui.perfetto.dev.",
     ),
-]
+]  # fmt: skip
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -101,7 +101,7 @@ Fields = Annotated[
 def run(
     request: Request,
     *,
-    trace: Trace = "perfetto",
+    trace: Trace = None,
     out: Out = None,
     no_save: NoSave = False,
     save_output: SaveOutput = False,
@@ -116,28 +116,41 @@ def run(
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
     runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
     """
+    written = {
+        "--out": out, "--trace": trace, "--save-output": save_output or None, "--report": report or None,
+        "--window": request.window, "--trace-groups": request.given().get("trace_groups"),
+    }  # fmt: skip
     if fields:
+        asked = {name: value for name, value in request.given().items() if name != "hw"}
+        refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
         show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
-    from npusim.simulate import run_request
+    from npusim.simulate import run_request, what_is_there
 
-    if report and no_save:
-        raise SpecError("--report: the page stands in the run's folder; leave out --no-save")
+    there = what_is_there(request, has_bits=request.numerics)
+    if "time" not in there:
+        refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
+    if not {"attention", "bits"} <= there:
+        refuse({"--save-output": save_output or None}, NEEDS["bits"])
+    if no_save:
+        refuse(written, "nothing is written with --no-save; leave it out, or these options")
+    if trace == "none" and not report:
+        refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
     if no_save or (trace == "none" and not report):
         request = replace(request, trace_groups=())
     if not no_save:  # before minutes of simulation
         check_writable(out if out is not None else default_folder(".probe"))
     if report:
         check_reports()
-        request = replace(request, diagnose=request.numerics)
+        request = replace(request, diagnose=request.diagnose or {"attention", "bits", "device"} <= there)
     if request.presets is None:
-        request = replace(request, presets=request.numerics and has_presets(request.schedule))
+        request = replace(request, presets="bits" in there and has_presets(request.schedule))
     with working(f"simulating {request.schedule}") as progress:
         result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
         tensor = save_output or request.tensors is not None
         folder = None if no_save else save_run(
-            result, out, trace=trace, save_output=tensor, window=request.window, report=report
+            result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
         )  # fmt: skip
     _print(result, folder, as_json=json, sensitive=sensitivity)
 

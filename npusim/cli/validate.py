@@ -9,6 +9,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
+from npusim.request import refuse
 
 if TYPE_CHECKING:
     from npusim.validate import BitsReport, TimesReport
@@ -59,6 +60,7 @@ def validate(
     Exit code 1 if a time lies outside its band or a bit differs; 2 if else a case has no prediction.
     """
     if template:
+        refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
         from npusim.validate.template import TEMPLATE
 
         typer.echo(TEMPLATE, nl=False)

@@ -16,7 +16,8 @@ from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from npusim.errors import SpecError
-from npusim.units import MIB, format_bytes
+from npusim.foreign import regular_file
+from npusim.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,8 @@ _TAG = "tag:yaml.org,2002:"
 #: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
 #: file has 1,500.
 MOST_VALUES = 100_000
+#: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
+MOST_DIGITS = 400
 #: Size of one file; beyond it, it is none of ours and would only take long to read.
 MOST_BYTES = 16 * MIB
 
@@ -79,14 +82,9 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's UTF-8 text; raise `SpecError` if it cannot be read or exceeds `MOST_BYTES`."""
+    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds `MOST_BYTES`."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise SpecError(
-                f"{path}: has {format_bytes(size)}; files of this kind have {format_bytes(MOST_BYTES)} at most"
-            )
-        return path.read_text(encoding="utf-8")
+        return regular_file(path, MOST_BYTES, SpecError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: cannot be read: {reason}") from None
@@ -202,8 +200,9 @@ class _Builder:
         if kind not in ("null", "bool", "int", "float"):
             raise SpecError(f"{self.file}:{line}  {key}: tag {node.tag} is not supported")
         try:
+            if len(node.value) > MOST_DIGITS:
+                raise ValueError(kind)
             return self.constructor.construct_object(node)
         except (YAMLError, ValueError, LookupError):
-            raise SpecError(
-                f"{self.file}:{line}  {key}: {node.value!r} cannot be read as {kind}"
-            ) from None
+            text = node.value[:MOST_DIGITS]
+            raise SpecError(f"{self.file}:{line}  {key}: {text!r} cannot be read as {kind}") from None

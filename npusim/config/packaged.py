@@ -34,33 +34,39 @@ def list_packaged(kind: str) -> list[str]:
     return sorted(_files(kind))
 
 
-def _files(kind: str) -> dict[str, Path]:
-    """Return ``{name: file}``; raise `SpecError` where two files have one name."""
-    found: dict[str, Path] = {}
+def _files(kind: str) -> dict[str, list[Path]]:
+    """Return the files of a kind by name: more than one where packages bring the same."""
+    found: dict[str, list[Path]] = {}
     for folder in (packaged_folder(kind), *(installed_folders() if kind == "hwconfigs" else ())):
         for path in sorted(folder.glob("*.yaml")):
-            taken = found.setdefault(path.stem.replace("-", "_"), path)
-            if taken != path:
-                raise SpecError(f"{path}: {taken.stem!r} is {taken} already; give one of the files another name")
+            found.setdefault(path.stem.replace("-", "_"), []).append(path)
     return found
 
 
 @cache
 def installed_folders() -> tuple[Path, ...]:
-    """Return the folders of devices that installed packages offer (entry points in `DEVICES`).
+    """Return the folders of devices that installed packages offer (entry points in `DEVICES`)."""
+    return tuple(folder for entry in entries(DEVICES) for folder in _folders(entry.value))
 
-    Raises `SpecError` for an entry point that names no package.
-    """
-    found = []
-    for entry in entries(DEVICES):
-        try:
-            spec = find_spec(entry.value)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or not spec.submodule_search_locations:
-            raise SpecError(f"entry point {entry.name} of {DEVICES}: {entry.value!r} is no package with a folder")
-        found += [Path(place) for place in spec.submodule_search_locations]
-    return tuple(found)
+
+def broken_entries() -> list[str]:
+    """Return in words the entry points in `DEVICES` that name no folder: none of theirs is found by name."""
+    return [
+        f"entry point {entry.name} of {DEVICES}: {entry.value!r} is no package with a folder"
+        for entry in entries(DEVICES)
+        if not _folders(entry.value)
+    ]
+
+
+def _folders(package: str) -> list[Path]:
+    """Return the folders of a package, of which nothing is imported."""
+    top, *below = package.split(".")
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return []
+    places = (spec and spec.submodule_search_locations) or ()
+    return [folder for place in places if (folder := Path(place, *below)).is_dir()]
 
 
 def is_node_name(name: str) -> bool:
@@ -77,11 +83,14 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
     Raises
     ------
     SpecError
-        No such file, or no such name: names the nearest, or all there are.
+        No such file, or no such name: names the nearest, or all there are; two files of the name.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
-        path = Path(text).expanduser()
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError:  # no such user
+            path = Path(text)
         path = beside / path if beside is not None else path
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")
@@ -90,12 +99,17 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
     names = [n for n in sorted(files) if what != "device" or not is_node_name(n)]
     name = text.replace("-", "_")
     if name in names:
-        return files[name]
+        path, *others = files[name]
+        if others:
+            taken = f"{path.stem!r} is {path} already; give one of the files another name"
+            raise SpecError(f"{others[0]}: {taken}")
+        return path
     from npusim.config.messages import suggest
 
     hint = suggest(name, names)
     known = f" Known: {', '.join(names)}" if "Did you mean" in hint else ""
-    raise SpecError(f"no {what} named {text!r}{hint}{known}")
+    broken = "".join(f"; {entry}" for entry in (broken_entries() if kind == "hwconfigs" else ()))
+    raise SpecError(f"no {what} named {text!r}{hint}{known}{broken}")
 
 
 def list_tensors() -> list[str]:

@@ -13,7 +13,7 @@ from npusim.explore.points import Asking, Job, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
 from npusim.explore.store import Outcome, check_table, export
-from npusim.request import DEFAULT_WORKLOAD, Request
+from npusim.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -188,7 +188,7 @@ def explore(
     fields: Mapping[str, Iterable[int | float | str]] | None = None,
     *,
     hw: str | Path | DeviceSpec | None = None,
-    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    workload: str | Path | Workload | None = None,
     problem: AnyProblem | None = None,
     seq: int | None = None,
     seq_q: int | None = None,

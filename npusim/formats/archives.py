@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import TensorError
+from npusim.foreign import regular_file
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Bytes of all arrays of one file: Q, K and V of 32 heads of 128 over half a million tokens.
+#: Bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.
 MOST_BYTES = 16 << 30
 #: Deflate makes at most 1,032 bytes of one (zlib's technical notes): a member that claims more lies.
 _MOST_RATIO = 1032
@@ -32,11 +33,11 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_archive(path: Path) -> None:
-    """Raise `TensorError` if an array's header claims more bytes than its member has, or all together
-    more than `MOST_BYTES`; nothing is allocated to find out.
+    """Raise `TensorError` if it is no file, if an array's header claims more bytes than its member has, or if
+    the file or all arrays together have more than `MOST_BYTES`; nothing is allocated to find out.
     """
     total = 0
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(regular_file(path, MOST_BYTES, TensorError)) as archive:
         for member in archive.infolist():
             if not member.filename.endswith(".npy"):
                 continue

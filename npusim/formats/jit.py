@@ -49,13 +49,13 @@ def kernel(function: Function) -> Function:
     No ``fastmath``: every operation rounds where it is written.  When no cache folder can be
     written (`jit_cache`) the kernel is compiled in memory instead.
     """
-    result: Function = compiled_on_disk(_compile, function) or _compile(function)
+    result: Function = compiled_on_disk(_compile, function)
     return result
 
 
-def _compile(function: Function, **options: Any) -> Any:
+def _compile(function: Function) -> Any:
     njit: Any = numba.njit  # its stubs lack an option
-    return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
 def inline(function: Function) -> Function:

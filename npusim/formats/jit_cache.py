@@ -3,7 +3,7 @@
 numba keeps machine code beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``.  In
 a read-only installation without a home none of them can be written; without another place every
 process (and every worker of a search) would compile for half a minute.  Cached code is unpickled and
-run, so a folder is used only if it is this user's alone.
+run, so a folder is used only if it is this user's alone, and a file only if its content is what was written.
 """
 
 from __future__ import annotations
@@ -11,40 +11,121 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import pickle
 import re
 import stat
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
-from numba.core.errors import NumbaWarning
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
-#: Compiles a function; ``cache=True`` asks numba for a cache on disk.
-Compile = Callable[..., Any]
+_DIGEST = hashlib.sha256
+_DIGEST_BYTES = _DIGEST().digest_size
 
 
-def compiled_on_disk(compiler: Compile, function: Any) -> Any:
-    """Return ``function`` compiled with a disk cache, or None if there can be no safe one.
+def compiled_on_disk(compiler: Callable[[Any], Any], function: Any) -> Any:
+    """Return ``function`` compiled, its machine code kept on disk where there can be a safe place for it."""
+    compiled = compiler(function)
+    if hasattr(compiled, "_cache"):  # with NUMBA_DISABLE_JIT it is the function itself
+        # Not numba's setting: that may come from a file in the current folder.
+        for place in (lambda: os.environ.get("NUMBA_CACHE_DIR", ""), private_folder):
+            if (folder := place()) is not None and (cache := _cache_in(str(folder), function)):
+                compiled._cache = cache
+                break
+    return compiled
+
+
+class _CheckedFiles(IndexDataCacheFile):
+    """numba's index and its entries, each led by a digest, without which nothing in it is unpickled.
+
+    A file begins with the digest of the rest, and then with that of what it was compiled from.
+    """
+
+    def load(self, key: object) -> Any:
+        # Two processes that add to one index at once can give two kernels one file: it names its own.
+        found = super().load(key)
+        return found[1] if found is not None and found[0] == key else None
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (key, data))
+
+    def _load_index(self) -> Any:
+        return self._read(Path(self._index_path)) or {}
+
+    def _save_index(self, overloads: object) -> None:
+        self._write(self._index_path, overloads)
+
+    def _load_data(self, name: str) -> Any:
+        return self._read(Path(self._data_path(name)))
+
+    def _save_data(self, name: str, data: object) -> None:
+        self._write(self._data_path(name), data)
+
+    def _stamp(self) -> bytes:
+        return _DIGEST(repr((self._version, self._source_stamp)).encode()).digest()
+
+    def _read(self, path: Path) -> Any:
+        """Return the content of a file; None where there is none, it is of other sources, or it is damaged."""
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        rest = content[_DIGEST_BYTES:]
+        if _DIGEST(rest).digest() != content[:_DIGEST_BYTES]:
+            _say(f"{path} is damaged: what it held is compiled anew")
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return pickle.loads(rest[_DIGEST_BYTES:]) if rest.startswith(self._stamp()) else None
+
+    def _write(self, path: str, data: object) -> None:
+        rest = self._stamp() + self._dump(data)
+        with self._open_for_write(path) as file:  # beside it, then moved there
+            file.write(_DIGEST(rest).digest() + rest)
+
+
+class _Cache(FunctionCache):
+    """The machine code of one function on disk; where it cannot be kept, that is said, and the work goes on.
 
     numba looks at the time of the function's own file only; an edit of a function it calls from another
     file would leave stale machine code.  So the stamp is what all files say whose code a kernel can contain.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaWarning)
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        # Files of numba's own form, which an earlier npusim left, have other names.
+        base = f"{self._impl.filename_base}.checked"
+        self._cache_file = _CheckedFiles(
+            self._cache_path, base, sources_stamp(Path(function.__code__.co_filename))
+        )
+
+    def save_overload(self, sig: object, data: object) -> None:
         try:
-            compiled = compiler(function, cache=True)
-        except RuntimeError:  # numba: "no locator available": nowhere to write
-            compiled = _in_private_folder(compiler, function)
-    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if not hasattr(file, "_source_stamp"):
+            super().save_overload(sig, data)
+        except OSError as error:
+            _say_once(
+                f"compiled kernels cannot be kept in {self._cache_path}: {error.strerror or error}"
+            )
+
+
+def _cache_in(folder: str, function: Any) -> _Cache | None:
+    """Return a cache in a folder, or in one of numba's own places where that is empty; None where there is none."""
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, folder
+    try:
+        return _Cache(function)
+    except RuntimeError:  # numba: "no locator available": nowhere to write
         return None
-    file._source_stamp = sources_stamp(Path(function.__code__.co_filename))
-    return compiled
+    finally:
+        config.CACHE_DIR = before
 
 
 def is_missing(compiled: Any) -> bool:
@@ -67,20 +148,6 @@ def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
             if other.parent in (path.parent, HERE) and other.exists() and other not in found:
                 left.append(other)
     return tuple(sorted((source.name, digest) for source, digest in found.items()))
-
-
-def _in_private_folder(compiler: Compile, function: Any) -> Any:
-    folder = private_folder()
-    if folder is None:
-        return None
-    config: Any = numba.config
-    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
-    try:
-        return compiler(function, cache=True)
-    except RuntimeError:
-        return None
-    finally:
-        config.CACHE_DIR = before
 
 
 @functools.cache
@@ -115,3 +182,6 @@ def private_folder() -> Path | None:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"npusim: {text}\n")
+
+
+_say_once = functools.cache(_say)

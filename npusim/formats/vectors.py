@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.formats.archives import read_archive
+from npusim.foreign import regular_file
+from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_registry import get_arithmetic
 
@@ -90,7 +91,7 @@ def _read(path: Path) -> dict[str, Array]:
 
 
 def _starts_like_an_array(path: Path) -> bool:
-    with path.open("rb") as stream:
+    with regular_file(path, MOST_BYTES, TensorError).open("rb") as stream:
         prefix: bytes = np.lib.format.MAGIC_PREFIX
         return stream.read(len(prefix)) == prefix
 

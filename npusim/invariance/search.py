@@ -20,7 +20,7 @@ from npusim.invariance.aspects import (
 )
 from npusim.invariance.paths import Place, compute, first_difference, parting, structure
 from npusim.numerics.inputs import recipe_source
-from npusim.request import DEFAULT_WORKLOAD, Request
+from npusim.request import Request
 from npusim.simulate import run_request
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def invariant(
     schedule: str,
     *,
     hw: str | Path | DeviceSpec | None = None,
-    workload: str | Path | Workload = DEFAULT_WORKLOAD,
+    workload: str | Path | Workload | None = None,
     problem: Problem | None = None,
     seq: int | None = None,
     seq_q: int | None = None,
@@ -189,7 +189,7 @@ def examine(
         raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
     hidden = None if request.problem is not None else request.load().hidden
     ranks = request.tensor_parallel or (1 if request.problem is not None else request.load().tensor_parallel)
-    base = run_request(replace(request, hw=device, overrides=None, numerics=False, trace_groups=()))
+    base = run_request(replace(request, hw=device, overrides=None), is_bare=True)
     if not isinstance(base.problem, Problem):
         raise SpecError(f"schedule {request.schedule} is no attention: nothing to examine")
     return _Examination(request, base, base.problem, ranks, hidden, on_tried).done(vary)
@@ -238,8 +238,8 @@ class _Examination:
         tiling = {**self.fields, **variant.tiling, **(more or {})}
         return run_request(Request(
             self.request.schedule, problem=problem, hw=self.base.device, tiling=tiling, method=self.request.method,
-            precision=self.request.precision, arithmetic=self.request.arithmetic, numerics=False, trace_groups=(),
-        ))  # fmt: skip
+            precision=self.request.precision, arithmetic=self.request.arithmetic,
+        ), is_bare=True)  # fmt: skip
 
     def _try(self, variant: Variant) -> Tried:
         try:
@@ -357,9 +357,7 @@ class _Examination:
         message = chosen.bytes(self.problem, self.hidden)
         tiling = {"algorithm": algorithm}
         try:
-            done = run_request(Request(
-                "allreduce", hw=chosen.node, problem=message, tiling=tiling, numerics=False, trace_groups=(),
-            ))  # fmt: skip
+            done = run_request(Request("allreduce", hw=chosen.node, problem=message, tiling=tiling), is_bare=True)
         except NpusimError:
             return None
         return done.latency_us

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -39,7 +41,10 @@ class OutputBlock(Protocol):
 Reference = Callable[[Array, Array, Array, Any, int], NDArray[np.float64]]
 #: Its results by batch, head, first row and rows, for other precisions on the same inputs.
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
-Choice = Literal["sample", "all"] | Sequence[int]
+#: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
+Choice = str | Sequence[int]
+#: A number or a range of a text of indices; what has more digits is none of ours.
+_PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
 
@@ -58,13 +63,12 @@ def evaluate(
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
-    ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"``, the last Q block.
+    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
     """
-    if not isinstance(rows, str):
-        check_indices("rows", rows, problem.seq_q)
+    rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
     probe = Probe(problem) if diagnose else None
     done, written = execute_rows(
@@ -143,23 +147,50 @@ def needed_blocks(
     return {p.name: _needed(p, blocks, group_size) for p in program.phases}
 
 
-def check_indices(what: str, chosen: Sequence[int], count: int) -> None:
-    """Raise `SpecError` for indices that do not exist, or for none."""
-    wrong = [i for i in chosen if not 0 <= i < count]
-    if wrong or not chosen:
-        named = f"there is no {wrong[0]}" if wrong else "none is chosen"
-        raise SpecError(f"{what}: {named}; choose from 0 to {count - 1}")
+def indices(what: str, given: Choice, count: int, also: str = "") -> list[int]:
+    """Return indices, rising: numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
+
+    Ranges are held against ``count`` before they are written out; ``also`` is what else may be given.  Raises
+    `SpecError` for indices that do not exist, for none, and for what is no index.
+    """
+    wanted = f"write {also}numbers such as 0,128,4000-4095"
+    if isinstance(given, str):
+        parts = [_PART.fullmatch(part) for part in given.split(",")]
+        if not all(parts):
+            raise SpecError(f"{what} {given:.80}: {wanted}")
+        ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    else:
+        try:
+            ends = [(index(i), index(i)) for i in given]
+        except TypeError:
+            raise SpecError(f"{what}: {given!r}: {wanted}") from None
+    for first, last in ends:
+        if last < first:
+            raise SpecError(f"{what} {given}: {first}-{last} runs backwards")
+        if first < 0 or last >= count:
+            wrong = first if not 0 <= first < count else last
+            raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}")
+    if not ends:
+        raise SpecError(f"{what}: none is chosen; choose from 0 to {count - 1}")
+    return sorted({i for first, last in ends for i in range(first, last + 1)})
+
+
+def chosen(what: str, given: Choice, count: int) -> Literal["sample", "all"] | list[int]:
+    """Return ``sample`` or ``all`` as given, or `indices`."""
+    if isinstance(given, str) and given in ("sample", "all"):
+        return "all" if given == "all" else "sample"
+    return indices(what, given, count, "sample, all, or ")
 
 
 def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
     """Return the heads to compute."""
-    if isinstance(heads, str):
-        if heads == "all":
-            return set(range(problem.heads))
+    which = chosen("heads", heads, problem.heads)
+    if which == "all":
+        return set(range(problem.heads))
+    if which == "sample":
         each = problem.batch * problem.seq_kv * problem.head_dim
         return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
-    check_indices("heads", heads, problem.heads)
-    return set(heads)
+    return set(which)
 
 
 def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:

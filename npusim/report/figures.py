@@ -12,7 +12,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
+from npusim.foreign import regular_file
 from npusim.formats import get_format
+from npusim.report.result_json import MOST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +58,7 @@ def load_figures(folder: Path) -> dict[str, Any] | None:
     """
     file = folder / FIGURES_FILE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import shutil
+import sys
 import tempfile
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +32,14 @@ TENSOR_FILE = "output.safetensors"
 REPORT_FILE = "report.html"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
+_OWN_FILES = frozenset(
+    {RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()}
+)
+
+#: Where the header of a safetensors file begins, behind its length.
+_HEADER_AT = 8
+#: Of Linux's renameat2(): paths count from the current folder; two exchange their places.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def default_folder(result_name: str) -> Path:
@@ -41,13 +52,50 @@ def check_writable(folder: Path) -> None:
 
     Meant to be called before minutes of simulation.
     """
-    _refuse_foreign(folder)
-    parent = folder.resolve().parent
-    existing = next(p for p in (parent, *parent.parents) if p.exists())
-    if not existing.is_dir():
-        raise OutputError(f"{folder}: cannot be written: {existing} is not a folder; choose --out")
+    place = _check_place(folder)
+    if place == Path.cwd():
+        raise OutputError(
+            f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out"
+        )
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise OutputError(f"{folder}: is a file, not a folder; choose --out")
+    names = {p.name for p in place.iterdir() if not p.name.startswith(_hidden_prefix(place))}
+    if foreign := sorted(names - _OWN_FILES):
+        raise OutputError(
+            f"{folder}: holds {foreign[0]!r}, which is no file of a run, so it is not replaced; "
+            "choose a folder of its own with --out"
+        )
+    if place.is_mount() and RESULT_FILE in names:
+        raise OutputError(
+            f"{folder}: is a mount point, where the run that it holds cannot be replaced in one step; "
+            "empty it, or choose a folder in it with --out"
+        )
+
+
+def check_file_writable(file: Path) -> None:
+    """Raise `OutputError` if a file could not be written, as `write_whole` does; leaves nothing behind."""
+    _check_place(file)
+    if file.is_dir():
+        raise OutputError(f"{file}: cannot be written: there is a folder of that name")
+    if file.exists() and not file.is_file():
+        raise OutputError(f"{file}: cannot be written: it is a pipe or a device, not a file")
+
+
+def _check_place(path: Path) -> Path:
+    """Return where a path leads, links followed; raise `OutputError` if nothing could be written there."""
+    place = Path(os.path.realpath(path))
+    above = next((p for p in path.parents if os.path.lexists(p)), Path())
+    if place.is_symlink() or not above.is_dir():
+        raise OutputError(
+            f"{path}: cannot be written: {path if above.is_dir() else above} is not a folder"
+        )
+    there = place if place.is_mount() else place.parent
+    existing = next(p for p in (there, *there.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder}: cannot be written: no permission in {existing}; choose --out")
+        raise OutputError(f"{path}: cannot be written: no permission in {existing}")
+    return place
 
 
 def save_run(
@@ -101,7 +149,9 @@ def _page(result: RunResult, record: RunRecord, drawn: dict[str, object]) -> str
     return run_page(record, drawn, Trial(result))
 
 
-def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+def save_trace(
+    result: RunResult, path: str | Path, window: tuple[float, float] | None = None
+) -> Path:
     """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"
@@ -111,6 +161,7 @@ def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] 
 
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file beside its place and move it there; raise `OutputError` if that fails."""
+    check_file_writable(file)
     fresh: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,40 +180,91 @@ def write_whole(file: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Yield an empty sibling folder that takes the place of ``target`` if all goes well."""
-    place = target.resolve()
-    fresh: Path | None = None
-    old: Path | None = None
+    """Yield an empty folder that takes the place of ``target``, in one step, if all goes well.
+
+    A mount point cannot be moved: it gets the files, that of the result last.
+    """
+    place = Path(os.path.realpath(target))
+    where = place if place.is_mount() else place.parent
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        fresh.chmod(0o777 & ~_umask())
-        yield fresh
-        if place.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
-            place.rename(old / place.name)
-        fresh.rename(place)
+        where.mkdir(parents=True, exist_ok=True)
+        with _hidden_folder(where, _hidden_prefix(place)) as fresh:
+            yield fresh
+            if where != place:
+                _put(fresh, place)
+            else:
+                for file in sorted(fresh.iterdir(), key=lambda f: f.name == RESULT_FILE):
+                    file.replace(place / file.name)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def _hidden_prefix(place: Path) -> str:
+    return f".{place.name}.npusim-"
+
+
+@contextmanager
+def _hidden_folder(where: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder, removed at the end with what is in it, as are those that killed processes left."""
+    for left in where.iterdir():
+        # One that was made just now may not be locked yet.
+        if left.name.startswith(prefix) and time.time() - left.stat().st_mtime > 1:
+            with _lock(left) as is_ours:
+                if is_ours:
+                    shutil.rmtree(left, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
+    try:
+        fresh.chmod(0o777 & ~_umask())
+        with _lock(fresh):
+            yield fresh
     finally:
-        if old is not None and not place.exists():
-            (old / place.name).rename(place)
-        for left in (fresh, old):
-            if left is not None:
-                shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if not folder.exists():
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Give whether this process has a folder's lock, which ends with it; no where the system has no such locks."""
+    held, is_ours = None, False
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        held = os.open(folder, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = True
+    try:
+        yield is_ours
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _put(fresh: Path, place: Path) -> None:
+    """Move a folder to its place, where the old one is replaced at once, or stays if that fails.
+
+    Only where the system cannot exchange two folders does it take two renames: a kill between them leaves the old
+    one hidden.
+    """
+    if place.exists() and _exchanged(fresh, place):
         return
-    if not folder.is_dir():
-        raise OutputError(f"{folder}: is a file, not a folder; choose --out")
-    foreign = sorted({p.name for p in folder.iterdir()} - _OWN_FILES)
-    if foreign:
-        raise OutputError(
-            f"{folder}: holds {foreign[0]!r}, which is no file of a run, so it is not replaced; "
-            "choose a folder of its own with --out"
-        )
+    aside = fresh.with_name(f"{fresh.name}.old")
+    if place.exists():
+        place.rename(aside)
+    try:
+        fresh.rename(place)
+    except OSError:
+        if aside.exists():
+            aside.rename(place)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, as Linux can; return whether that was done."""
+    if sys.platform != "linux":
+        return False
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    return exchange is not None and exchange(*paths, _RENAME_EXCHANGE) == 0
 
 
 def _save_tensor(result: RunResult, file: Path) -> None:
@@ -173,6 +275,12 @@ def _save_tensor(result: RunResult, file: Path) -> None:
     tensors = {"o": numerics.output, "computed": numerics.computed.astype("uint8")}
     about = {"run": result.name, "layout": "BNSD", "sample": numerics.sample}
     save_file(tensors, file, metadata=about)
+    with file.open("r+b") as stream:  # the library writes the keys of a header in any order
+        size = int.from_bytes(stream.read(_HEADER_AT), "little")
+        header = json.loads(stream.read(size))
+        stream.seek(_HEADER_AT)
+        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        stream.write(text.encode().ljust(size))
     file.chmod(0o666 & ~_umask())
 
 

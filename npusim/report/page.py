@@ -98,8 +98,9 @@ def _inline(data: object) -> str:
 def _vega() -> str:
     import vl_convert
 
-    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return text.replace("</script", "<\\/script")
+    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")  # without the notices of its parts
+    notices = (TEMPLATES / "licences.txt").read_text(encoding="utf-8")
+    return f"/*!\n{notices}*/\n{text}".replace("</script", "<\\/script")
 
 
 def _hash(script: str) -> str:

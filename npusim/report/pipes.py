@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.errors import NpusimError, SpecError, reason_of
-from npusim.foreign import csv_cell
+from npusim.foreign import csv_cell, regular_file
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
+from npusim.report.result_json import MOST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -127,7 +128,8 @@ def _kind(queue: str) -> str:
 def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns' names and the rows of a CSV file; raise `SpecError` where it cannot be read."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        given = regular_file(file, MOST_BYTES, SpecError)
+        with given.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
             return list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from npusim.config.load import read_record
 from npusim.errors import SpecError
-from npusim.foreign import json_safe
+from npusim.foreign import json_safe, regular_file
 from npusim.report.record import RunRecord
+from npusim.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"
 KIND = "npusim.run"
+#: Size of a file of results, figures or a table: a result has some 100 KiB, a table a few hundred bytes a point.
+MOST_BYTES = 256 * MIB
 
 
 def result_document(record: RunRecord) -> dict[str, object]:
@@ -43,7 +46,7 @@ def load_result(path: str | Path) -> RunRecord:
     if file.is_dir():
         file = file / RESULT_FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
         data = json.loads(text)
     except OSError as error:
         raise SpecError(

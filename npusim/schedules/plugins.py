@@ -45,6 +45,8 @@ class Machine(Protocol):
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
 GROUP = "npusim.schedules"
+#: What code from outside may raise; a call of `sys.exit` in it is a fault too, whatever its code.
+FAULTS = (Exception, SystemExit)
 
 
 def is_outside(name: str) -> bool:
@@ -102,7 +104,7 @@ def _file(path: str, _changed: int) -> ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAULTS as error:
         raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
     return module
 
@@ -110,7 +112,7 @@ def _file(path: str, _changed: int) -> ModuleType:
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except FAULTS as error:
         raise SpecError(f"module {name}: {describe(error)}") from error
 
 
@@ -154,7 +156,7 @@ def told(origin: str) -> Iterator[None]:
         yield
     except BufferOverflowError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         path = origin.rpartition(":")[0]
         if not origin or str(error).startswith(path):
             raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling
 from npusim.errors import BufferOverflowError, SpecError
@@ -73,6 +74,12 @@ class Schedule:
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            file_name(self.name)  # runs are written to folders named after it
+        except ValueError as error:
+            raise SpecError(f"schedule {error}") from None
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.

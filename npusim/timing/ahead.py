@@ -43,8 +43,9 @@ def compiled_meanwhile() -> Iterator[Callable[[], object] | None]:
         return
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    command, null = [sys.executable, "-m", __name__], subprocess.DEVNULL
-    env = {**os.environ, "PYTHONPATH": paths}
+    # -P: no file of the current folder is imported in place of a module; so too by what that process starts.
+    command, null = [sys.executable, "-P", "-m", __name__], subprocess.DEVNULL
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     try:
         process = subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=null)
     except OSError:

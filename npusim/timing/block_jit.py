@@ -22,10 +22,10 @@ Function = TypeVar("Function")
 Result = TypeVar("Result")
 
 
-def _compile(function: Function, **options: Any) -> Any:
+def _compile(function: Function) -> Any:
     """Compile without the GIL and without numba's reference counts (``_nrt``)."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True, **options)(function)
-    return compiled
+    njit: Any = numba.njit
+    return njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
 
 
 def inline(function: Function) -> Function:
@@ -39,7 +39,7 @@ def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
 
     Tuples of arrays reach it as tables of addresses.
     """
-    compiled = compiled_on_disk(_compile, function) or _compile(function)
+    compiled = compiled_on_disk(_compile, function)
 
     @functools.wraps(function)
     def called(*args: Any) -> Result:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
+from npusim.request import refuse
 from npusim.validate.bits import BitsReport, validate_bits
 from npusim.validate.times import TimesReport, validate_times
 
@@ -31,6 +32,8 @@ def validate(
     if not file.exists():
         raise SpecError(f"{file}: no such file")
     if file.suffix == ".npz":
+        timed = {"band": band, "method": None if method == "auto" else method}
+        refuse(timed, "read for timings (.yaml); bits of an .npz are equal or not: leave these options out")
         return validate_bits(file, only=only)
     if file.suffix in (".yaml", ".yml"):
         return validate_times(file, only=only, band=band, method=method, progress=progress)

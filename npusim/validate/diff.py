@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.invariance.paths import Place, bits_of, compute, first_unlike, parting
-from npusim.numerics.evaluate import chosen_heads, execute_rows
+from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.simulate import run_request
 from npusim.tensors import chosen_tensors, read_tensors
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 KEYS = ("o", "out", "output")
 #: Single changes that come nearest, with which all others are tried in pairs.
 NEAREST = 3
+#: Share of the outputs that differ which a change makes equal at least, to be named as the nearest: one that explains
+#: nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
+CLOSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Difference:
 
     ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its
     values; ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the
-    change that comes closest where none does; ``tried`` counts them.
+    change that comes closest where none does, of the arithmetic that the device's makers state or another
+    choice, if it makes `CLOSES` of what differs equal; ``tried`` counts them.
     """
 
     run: RunResult
@@ -95,12 +99,12 @@ def diff(
     NpusimError
         As `npusim.run`.
     """
-    base = run_request(replace(request, numerics=False, trace_groups=(), presets=False))
+    base = run_request(request, is_bare=True)
     problem = base.problem
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    given, _ = chosen_tensors(request.load(), request.tensors, request.prefix, request.layout, request.dtype)
+    given, _ = chosen_tensors(request)
     source = recipe_source(problem) if given is None else array_source(given, problem.data)
     return _Search(base, request, problem, source, out, on_tried).found()
 
@@ -113,6 +117,7 @@ class _Search:
         on_tried: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
         self.base, self.request, self.problem, self.source, self.out = base, request, problem, source, out
+        self.which = chosen("rows", request.rows, problem.seq_q)
         self.on_tried, self.tried, self.total = on_tried, 0, 0
 
     def found(self) -> Difference:
@@ -149,7 +154,15 @@ class _Search:
         self.total += len(pairs)
         ranked = sorted([*ranked, *self._try(pairs, place, mine)], key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total]
-        return explained, None if explained or not ranked or ranked[0].matched <= own else ranked[0]
+        near = next((e for e in ranked if not any(map(self._is_foreign, e.changes))), None)
+        if explained or near is None or near.matched - own < CLOSES * (near.of - own):
+            return explained, None
+        return [], near
+
+    def _is_foreign(self, change: Change) -> bool:
+        """Return whether a change is to the matrix arithmetic of another maker's device."""
+        own = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
+        return change.field == "arithmetic" and str(change.value).partition(".")[0] not in own
 
     def _try(
         self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed
@@ -159,11 +172,11 @@ class _Search:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            request = replace(self.request, numerics=False, trace_groups=(), presets=False)
+            request = self.request
             for change in changes:
                 request = change.on(request)
             try:
-                run = run_request(request)
+                run = run_request(request, is_bare=True)
                 other = self._compute(run, place)
             except NpusimError:
                 continue  # this schedule, device or call has no such choice
@@ -182,7 +195,7 @@ class _Search:
 
     def _rows(self, run: RunResult) -> dict[tuple[int, int, int], NDArray[Any]]:
         wanted = chosen_heads(self.problem, self.request.heads)
-        _, written = execute_rows(run.program, self.source, self.request.rows, wanted, self.problem.group_size)
+        _, written = execute_rows(run.program, self.source, self.which, wanted, self.problem.group_size)
         return written
 
     def _equal(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int]:
@@ -218,7 +231,7 @@ def _output(output: str | Path | NDArray[Any], problem: Problem, fmt: str) -> ND
             f"{where}: the output has shape {values.shape}; this run's is {shape}: batch, heads, rows, head size"
         )
     dtype = get_format(fmt).dtype
-    if values.dtype == np.dtype(f"u{dtype.itemsize}"):
+    if values.dtype in (np.dtype(f"u{dtype.itemsize}"), np.dtype(f"V{dtype.itemsize}")):  # .npz has bfloat16 as V2
         return values.view(dtype)
     if values.dtype != dtype:
         raise TensorError(

@@ -18,8 +18,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, TensorError
+from npusim.foreign import regular_file
 from npusim.formats import get_format
-from npusim.formats.archives import check_archive
+from npusim.formats.archives import MOST_BYTES, check_archive
 from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
@@ -49,7 +50,7 @@ STATE_ROWS = 16
 def is_kernel_file(path: Path) -> bool:
     """Return whether an ``.npz`` holds whole kernels rather than vectors of matrix units."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular_file(path, MOST_BYTES, TensorError)) as archive:
             return any(name.startswith("inputs/") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile) as error:
         raise TensorError(f"{path}: not a readable npz, or truncated: {error}") from None

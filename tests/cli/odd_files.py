@@ -38,7 +38,8 @@ def write_odd_files(folder: Path) -> None:
 
 def _texts(folder: Path) -> None:
     texts = {
-        "empty.yaml": "", "list.yaml": "- 1\n", "twice.yaml": "name: a\nname: b\n",
+        "empty.yaml": "", "list.yaml": "- 1\n",
+        "hex.yaml": WORKLOAD.replace("seq: 64", f"seq: 0x{'f' * 6000}"), "twice.yaml": "name: a\nname: b\n",
         "unknown_key.yaml": WORKLOAD + "head: 3\n", "device.yaml": "schema: npusim.device/1\nname: x\n",
         "evil_name.yaml": WORKLOAD.replace("name: w", "name: ../../x"), "w.yaml": WORKLOAD,
         "heads.yaml": WORKLOAD + "kv_heads: 3\n", "tabs.yaml": "a: 1\n\tb: 2\n", "tag.yaml": "a: !python/none 1\n",
@@ -68,6 +69,11 @@ def _archives(folder: Path) -> None:
     save("f32.npz", **{n: np.ones((1, 1, 64, 16), "float32") for n in "qkv"})
     rng = np.random.default_rng(0)
     save("wide.npz", **{n: rng.standard_normal((1, 1, 128, 256), np.float32) for n in "qkv"})
+    save("none_of_it.npz", **{n: np.ones((1, 0, 64, 16), "float16") for n in "qkv"})
+    save("bf16.npz", **{n: np.ones((1, 1, 64, 16), "V2") for n in "qkv"})  # what numpy makes of bfloat16
+    save("e4m3.npz", **{n: np.ones((1, 1, 64, 16), "V1") for n in "qkv"})
+    case = {"pasa/a/o": np.ones((1, 16, 16), "u2"), "pasa/a/inputs": "x", "pasa/a/beta": np.ones(2)}
+    np.savez(folder / "beta.npz", **{f"inputs/x/{n}": np.ones((1, 16, 16), "u2") for n in "qkv"}, **case)  # type: ignore[arg-type]
     save("int.npz", **{n: np.ones((1, 1, 64, 16), "int32") for n in "qkv"})
     save("nan.npz", v=np.full((1, 1, 64, 16), np.nan, "float16"))
     np.savez(folder / "keys.npz", a=np.ones(3))

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from npusim.cli.app import app
 from npusim.cli.guide import guides
 from npusim.report import page
+from tests.cli.transcripts import anew, blocks, shown
 
-COMMAND = re.compile(r"^\$ npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
-FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
+COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
 TOPICS = ("ci", "compare", "device", "diff", "measurements", "schedule", "scope", "tile", "trace")
 
 
@@ -44,17 +44,18 @@ def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypat
     assert told.stdout.startswith("# ")
     assert "<!--" not in told.stdout
     ran = 0
-    for block in FENCE.finditer(guides()[topic]):
+    for block in blocks(guides()[topic]):
         if block["file"]:
             path = Path(block["file"])
             path.parent.mkdir(exist_ok=True)
             path.write_text(block["text"])
-        for line in block["text"].splitlines() if block["kind"] == "console" else ():
+        for line, lines in shown(block["text"]):
             command = COMMAND.match(line)
             assert command, f"{topic}: {line!r} is no command"
             words = shlex.split(command["words"])
             done = CliRunner().invoke(app, [*words, *(["-j1"] if words[0] == "explore" else [])])
             assert done.exit_code == int(command["code"] or 0), f"{line}: {done.stderr}"
             assert done.stdout or done.stderr
+            assert not lines or anew(lines, done.stdout) == lines
             ran += 1
     assert ran

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.odd_files import write_odd_files
-from tests.cli.transcripts import COMMANDS, FOLDER, transcript
+from tests.cli.transcripts import COMMANDS, FOLDER, README, anew, blocks, renewed, shown, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,33 @@ def test_a_command_prints_what_its_transcript_shows(
 def test_twenty_commands_are_kept_and_nothing_else() -> None:
     assert len(COMMANDS) >= 20
     assert {path.stem for path in FOLDER.iterdir()} == set(COMMANDS)
+
+
+def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CI", "COLUMNS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    kept = README.read_text(encoding="utf-8")
+    assert [command for block in blocks(kept) for command, lines in shown(block["text"]) if lines]
+    said = renewed(kept).splitlines()
+    changes = "\n".join(difflib.unified_diff(kept.splitlines(), said, "kept", "printed", lineterm="", n=1))
+    assert kept.splitlines() == said, f"if that is meant: python -m tests.cli.transcripts\n{changes}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_shown"),
+    [
+        (["run", "  a  1", "  ...", "  c  3"], True),
+        (["run", "  ...", "  b  2", "  ..."], True),
+        (["run", "  a  1", "  ..."], True),
+        (["run", "  a  2", "  ...", "  c  3"], False),
+        (["run", "  b  2", "  ..."], False),
+        (["run", "  a  1"], False),
+        (["run", "  ...", "  c  3", "  d  4"], False),
+    ],
+)
+def test_a_page_leaves_lines_out_only_where_it_says_so(lines: list[str], *, is_shown: bool) -> None:
+    assert (anew(lines, "run\n  a  1\n  b  2\n  c  3\n") == lines) == is_shown
 
 
 def test_an_error_is_always_named_relative_and_no_place_of_a_machine_is_kept() -> None:

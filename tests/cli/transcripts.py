@@ -1,16 +1,18 @@
-"""What twenty typical commands print, kept in ``transcripts/`` so that a change is seen in review.
+"""What twenty typical commands print, kept in ``transcripts/`` so that a change is seen in review; and what pages show.
 
     python -m tests.cli.transcripts
 
-writes them anew, from the root of the repository.  Shapes are small: it takes seconds.
+writes them anew, the README's too, from the root of the repository.  Shapes are small: it takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,9 +23,13 @@ from npusim.cli.app import app
 from tests.cli.odd_files import write_odd_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["COMMANDS", "FOLDER", "transcript"]
+__all__ = ["COMMANDS", "FOLDER", "README", "anew", "blocks", "renewed", "shown", "transcript"]
+
+README = Path(__file__).parents[2] / "README.md"
+#: A block of code of a page; the file that it is, if it says so.
+FENCE = re.compile(r"(?ms)(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```\n")
 
 FOLDER = Path(__file__).parent / "transcripts"
 #: Name of a file -> the commands it shows, in one folder that has the files of ``odd_files``.
@@ -43,7 +49,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --no-save",),
         "run_fields": ("run flash --fields",),
         "run_errors": (
-            "run flash -t block_q=512", "run flash --seq 64k --rows all", "run flash -C clock=1e9", "run flsh",
+            "run flash -t block_q=512 -t block_kv=512 -t vector_rows=16", "run flash --seq 64k --rows all",
+            "run flash -C clock=1e9", "run flsh",
         ),
         "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1",),
         "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json",),
@@ -86,6 +93,49 @@ def transcript(name: str, folder: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
+def blocks(page: str) -> Iterator[re.Match[str]]:
+    """Yield the blocks of code of a page, as matches of ``file``, ``kind`` and ``text``."""
+    yield from FENCE.finditer(page)
+
+
+def shown(block: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of a block, as they are typed, each with the lines that the page shows of its output."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *lines = part.splitlines()
+        yield command, lines
+
+
+def anew(lines: list[str], printed: str) -> list[str]:
+    """Return the lines that a page shows, as they are printed; ``...`` stands for any lines left out.
+
+    A line is found again by its label: its text up to two spaces behind a word.
+    """
+    found, rest = list[str](), iter(printed.splitlines())
+    for before, line in pairwise(["", *lines]):
+        if line.strip() == "...":
+            found.append(line)
+        elif before.strip() == "...":
+            found.append(next((own for own in rest if _label(own) == _label(line)), f"not printed: {line}"))
+        else:
+            found.append(next(rest, f"not printed: {line}"))
+    if not lines or lines[-1].strip() != "...":
+        found += rest
+    return found
+
+
+def _label(line: str) -> str:
+    return re.split(r"(?<=\w)  ", line)[0]
+
+
+def renewed(page: str) -> str:
+    """Return a page whose commands are run, in the folder it stands in, with what they print now."""
+    for block in blocks(page):
+        for command, lines in shown(block["text"]):
+            said = CliRunner().invoke(app, shlex.split(command)[1:]).stdout
+            page = page.replace("\n".join((command, *lines)), "\n".join((command, *anew(lines, said))))
+    return page
+
+
 def _write_all() -> None:
     for name in ("CI", "COLUMNS"):
         os.environ.pop(name, None)
@@ -96,6 +146,10 @@ def _write_all() -> None:
         with tempfile.TemporaryDirectory(prefix="tmp") as folder:
             write_odd_files(Path(folder))
             (FOLDER / f"{name}.txt").write_text(transcript(name, Path(folder)), encoding="utf-8")
+    page = README.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        page = renewed(page)
+    README.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

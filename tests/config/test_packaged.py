@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 from npusim.config import packaged
 from npusim.config.load import list_devices, load_device
 from npusim.errors import SpecError
@@ -72,14 +75,29 @@ def test_an_installed_package_brings_devices_and_nodes(offered: Path) -> None:
         load_device("vendor_91")
 
 
-def test_two_devices_of_one_name_are_refused_with_both_files(offered: Path) -> None:
+def test_two_devices_of_one_name_are_refused_with_both_files_where_it_is_named(offered: Path) -> None:
     (offered / "v100.yaml").touch()
     with pytest.raises(SpecError, match=r"vendor_devices/v100\.yaml: 'v100' is .*hwconfigs/v100\.yaml already"):
         load_device("v100")
+    assert load_device("h200").name == "h200"
 
 
-def test_an_entry_point_without_a_package_is_refused(offered: Path) -> None:
+def test_an_entry_point_without_a_package_is_told_and_stops_nothing_else(offered: Path) -> None:
     text = offered.parent / "vendor-1.0.dist-info" / "entry_points.txt"
     text.write_text("[npusim.devices]\nvendor = nowhere.at_all\n")
-    with pytest.raises(SpecError, match=r"entry point vendor of npusim\.devices: 'nowhere\.at_all' is no package"):
-        list_devices()
+    broken = "entry point vendor of npusim.devices: 'nowhere.at_all' is no package"
+    assert load_device("h200").name == "h200"
+    listed = CliRunner().invoke(app, ["hw", "list"])
+    assert (listed.exit_code, "ascend_910b2" in listed.stdout) == (0, True)
+    assert listed.stderr == f"npusim: {broken} with a folder; its devices are left out\n"
+    with pytest.raises(SpecError, match=re.escape(broken)):
+        load_device("vendor_910")
+
+
+def test_looking_for_devices_imports_nothing(offered: Path) -> None:
+    (offered / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (offered / "chips").mkdir()
+    (offered / "chips" / "vendor_910.yaml").touch()
+    text = offered.parent / "vendor-1.0.dist-info" / "entry_points.txt"
+    text.write_text("[npusim.devices]\nvendor = vendor_devices.chips\n")
+    assert "vendor_910" in list_devices()

@@ -50,6 +50,64 @@ def test_unusable_cache_folder_still_works(tmp_path: Path) -> None:
     assert done.stdout.strip() == "1.5"
 
 
+FAULTS = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-9],
+    "overwritten": lambda content: content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :],
+}
+
+
+def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path) -> None:
+    """Each file in each way: the value is right, the file is named, and the next run is silent again."""
+    run(CAST, NUMBA_CACHE_DIR=str(tmp_path))
+    for kind in ("nbi", "nbc"):
+        files = sorted(tmp_path.rglob(f"*.{kind}"))
+        assert files
+        for fault in FAULTS.values():
+            for file in files:
+                file.write_bytes(fault(file.read_bytes()))
+            mended, after = (run(CAST, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+            assert mended.stdout.strip() == after.stdout.strip() == "1.5"
+            told = [f"npusim: {file} is damaged: what it held is compiled anew" for file in files]
+            assert sorted(x for x in mended.stderr.splitlines() if "compiling" not in x) == told
+            assert after.stderr == ""
+
+
+def test_an_entry_is_only_taken_for_what_it_was_compiled_for(tmp_path: Path) -> None:
+    from npusim.formats.jit_cache import _CheckedFiles
+
+    files = _CheckedFiles(str(tmp_path), "f", "these sources")
+    files.save("int", 1)
+    files.save("float", 2)
+    assert (files.load("int"), files.load("float"), files.load("str")) == (1, 2, None)
+    assert _CheckedFiles(str(tmp_path), "f", "other sources").load("int") is None
+    # As two processes leave it that added an entry to one index at once.
+    (tmp_path / "f.1.nbc").write_bytes((tmp_path / "f.2.nbc").read_bytes())
+    assert files.load("int") is None
+
+
+def test_a_full_disk_costs_the_cache_and_nothing_else(tmp_path: Path) -> None:
+    full = (
+        "import numba.core.caching as c\n"
+        "c.IndexDataCacheFile._open_for_write = lambda self, path: open('/dev/full', 'wb', 0)\n"
+    )
+    done = run(full + CAST, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout.strip() == "1.5"
+    assert done.stderr.count("compiled kernels cannot be kept in ") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_the_current_folder_cannot_name_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba reads ``.numba_config.yaml`` there, and what it finds in a cache is run."""
+    pytest.importorskip("yaml")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'theirs'}\n")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    done = run(f"import numba; assert 'theirs' in numba.config.CACHE_DIR\n{CAST}")
+    assert done.stdout.strip() == "1.5"
+    assert not (tmp_path / "theirs").exists()
+
+
 # numba's places that need a home or a writable installation, taken away.
 NO_PLACE = (
     "import numba.core.caching as c\n"

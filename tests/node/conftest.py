@@ -32,7 +32,8 @@ def run_node() -> Callable[..., RunResult]:
     load = load_workload("pangu_38b")
 
     def run(schedule: str, hw: Any, problem: Any = None, **tiling: Any) -> RunResult:
-        return npusim.run(schedule, hw=hw, workload=load, problem=problem, tiling=tiling, numerics=False)
+        named = load if problem is None else None
+        return npusim.run(schedule, hw=hw, workload=named, problem=problem, tiling=tiling, numerics=False)
 
     return run
 

@@ -270,10 +270,16 @@ def faulty(tmp_path: Path, body: str) -> str:
             "(T,) = schedule('s', usual, precisions=[P], families=['ascend'])\nS = replace(T, build=build)\n",
             r"mine\.py:9: ZeroDivisionError",
         ),
+        ("import sys\nsys.exit(0)\n", r"mine\.py:9: SystemExit: 0"),
+        (
+            "import sys\ndef f(problem, tiling, p):\n    sys.exit(0)\nS = schedule('s', f, precisions=[P])\n",
+            r"mine\.py:10: SystemExit: 0",
+        ),
+        ("S = schedule('../../escape', usual, precisions=[P])\n", r"mine\.py:8: schedule '\.\./\.\./escape' has '/'"),
         (DROPPED, r"mine\.py:14: S\.load_right on aic\.MTE1 \(key=0\) reads bytes .* and no flag orders them"),
     ],
     ids=["syntax", "import", "name", "kind", "no preset", "role", "error", "input written", "nobody's name", "index",
-         "route", "builder", "dropped wait"],
+         "route", "builder", "exit on import", "exit", "name of a folder", "dropped wait"],
 )  # fmt: skip
 def test_a_faulty_plugin_is_told_with_its_file_and_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(NpusimError, match=message):
@@ -347,6 +353,7 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 LITTLE: dict[str, Any] = {"problem": Problem(**SIZES), "tiling": SMALL, "trace_groups": (), "rows": "all"}
+TIMED = {**LITTLE, "rows": "sample", "numerics": False}
 
 
 def test_the_arithmetic_that_is_asked_for_is_computed(sigmoid: str, tmp_path: Path) -> None:
@@ -370,14 +377,14 @@ def test_a_power_of_two_is_refused_where_scores_are_not_times_log2_e(sigmoid: st
 
 def exponentials(path: str, precision: str) -> list[Step]:
     """Return the exponentials of a schedule's program."""
-    program = npusim.run(path, **LITTLE, numerics=False, precision=precision).program
+    program = npusim.run(path, **TIMED, precision=precision).program
     body = program.phases[0].body(program.phases[0].blocks[0])
     return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
 
 
 def test_names_that_no_row_uses_take_no_room(sigmoid: str, tmp_path: Path) -> None:
     path = changed(tmp_path, ("    constants = {", "    names.pop('alpha')\n    constants = {"))
-    whole, fewer = (npusim.run(p, **LITTLE, numerics=False).program for p in (sigmoid, path))
+    whole, fewer = (npusim.run(p, **TIMED).program for p in (sigmoid, path))
     assert whole.occupancy_bytes() == fewer.occupancy_bytes()
 
 
@@ -385,7 +392,7 @@ def test_names_that_no_row_uses_take_no_room(sigmoid: str, tmp_path: Path) -> No
 def test_a_step_without_its_name_is_told_with_stage_and_row(tmp_path: Path, hw: str) -> None:
     path = changed(tmp_path, ('"P", "one", "P")', '"P", "one", "Pp")'))
     with pytest.raises(NpusimError, match=r"sigmoid\.py:.*stage sigmoid, row 8, DIV P = one, Pp: 'Pp' is no name"):
-        npusim.run(path, **LITTLE, hw=hw, numerics=False)
+        npusim.run(path, **TIMED, hw=hw)
 
 
 def test_a_file_without_a_name_is_told_what_it_has(sigmoid: str) -> None:

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,9 +14,10 @@ import pytest
 from npusim.errors import OutputError
 from npusim.report import output
 from npusim.report.output import check_writable, save_run, save_trace, write_whole
+from npusim.report.result_json import load_result
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from npusim.run_result import RunResult
 
@@ -44,6 +49,10 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
     assert computed.sum() == 4
     assert np.isfinite(tensor[computed.astype(bool)]).all()
     assert np.isnan(tensor[~computed.astype(bool)]).all()
+    content = (folder / "output.safetensors").read_bytes()
+    for _ in range(8):
+        save_run(overflowed, folder, trace="none", save_output=True)
+        assert (folder / "output.safetensors").read_bytes() == content
 
 
 def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunResult) -> None:
@@ -76,11 +85,106 @@ def test_failure_while_writing_leaves_the_earlier_run(
     assert (tmp_path / "a" / "result.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_place_that_is_no_folder_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("file", "is a file"), ("file/below", "file is not a folder"), ("loop/x", "loop is not a folder"),
+        ("loop", "loop is not a folder"), ("pipe", "is a file"), ("", "is the folder you are in"),
+        (".", "is the folder you are in"),
+    ],
+)  # fmt: skip
+def test_place_that_is_no_folder_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="file"):
-        check_writable(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path if name.strip(".") else tmp_path / "empty")
+    with pytest.raises(OutputError, match=why):
+        check_writable(Path(name))
+
+
+@pytest.mark.parametrize(("name", "why"), [("pipe", "pipe or a device"), ("folder", "a folder"), ("loop/x", "loop is")])
+def test_a_file_is_not_written_over_what_is_none(tmp_path: Path, name: str, why: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    before = _names(tmp_path)
+    with pytest.raises(OutputError, match=why):
+        write_whole(tmp_path / name, b"")
+    assert _names(tmp_path) == before
+
+
+def test_a_mount_point_gets_the_files_and_keeps_the_run_it_has(
+    tmp_path: Path, result: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can neither be renamed nor exchanged, so that a run in it could only be replaced file by file."""
+    place = tmp_path / "a"
+    place.mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == place)
+    monkeypatch.setattr(output, "_put", None)
+    save_run(result, place)
+    assert _names(place) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
+    assert load_result(place).name == result.name
+    with pytest.raises(OutputError, match="is a mount point, where the run that it holds cannot be replaced"):
+        check_writable(place)
+
+
+def _killed_at(step: int, work: Callable[[], object]) -> bool:
+    """Do some work in a process that ends before its ``step``-th change of a file; return whether it came so far."""
+    changes = iter(range(step))
+    changing = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.chmod", "open", "ctypes.dlsym"}
+
+    def end(event: str, _arguments: object) -> None:
+        if event in changing and next(changes, None) is None:
+            os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.addaudithook(end)
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_kill_leaves_the_old_run_or_the_new_one_and_the_next_run_clears_up(tmp_path: Path, result: RunResult) -> None:
+    """Killed before each of its steps in turn."""
+    place = tmp_path / "a"
+    seen = set()
+    for step in range(200):
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        save_run(replace(result, name="old"), place, trace="none")
+        if not _killed_at(step, lambda: save_run(replace(result, name="new"), place, trace="none")):
+            break
+        assert _names(place) == {"result.json", "figures.json", "pipes.csv"}
+        seen.add(load_result(place).name)
+        for left in tmp_path.iterdir():
+            os.utime(left, (0, 0))  # as if it had been some time ago
+    assert seen == {"old", "new"}
+    assert 10 < step < 199
+    save_run(result, place)
+    assert _names(tmp_path) == {"a"}
+
+
+def test_a_folder_that_another_process_is_writing_is_left_alone(tmp_path: Path, result: RunResult) -> None:
+    with output._hidden_folder(tmp_path, ".a.npusim-") as theirs:
+        os.utime(theirs, (0, 0))
+        save_run(result, tmp_path / "a")
+        assert theirs.exists()
+    assert _names(tmp_path) == {"a"}
+
+
+def test_where_folders_cannot_be_exchanged_a_run_is_replaced_all_the_same(
+    tmp_path: Path, result: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "other")
+    for name in ("old", "new"):
+        save_run(replace(result, name=name), tmp_path / "a", trace="none")
+    assert load_result(tmp_path / "a").name == "new"
+    assert _names(tmp_path) == {"a"}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

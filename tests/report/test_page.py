@@ -73,6 +73,16 @@ def hostile(record: RunRecord) -> RunRecord:
     return replace(record, workload=PLANTED, notes=(PLANTED,), schedule=PLANTED, precision="\x1b[31mred")
 
 
+def test_a_page_has_the_notices_of_the_library_that_it_inlines() -> None:
+    html = page.page_html("x", [])
+    script = html[html.index("<script>/*!") :]
+    notices, _, code = script.partition("*/")
+    assert "Copyright (c) 2015-2023, University of Washington Interactive Data Lab" in notices
+    assert "must reproduce the above copyright notice" in notices
+    assert "Copyright 2010-2023 Mike Bostock" in notices
+    assert "window.vegaEmbed" in code[: code.index("</script>")]
+
+
 @pytest.mark.usefixtures("light")
 def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
     computed: RunResult, drawn: dict[str, Any]

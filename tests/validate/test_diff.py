@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npusim.cli.diff import _show as show_difference
 from npusim.config.kernels import GemmProblem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
@@ -113,6 +114,33 @@ def test_what_no_choice_explains_fails_and_names_the_nearest(monkeypatch: pytest
     assert found.nearest is not None
     assert str(found.nearest).startswith("scores=float16")
     assert found.nearest.matched < found.nearest.of
+
+
+def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of noise's outputs are equal, whatever is changed: the best of all changes is so by chance."""
+    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    out = _ours().view(np.uint16)
+    found = _diff(np.where(np.random.default_rng(0).random(out.shape) < 0.9, out ^ 1, out))
+    assert not found.passed
+    assert found.tried > 20
+    assert found.nearest is None
+    show_difference(Path("out.npz"), found)
+    assert "nothing explains it: no change makes half of what differs equal" in capsys.readouterr().out
+
+
+def test_the_nearest_is_never_another_makers_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    bits = _ours(precision="arithmetic=volta.mma.k4.f16.f32").view(np.uint16)
+    bits[0, 0, 3, 5] ^= 1
+    found = _diff(bits)
+    assert not found.explained
+    assert found.nearest is None or "arithmetic=volta" not in str(found.nearest)
+
+
+def test_bfloat16_bits_of_an_npz_are_taken_as_they_are(tmp_path: Path) -> None:
+    changes = {"dtype": "bfloat16"}
+    np.savez(tmp_path / "out.npz", o=np.nan_to_num(_ours(**changes)))
+    assert _diff(tmp_path / "out.npz", **changes).passed  # type: ignore[arg-type]
 
 
 def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_path: Path) -> None:
