@@ -87,7 +87,7 @@ def _error(
         if not evaluate(program, problem, inputs, rows=[row], heads=[head]).error.is_finite:
             return None
         found = evaluate(
-            program, problem, inputs, rows=rows, heads=heads, reference=schedule.reference or attention
+            program, problem, inputs, rows=rows, heads=heads, reference=schedule.reference_of(tiling) or attention
         )
     except NpusimError:
         return None

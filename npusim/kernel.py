@@ -25,12 +25,12 @@ from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
-from npusim.schedules.define import Blocks, attention, causal_mask, schedule
+from npusim.schedules.define import Blocks, FlashTiling, attention, causal_mask, schedule
 from npusim.schedules.registry import Schedule
 
 __all__ = [
     "MASKED", "AscendTiling", "AttentionTensors", "Attributes", "Blocks", "Cell", "CopyProblem", "Field",
-    "FlashPrecision", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask", "Name", "Opcode", "Phase", "Problem",
+    "FlashPrecision", "FlashTiling", "GemmProblem", "GlobalTensor", "GlobalTile", "Loop", "Mask", "Name", "Opcode", "Phase", "Problem",
     "ProductPlan", "ProgramError", "Row", "Run", "Schedule", "SplitPrecision", "Stacked", "Stage", "Tiling", "TilingError",
     "TilingMask", "Visit", "attend", "attention", "attention_cells", "attention_scores", "attention_tensors",
     "causal_mask", "choose", "dealt", "exp", "exponent_factor", "flash", "for_inputs", "full", "grid", "kernel",

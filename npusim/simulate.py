@@ -203,16 +203,16 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
     source = plan.source(problem)
     bits = evaluate(
         program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress,
-        reference=_reference(plan.schedule), exact=plan.exact,
+        reference=_reference(plan.schedule, plan.tiling), exact=plan.exact,
     )  # fmt: skip
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
     return replace(bits, against=plan.schedule.against), {"spread": spread, "finite": finite}
 
 
-def _reference(schedule: Schedule) -> Reference:
+def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
     """Return what errors are against; what goes wrong in a file's own is told with its place."""
-    own = schedule.reference
+    own = schedule.reference_of(tiling)
     if own is None:
         return attention
 
@@ -239,7 +239,7 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         program = other.program()
         bits = evaluate(
             program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads,
-            reference=_reference(plan.schedule), exact=plan.exact,
+            reference=_reference(plan.schedule, plan.tiling), exact=plan.exact,
         )  # fmt: skip
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))

@@ -9,6 +9,9 @@ from npusim.algorithms.phase import Cell, Run
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from npusim.config.problem import Problem
     from npusim.ir.tile import GlobalTensor
 
@@ -61,6 +64,33 @@ def attention_cells(
         ]
     return tuple(
         Cell(batch, head, (("row", row, rows),), runs, offset)
+        for batch in range(problem.batch)
+        for head in range(problem.heads)
+        for row, rows, runs in per_row
+    )
+
+
+def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[Cell, ...]:
+    """Return every Q block with the tiles of which it sees a key, masked where it does not see all.
+
+    ``seen``: (queries, keys).  A block that sees no key at all visits one tile, which is masked wholly.
+    """
+    per_row = []
+    for row, rows in chunks(problem.seq_q, block_q):
+        runs: list[Run] = []
+        for col, cols in chunks(problem.seq_kv, block_kv):
+            tile = seen[row : row + rows, col : col + cols]
+            if not tile.any() and (runs or col + cols < problem.seq_kv):
+                continue
+            only = frozenset[str]() if tile.all() else MASKED
+            last = runs[-1] if runs else None
+            if last and (last.cols, last.only, last.col + last.count * block_kv) == (cols, only, col):
+                runs[-1] = replace(last, count=last.count + 1)
+            else:
+                runs.append(Run(col, cols, 1, block_kv, only))
+        per_row.append((row, rows, tuple(runs)))
+    return tuple(
+        Cell(batch, head, (("row", row, rows),), runs)
         for batch in range(problem.batch)
         for head in range(problem.heads)
         for row, rows, runs in per_row

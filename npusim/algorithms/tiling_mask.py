@@ -9,7 +9,9 @@ mapping and its bound: papers.md section 3.1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -91,3 +93,39 @@ class PackedMask:
         down = varying(lambda r: r % self.each, row)
         right = varying(lambda d: min(max(self.cols + d, 0), self.cols + self.each), col - (offset or 0))
         return self.tensor().tile(0, 0, down, rows, right, cols)
+
+
+#: ``sees(q, k)``: whether queries at positions q of a sequence see the keys at k; arrays that broadcast.
+Sees = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+#: Elements of a mask matrix, at most: one byte each.
+MOST_SEEN = 1 << 28
+
+
+@lru_cache(maxsize=2)
+def seen(sees: Sees, rows: int, cols: int) -> npt.NDArray[np.bool_]:
+    """Return which of ``cols`` keys each of the last ``rows`` positions sees; `TilingError` for too many of them."""
+    if rows * cols > MOST_SEEN:
+        raise TilingError(f"a mask function of {rows} x {cols} has {rows * cols:,} elements; {MOST_SEEN:,} at most")
+    queries, keys = np.arange(cols - rows, cols)[:, None], np.arange(cols)[None]
+    return np.broadcast_to(np.asarray(sees(queries, keys), bool), (rows, cols))
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMask:
+    """A whole matrix in global memory, of which each cut tile loads its own part: any function of query and key."""
+
+    sees: Sees
+    rows: int
+    cols: int
+
+    def tensor(self) -> GlobalTensor:
+        """Return the mask as a tensor of one byte an element."""
+        return GlobalTensor("mask", 1, 1, self.rows, self.cols, "int8", "constant")
+
+    def values(self) -> npt.NDArray[np.int8]:
+        """Return the matrix, int8, 1 where a key is seen."""
+        return seen(self.sees, self.rows, self.cols).astype(np.int8)[None, None]
+
+    def cut(self, row: int, rows: int, col: int, cols: int, _offset: int | None) -> GlobalTile:
+        """Return the part of a block at (row, col)."""
+        return self.tensor().tile(0, 0, row, rows, col, cols)

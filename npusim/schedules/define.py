@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.cells import attention_cells, seen_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import Mask, Phase
+from npusim.algorithms.phase import Phase
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
-from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
 from npusim.config.device import FAMILIES, MACHINES
 from npusim.config.installed import installed
 from npusim.config.problem import Problem
@@ -33,11 +33,11 @@ from npusim.machines.ascend import AscendMachine
 from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.numerics.reference import attention_scores, multiplied, softmax_weights, summed
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell
     from npusim.config.device import DeviceSpec
     from npusim.config.model import SpecModel
     from npusim.ir.program import TileProgram
@@ -92,8 +92,8 @@ def schedule(
         Core families it is for; none: all there are, those that installed packages bring too.
     more
         Other fields of `Schedule`: ``summary``, ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
-        ``reference(q, k, v, problem, row)``, which returns what it computes, (rows, dv), in float64: errors are
-        against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
+        ``reference(q, k, v, problem, row, tiling)``, which returns what it computes, (rows, dv), in float64: errors
+        are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
     found = []
@@ -154,10 +154,10 @@ def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
 
 def attention(
     called: str, kernel: Kernel, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
-    score: Callable[..., Any] | None = None, operands: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}), masks: Callable[[Any, Any], Mapping[str, Mask]] | None = None,
-    cells: Callable[[Any, Any], tuple[Cell, ...]] | None = None,
+    score: Callable[..., Any] | None = None, operands: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    sees: Callable[[Any, Any], Sees] | None = None,
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
-    tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING, **more: Any,
+    fields: type[Tiling] | None = None, tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING, **more: Any,
 ) -> tuple[Schedule, ...]:  # fmt: skip
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
@@ -167,19 +167,29 @@ def attention(
         ``score(s)`` does more to scaled scores before they are masked: a soft-cap; it may take ``operands`` by name.
     operands
         ``function(problem)`` returns an operand's values, (heads or 1, queries, keys), in the format of scores: a bias.
-    masks
-        ``masks(problem, tiling)``: the masks by name; default: the causal one of a causal problem.
-    cells
-        ``cells(problem, tiling)``: which tiles each block visits, and which masks cut them.
+    sees
+        ``sees(problem, tiling)`` returns a function of positions in the sequence, ``function(q, k)``: whether a query
+        sees a key, for arrays of both.  Tiles that nobody sees are not visited; errors are against the same mask.
+        Default: all keys, or those up to the query of a causal problem.
     given
         ``given(problem, tiling, p)``: what else the kernel takes, by name.
+    fields
+        Tiling fields of its own, beside those that the machine takes.
     """
+    if fields is not None:
+        tiling = {
+            f: type(t)(fields.__name__, (fields, t), {"__doc__": fields.__doc__, "__module__": fields.__module__})
+            for f, t in ATTENTION_TILING.items()
+        }  # fmt: skip
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
-        mask = causal_mask(problem, sizes) if masks is None else masks(problem, tiling)
-        blocks = attention_cells(problem, *sizes) if cells is None else cells(problem, tiling)
+        if sees is None:
+            mask, blocks = causal_mask(problem, sizes), attention_cells(problem, *sizes)
+        else:
+            mask = SeenMask(sees(problem, tiling), problem.seq_q, problem.seq_kv)
+            blocks = seen_cells(problem, *sizes, seen(mask.sees, mask.rows, mask.cols))
         extra = given(problem, tiling, p) if given else {}
         found = {n: np.asarray(function(problem)) for n, function in operands.items()}
         bound = {
@@ -191,9 +201,11 @@ def attention(
         return attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
-        kept = tiling if masks or cells or given else None  # what no field of the tiling changes is made once
+        kept = tiling if sees or given else None  # what no field of the tiling changes is made once
         return [one(problem, (tiling.block_q, tiling.block_kv), p, kept)]
 
+    if sees and score is None:
+        more = {"reference": partial(_seen_reference, sees), **more}
     origin = plugins.origin_of(kernel.function)
     return schedule(called, phases, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
@@ -210,6 +222,14 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
     made.parameters = kernel.parameters | set(names)
     return made
+
+
+def _seen_reference(sees: Any, q: Any, k: Any, v: Any, problem: Problem, row: int, tiling: Any) -> Any:
+    """Return softmax(QK^T)V of the keys that queries see, in float64."""
+    scores = attention_scores(q, k, problem.model_copy(update={"causal": False}), row)
+    scores[~seen(sees(problem, tiling), problem.seq_q, problem.seq_kv)[row : row + len(q)]] = -np.inf
+    weights = softmax_weights(scores)
+    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

@@ -54,7 +54,7 @@ class Schedule:
     why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
     none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
     without effect there, a compiler's result, or chosen well already.
-    ``reference(q, k, v, problem, row)``: what it computes, in float64; None: softmax(QK^T)V.
+    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V.
     """
 
     name: str
@@ -88,11 +88,16 @@ class Schedule:
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
+    def reference_of(self, tiling: Tiling) -> Callable[..., Any] | None:
+        """Return ``reference(q, k, v, problem, row)`` of a tiling; None: softmax(QK^T)V."""
+        own = self.reference
+        return None if own is None else lambda *arguments: own(*arguments, tiling)
+
     @property
     def against(self) -> str:
         """What errors of its bits are against, in words."""
         if self.reference is not None:
-            return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
+            return f"{getattr(self.reference, '__name__', 'the mask')}() in float64"
         return "softmax(QK^T)V in float64" if self.origin else "float64"
 
     def program(

@@ -1,55 +1,24 @@
 """FlashAttention with another softmax order: the scale joins the exponent, P is summed as it is stored."""
 
-from npusim.kernel import (
-    FLASH,
-    FlashPrecision,
-    Loop,
-    Opcode,
-    Stage,
-    attention_cells,
-    attention_tensors,
-    causal_mask,
-    flash,
-    for_inputs,
-    replace,
-    row,
-    schedule,
-)  # fmt: skip
+from math import inf
 
-O = Opcode  # noqa: E741
-SOFTMAX = Stage("softmax", (
-    row(O.CAST, "S", "S_in"),
-    row(O.SELECT, "S", "mask", "S", "masked", only="mask"),
-    row(O.ROW_MAX, "m_tile", "S"),
-    row(O.MAX, "m_new", "m", "m_tile"),
-    row(O.SUB, "m_shift", "m", "m_new"),
-    row(O.MUL, "m_shift", "m_shift", "scale"),
-    row(O.CAST, "exponent", "m_shift"),
-    row(O.EXP, "alpha", "exponent"),
-    row(O.CAST, "rescale", "alpha"),
-    row(O.COPY, "m", "m_new"),
-    row(O.SUB, "S", "S", "m_new"),
-    row(O.MUL, "S", "S", "scale"),
-    row(O.CAST, "E", "S"),
-    row(O.EXP, "P", "E"),
-    row(O.ROW_SUM, "l_tile", "P"),
-    row(O.CAST, "P_out", "P"),
-    row(O.CAST, "l_add", "l_tile"),
-    row(O.MUL, "l", "l", "rescale"),
-    row(O.ADD, "l", "l", "l_add"),
-))  # fmt: skip
-FP32 = FlashPrecision("fp32", *["float32"] * 3, "input", "float32", "float32", "input", exp_variant="exp.correct",
-                      sum_order="tree_halves")
+from npusim.kernel import FlashPrecision, attention, exp, full, kernel, maximum, tiles, where
+
+FP32 = FlashPrecision("fp32", *["float32"] * 3, "input", "float32", "float32", "input", sum_order="tree_halves")
 
 
-def phases(problem, tiling, precision):
-    p, sizes = for_inputs(precision, problem.dtype), (tiling.block_q, tiling.block_kv)
-    usual = flash(problem, sizes, attention_cells(problem, *sizes), p, attention_tensors(problem, p.output),
-                  causal_mask(problem, sizes))
-    body = (FLASH["S"], SOFTMAX, FLASH["PV"], FLASH["update"])
-    choices = {O.ROW_SUM: p.sum_order}
-    rows = tuple(replace(r, attributes=replace(r.attributes, order=choices.get(r.opcode, ""))) for r in SOFTMAX.rows)
-    return [replace(usual, loops=(Loop((body[0], Stage("softmax", rows), *body[2:]), "key"),))]
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def late_scale(q, k, v, mask, p, scale):
+    m, l, o = full("row", -inf, p.softmax), full("row", 0.0, p.running), full("row value", 0.0, p.running)
+    for kj, vj in tiles(k, v):
+        s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -inf)
+        m_new = maximum(m, s.max())
+        alpha = exp(((m - m_new) * scale).to(p.exponential)).to(p.running)
+        m = m_new
+        e = exp(((s - m_new) * scale).to(p.exponential))
+        l = l * alpha + e.sum().to(p.running)
+        o = o * alpha + (e.to(p.operand) @ vj).to(p.product).to(p.running)
+    return (o / l).to(p.output)
 
 
-LATE_SCALE = schedule("late_scale", phases, precisions=[FP32], summary="softmax of unscaled scores")
+LATE_SCALE = attention("late_scale", late_scale, precisions=[FP32], summary="softmax of unscaled scores")

@@ -2,34 +2,7 @@
 
 from dataclasses import dataclass
 
-from npusim.kernel import (
-    Field,
-    GemmProblem,
-    GlobalTensor,
-    Loop,
-    Opcode,
-    Phase,
-    Stage,
-    Tiling,
-    grid,
-    name,
-    product,
-    row,
-    schedule,
-)  # fmt: skip
-
-O = Opcode  # noqa: E741
-STAGES = (
-    Stage("product", (product("c", "a", "b"),)),
-    Stage("gelu", (
-        row(O.CAST, "x", "c"),
-        row(O.MUL, "t", "x", "minus_1_702"),
-        row(O.EXP, "t", "t"),
-        row(O.ADD, "t", "t", "one"),
-        row(O.DIV, "x", "x", "t"),
-        row(O.CAST, "out", "x"),
-    )),
-)  # fmt: skip
+from npusim.kernel import Field, GemmProblem, GlobalTensor, Tiling, exp, grid, kernel, schedule
 
 
 class Blocks(Tiling):
@@ -50,22 +23,17 @@ class Formats:
         return {"output": self.output}
 
 
-def phases(problem, tiling, precision):
-    p, m, n = problem, tiling.block_m, tiling.block_n
-    a = GlobalTensor("a", 1, 1, p.m, p.k, p.dtype, "input")
-    b = GlobalTensor("b", 1, 1, p.k, p.n, p.dtype, "input")
-    c = GlobalTensor("c", 1, 1, p.m, p.n, precision.output, "output")
-    tile = "m n"
-    return [Phase(
-        "matmul_gelu",
-        {
-            "a": name("operand", "m k", p.dtype), "b": name("operand", "k n", p.dtype),
-            "c": name("partial", tile, "float32"), "x": name("work", tile, "float32"),
-            "t": name("work", tile, "float32"), "out": name("result", tile, precision.output),
-        },
-        grid(c, ("m", m), ("n", n)), {"m": m, "n": n, "k": p.k}, (Loop(STAGES),), {"a": a, "b": b, "out": c},
-        constants={"minus_1_702": -1.702, "one": 1.0},
-    )]  # fmt: skip
+@kernel(results="c", a="m k", b="k n")
+def gemm_gelu(a, b, fmt):
+    x = (a @ b).to("float32")
+    return (x / (exp(x * -1.702) + 1.0)).to(fmt)
+
+
+def phases(problem, tiling, precision, machine):
+    m, n, k, tile = problem.m, problem.n, problem.k, {"m": tiling.block_m, "n": tiling.block_n}
+    a, b = GlobalTensor("a", 1, 1, m, k, problem.dtype, "input"), GlobalTensor("b", 1, 1, k, n, problem.dtype, "input")
+    c = GlobalTensor("c", 1, 1, m, n, precision.output, "output")
+    return [gemm_gelu.phase("matmul_gelu", grid(c, *tile.items()), {**tile, "k": k}, [c], a=a, b=b, fmt=c.fmt)]
 
 
 MATMUL_GELU = schedule(
