@@ -207,7 +207,21 @@ def attention(
     if sees and score is None:
         more = {"reference": partial(_seen_reference, sees), **more}
     origin = plugins.origin_of(kernel.function)
+    if "scale" not in kernel.parameters:
+        phases = _without_scale(called, phases)
     return schedule(called, phases, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+
+
+def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
+    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        if p.exp_variant.startswith("exp2."):
+            raise SpecError(
+                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, which log2 e "
+                "is part of"
+            )
+        return phases(problem, tiling, p, machine)
+
+    return checked
 
 
 def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:

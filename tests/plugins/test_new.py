@@ -58,7 +58,7 @@ def test_the_file_is_flash_until_it_is_changed(hw: str, change: str) -> None:
 def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsewhere: Path) -> None:
     assert json.loads(new("mine", "--json").stdout)["file"] == "mine.py"
     tree = ast.parse((elsewhere / "mine.py").read_text())
-    assert [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)] == ["npusim.kernel"]
+    assert [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)] == ["math", "npusim.kernel"]
     assert not any(isinstance(n, ast.Import) for n in ast.walk(tree))
     done = CliRunner().invoke(app, ["run", "mine.py:mine", "--seq", "128", "--no-save", "--json"])
     assert done.exit_code == 0
@@ -72,8 +72,8 @@ def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsew
         ("a/b", "'a/b' is no name for a schedule"),
         ("class", "'class' is no name for a schedule"),
         ("flash", "'flash' is a schedule of npusim's own"),
-        ("phases", "'phases' means something else in the file"),
-        ("tuple", "'tuple' means something else in the file"),
+        ("own_attention", "'own_attention' means something else in the file"),
+        ("full", "'full' means something else in the file"),
         ("there", "there.py: is there already"),
     ],
 )
