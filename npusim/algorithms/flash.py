@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -125,7 +125,7 @@ def exponent_factor(variant: str) -> float:
 
 def attention_phase(
     kernel: Kernel, problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], tensors: AttentionTensors,
-    mask: Mask | None, p: object, **more: object,
+    mask: Mask | None, p: Any, **more: Any,
 ) -> Phase:  # fmt: skip
     """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes."""
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}

@@ -11,7 +11,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.flash import FlashPrecision, attend, attention_phase, exponent_factor, unchanged
+from npusim.algorithms.flash import (
+    FlashPrecision,
+    attend,
+    attention_phase,
+    exponent_factor,
+    unchanged,
+)
 from npusim.algorithms.lowering import kernel
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -91,8 +97,8 @@ def fp8_attention(
     What stored values of V are multiplied by joins the division by S (papers.md section 4).
     """
     wide = FlashPrecision(
-        p.name, *["float32"] * 3, p.operand, "float32", "float32", p.output, p.exp_variant, p.sum_order, p.accumulate,
-        p.arithmetic,
+        p.name, "float32", "float32", "float32", p.operand, "float32", "float32", p.output, p.exp_variant, p.sum_order,
+        p.accumulate, p.arithmetic,
     )  # fmt: skip
     factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
     return attention_phase(

@@ -127,7 +127,7 @@ class Value:
         return TileNumber(lambda tile: tile.cols, "size")
 
     @property
-    def T(self) -> Transposed:  # noqa: N802 - numpy's name
+    def T(self) -> Transposed:
         """The operand with its axes exchanged, as the right factor of a product."""
         return Transposed(self)
 
@@ -273,7 +273,7 @@ def log(a: Value, variant: str = "") -> Value:
     return _rows(Opcode.LOG, a.axes, a.fmt, (a,), Attributes(variant=variant))
 
 
-def maximum(a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | None | Literal["always"] = "always") -> Value:
+def maximum(a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always") -> Value:
     """Return the larger; ``only``: a mask, on whose tiles it is taken (elsewhere, and with None, it is ``a``)."""
     if only == "always":
         return _binary(Opcode.MAX, a, b)

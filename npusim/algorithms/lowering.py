@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value
-from npusim.algorithms.phase import BySize, Loop, Mask, Name, Phase, Role, Stacked, Visit, nothing_per_tile, tensor_of
+from npusim.algorithms.phase import (
+    BySize,
+    Loop,
+    Mask,
+    Name,
+    Phase,
+    Role,
+    Stacked,
+    Visit,
+    nothing_per_tile,
+    tensor_of,
+)
 from npusim.algorithms.table import Row, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
@@ -127,7 +138,7 @@ def _listed(made: Any, loop: int | None) -> list[tuple[Any, int | None]]:
     return [] if made is None else [(x, loop) for x in (made if isinstance(made, tuple) else (made,))]
 
 
-def _yielded(made: Generator[Any, None, Any], trace: Trace) -> list[tuple[Any, int | None]]:
+def _yielded(made: Any, trace: Trace) -> list[tuple[Any, int | None]]:
     """Return what a kernel yields, each with the loop in which it does, and what it returns."""
     found: list[tuple[Any, int | None]] = []
     while True:
@@ -168,7 +179,7 @@ def _tables(
     trace, results = kernel.trace(symbols, dict(rest))
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
-            kernel.fail(f"{o.name} is returned in {x.fmt}, but its tensor {o.label} holds {o.fmt}", x.event and x.event.line)
+            kernel.fail(f"{o.name} is returned in {x.fmt}, but its tensor {o.label} holds {o.fmt}", x.event.line if x.event else None)
     lowering = _Lowering(kernel, trace, results, dict(choices))
     return lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
-
-from npusim.errors import ProgramError
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -226,7 +224,9 @@ class Phase:
         Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
-    notes
+
+    Notes
+    -----
         What is to be said of it with every result.
     """
 

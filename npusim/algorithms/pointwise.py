@@ -6,7 +6,7 @@ Row by row, no product.  A norm's weights are part of the product that follows.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import grid
 from npusim.algorithms.language import Value, exp, log
@@ -74,5 +74,5 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     out = [tensor(n) for n in one.results]
     return one.phase(
         what, grid(out[-1], ("row", tile[0]), ("col", tile[1])), {"row": tile[0], "col": min(tile[1], cols)}, out,
-        **{n: tensor(n) for n in one.axes}, fmt=fmt, mean=1.0 / cols,
+        **dict[str, Any]((n, tensor(n)) for n in one.axes), fmt=fmt, mean=1.0 / cols,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flash import FlashPrecision, attend, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
@@ -130,7 +130,7 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
         for cell in whole.cells
         for i, runs in enumerate(cut_runs(cell.runs, splits))
     )
-    tensors = {n: whole.tensors[n] for n in "qkv"}
+    tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention", cells, {**whole.sizes, "split": 1}, list(stacks.values()), **tensors, mask=whole.masks or None, p=p,
         scale=whole.constants["scale"], log_variant=_variants(p)[1],

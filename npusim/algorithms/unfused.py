@@ -185,7 +185,7 @@ def unfused(
             phase = softmax(source, out, sizes, p)
         else:
             seen, offset = mask if "mask" in one.kernel.axes else None, problem.causal_offset
-            more = {} if one.kernel is converted else {"scale": problem.scale}
+            more: dict[str, Any] = {} if one.kernel is converted else {"scale": problem.scale}
             phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
         kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")
         middle.append(replace(phase, operator=(kind, hidden)))

@@ -60,7 +60,7 @@ class TensorStore:
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
-            values = self._constants[tensor.name]()[batch, head]
+            values: Array = self._constants[tensor.name]()[batch, head]
         elif tensor.role == "input":
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             found = [self._inputs(tensor.name, batch, h) for h in heads]

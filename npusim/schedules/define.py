@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from types import MappingProxyType
+from types import MappingProxyType, new_class
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from npusim.algorithms.cells import attention_cells, seen_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import Phase
+from npusim.algorithms.phase import Mask, Phase
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
@@ -39,7 +39,6 @@ from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.config.model import SpecModel
     from npusim.ir.program import TileProgram
     from npusim.schedules.precision import Precision
 
@@ -178,7 +177,7 @@ def attention(
     """
     if fields is not None:
         tiling = {
-            f: type(t)(fields.__name__, (fields, t), {"__doc__": fields.__doc__, "__module__": fields.__module__})
+            f: new_class(fields.__name__, (fields, t), exec_body=lambda body: body.update(__doc__=fields.__doc__))
             for f, t in ATTENTION_TILING.items()
         }  # fmt: skip
     hooked = kernel if score is None else with_score(kernel, score, operands)
@@ -186,10 +185,11 @@ def attention(
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
         if sees is None:
-            mask, blocks = causal_mask(problem, sizes), attention_cells(problem, *sizes)
+            mask: Mask | None = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+            blocks = attention_cells(problem, *sizes)
         else:
-            mask = SeenMask(sees(problem, tiling), problem.seq_q, problem.seq_kv)
-            blocks = seen_cells(problem, *sizes, seen(mask.sees, mask.rows, mask.cols))
+            which = sees(problem, tiling), problem.seq_q, problem.seq_kv
+            mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, seen(*which))
         extra = given(problem, tiling, p) if given else {}
         found = {n: np.asarray(function(problem)) for n, function in operands.items()}
         bound = {
@@ -207,9 +207,8 @@ def attention(
     if sees and score is None:
         more = {"reference": partial(_seen_reference, sees), **more}
     origin = plugins.origin_of(kernel.function)
-    if "scale" not in kernel.parameters:
-        phases = _without_scale(called, phases)
-    return schedule(called, phases, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+    made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
 
 def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision, flash
 from npusim.config.tiling import Field, Tiling
@@ -30,6 +30,7 @@ FA2_FP32 = FlashPrecision(
     "fa2_fp32", scores="float32", softmax="float32", exponential="float32", operand="input", running="float32",
     product="float32", output="input", kernel="pto",
 )  # fmt: skip
+HALF: Any = ["float16"] * 7
 PRECISIONS = MappingProxyType(
     {
         "ascend": (
@@ -37,7 +38,7 @@ PRECISIONS = MappingProxyType(
             # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
-            FlashPrecision("fa16", *["float16"] * 7),
+            FlashPrecision("fa16", *HALF),
         ),
         # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
         # row sum left to right (golden/README.md).

@@ -10,7 +10,6 @@ from npusim.algorithms.gemm import copy as copy_phase
 from npusim.algorithms.pointwise import pointwise
 from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import works_beside
 from npusim.machines.sm.library import GpuGemmFields
@@ -91,10 +90,8 @@ class GpuCopyFields(Tiling):
 def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
     """Return a copy of ``problem.bytes``, rounded up to whole transfers."""
     rows = ceil_div(problem.bytes, tiling.block_bytes)
-    source, target = (
-        GlobalTensor(n, 1, 1, rows, tiling.block_bytes, "int8", role)
-        for n, role in (("source", "input"), ("target", "output"))
-    )
+    source = GlobalTensor("source", 1, 1, rows, tiling.block_bytes, "int8", "input")
+    target = replace(source, name="target", role="output")
     return [replace(copy_phase(source, target, machine.row_cores), slice_elements=tiling.block_bytes)]
 
 

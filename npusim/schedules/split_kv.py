@@ -23,7 +23,7 @@ from npusim.schedules.flash import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell, Phase
+    from npusim.algorithms.phase import Cell, Mask, Phase
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
 
@@ -53,7 +53,7 @@ def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_pa
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
     if is_packed:
         cells = packed_cells(problem, sizes)
-        mask = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
+        mask: Mask | None = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
     else:
         mask = causal_mask(problem, sizes)  # what does not fit it is said before cells are made
         cells = attention_cells(problem, *sizes)

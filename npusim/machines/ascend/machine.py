@@ -12,7 +12,13 @@ from npusim.errors import TilingError
 from npusim.ir.program import TileProgram
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
-from npusim.machines.ascend.plan import AscendTiling, Barriers, gemm_tiling, loaded_k, slice_elements
+from npusim.machines.ascend.plan import (
+    AscendTiling,
+    Barriers,
+    gemm_tiling,
+    loaded_k,
+    slice_elements,
+)
 from npusim.machines.ascend.pricing import AscendPricing
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ class AscendMachine:
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
-        deal = getattr(tiling, "deal", "round_robin")
+        deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
         return replace(phase, cells=dealt(phase.cells, self.places, deal))
