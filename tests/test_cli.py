@@ -303,7 +303,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
         (("flash", "-t", "block_kv=100"), "nearest: 96 or 112"),
         (("flash", "-t", "blok=1"), "blok: unknown tiling field"),
         (("flash", "-t", "block_q"), "-t block_q: write -t key=value"),
-        (("flash", "-t", "block_q=512"), "bytes needed"),
+        (("flash", "-t", "block_q=512", "-t", "block_kv=512", "-t", "vector_rows=16"), "bytes needed"),
         (("flash", "--hw", "ascend_910b"), "no device or node named 'ascend_910b'. Did you mean"),
         (("flash", "--hw", "none.yaml"), "no such device or node file"),
         (("flash", "-w", "pangu"), "no workload named 'pangu'"),
@@ -475,7 +475,7 @@ def test_an_exploration_interrupted_before_its_first_point_names_no_file(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", ".: is a folder"),
+        ("", "-o: the value is empty"),
         ("folder", "folder: is a folder"),
         ("folder.csv", "folder.csv: is a folder"),
         ("pipe", "pipe: is no regular file"),

@@ -157,7 +157,7 @@ def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Found
 
 
 def _looked_at(found: Found, *, numerics: bool) -> Found:
-    if not numerics or found.best is None:
+    if not numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
         return found
     request = replace(at(found.request, found.best.point), numerics=True, heads=[0])
     bits = run_request(request).numerics

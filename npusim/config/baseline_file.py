@@ -60,7 +60,9 @@ class Case(SpecModel):
 
     description: Text | None = Field(default=None, description="why this case is here")
     hw: Text = Field(description="a device by name, or a path relative to this file")
-    workload: Text = Field(description="a workload by name, or a path relative to this file")
+    workload: Text | None = Field(
+        default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
+    )
     seq: PositiveInt | None = None
     seq_q: PositiveInt | None = None
     seq_kv: PositiveInt | None = None

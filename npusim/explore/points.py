@@ -135,7 +135,7 @@ class Scene(NamedTuple):
 @lru_cache(maxsize=32)
 def _scene(asking: Asking, sizes: tuple[tuple[str, object], ...]) -> Scene:
     request = at(_request(asking), dict(sizes), asking.device_keys)
-    device, load = request.machine(), request.load()
+    device, load = request.machine(), request.load() if request.problem is None else None
     request = replace(request, hw=device, overrides=None, workload=load, tiling=None, precision=None)
     return Scene(plan_of(request), frozenset(f.name for f in tiling_fields(_schedule(request).tiling)))
 

@@ -15,6 +15,7 @@ from npusim.errors import SpecError, TilingError
 from npusim.explore.points import SIZES, at, precision_fields
 from npusim.explore.space import Space, declared
 from npusim.schedules import find_schedule
+from npusim.simulate import what_is_there
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -96,11 +97,15 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, 
     """
     given = {name: _read(name, tuple(values)) for name, values in axes.items()}
     schedules = tuple(str(s) for s in given.pop("schedule", (request.schedule,)))
+    for name in schedules:
+        one = replace(request, schedule=name)
+        one.refuse_unread(what_is_there(one, has_bits=True))
     schedules, notes = _chosen(request, schedules, studies=studies)
     tiling = dict(cast("Any", request.tiling) or {})
     request = replace(
         request, schedule=schedules[0], hw=request.machine() if "hw" not in given else request.hw,
-        overrides=None if "hw" not in given else request.overrides, workload=request.load(), tiling=tiling,
+        overrides=None if "hw" not in given else request.overrides, tiling=tiling,
+        workload=request.load() if request.problem is None else None,
     )  # fmt: skip
     free = {name: _known(replace(request, schedule=name)) for name in schedules}
     keys = tuple(n for n in given if n not in (*SIZES, *chain(*free.values())) and _is_key(request, n))
