@@ -7,10 +7,12 @@ tables that machines read.
 
 from __future__ import annotations
 
+import dis
 import operator
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import ProgramError
@@ -19,7 +21,7 @@ from npusim.ir.opaque import varying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from npusim.algorithms.phase import Visit
 
@@ -340,12 +342,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value where a tile begins and ends, and the event before it was bound."""
+    """A state's variable across a loop: its value where a tile begins and ends, after which event it was bound, where."""
 
     old: Value
     new: Value
     loop: int
     bound_after: Event
+    line: int
 
 
 @dataclass
@@ -366,7 +369,8 @@ class Trace:
         self._walked: tuple[Value, ...] = ()
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
-        self._rebound: dict[tuple[Value, Value], Event] = {}
+        self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}
+        self._line = 0  # of the loop's function, at the last event
 
     def name_variables(self, frame: FrameType) -> None:
         """Name values after the variables that hold them; note when a variable went from one value to another."""
@@ -379,7 +383,7 @@ class Trace:
                 if before is not x:
                     self._bound[key] = x
                     if before is not None and self.events:
-                        self._rebound.setdefault((before, x), self.events[-1])
+                        self._rebound.setdefault((before, x), (self.events[-1], _line_of_store(frame, name, self._line)))
             elif isinstance(x, float | int) and not isinstance(x, bool):
                 self.constants.setdefault(float(x), name)
 
@@ -389,6 +393,7 @@ class Trace:
         """Note an operation and return what it makes."""
         frame = kernel_frame()
         self.name_variables(frame)
+        self._line = self.loop_frame.f_lineno if self.loop_frame else 0
         for s in srcs:
             if isinstance(s, Product | Transposed):
                 fail(f"{opcode.name}: {PRODUCT_HINT}")
@@ -435,5 +440,23 @@ class Trace:
             if new.event is None or new.event.loop != self.loop or new.state is not None:
                 new = self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))
             new.state = old.home
-            self.carried.append(Carried(old, new, self.loop, self._rebound.get((old, new), self.events[-1])))
+            bound, line = self._rebound.get((old, new), (self.events[-1], 0))
+            self.carried.append(Carried(old, new, self.loop, bound, line))
         self.loop, self._walked = None, ()
+
+
+def _line_of_store(frame: FrameType, name: str, line: int) -> int:
+    """Return the first line from ``line`` on where a function binds a variable; 0 where there is none."""
+    return next((at for at in _stores(frame.f_code).get(name, ()) if at >= line), 0)
+
+
+@cache
+def _stores(code: CodeType) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    line = code.co_firstlineno
+    for i in dis.get_instructions(code):
+        line = (i.positions.lineno if i.positions else None) or line
+        if i.opname.startswith("STORE_"):
+            for n in i.argval if isinstance(i.argval, tuple) else (i.argval,):
+                found.setdefault(n, []).append(line)
+    return found

@@ -189,6 +189,7 @@ class _Lowering:
     ) -> None:
         self.choices = choices
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
+        _gather(self.events, trace.carried)
         for c in trace.carried:
             _sink(self.events, c)
         for c in trace.carried:
@@ -449,6 +450,31 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
     return found
 
 
+def _gather(events: list[Event], carried: list[Carried]) -> None:
+    """Move what a product neither makes nor needs, but reads a tile of rows before it, to where that tile is.
+
+    So too what reads the old value of a state whose next one is made there.  Machines carry vectors past a product,
+    not tiles, and a state has to be read and written on one side of it.
+    """
+    for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
+        at = events.index(p)
+        ready = {e.dst for e in events[:at] if e.loop == p.loop}
+        near = {v for v in ready if len(v.axes) > 1 and v.kind == "row"} | {c.old for c in carried if c.new in ready}
+        later, moved = [e for e in events[at + 1 :] if e.loop == p.loop], list[Event]()
+        free = set(ready)  # and what could be made before the product
+        for e in later:
+            if e.opcode is not O.MATMUL and all(s.event is None or s.event.loop != p.loop or s in free for s in e.read):
+                free.add(e.dst)
+                if near.intersection(e.read):
+                    moved.append(e)
+                    near |= {e.dst} if len(e.dst.axes) > 1 else set()
+        for e in reversed(later):  # with what it is made of
+            if e not in moved and any(e.dst in m.read for m in moved):
+                moved.append(e)
+        first = [e for e in events[at + 1 :] if e in moved]
+        events[at:] = [*first, p, *(e for e in events[at + 1 :] if e not in first)]
+
+
 def _sink(events: list[Event], c: Carried) -> None:
     """Move what reads a state's old value behind the products after which its next value is made.
 
@@ -492,7 +518,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
         place = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
-    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, new.line, new.function)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.function)
     events.insert(place + 1, copy.event)
 
 

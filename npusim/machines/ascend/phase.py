@@ -67,6 +67,7 @@ class AscendPhase:
         # One function a part for all cells: bodies are shared by what they are made of.
         cuts = self._cut() if products and frame.loop_axis else []
         self._check_states(cuts)
+        self._check_handed(cuts)
         self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
         self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
 
@@ -235,6 +236,19 @@ class AscendPhase:
                     f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but what "
                     f"comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what comes after "
                     "it; use the state on one side of the product, or depth=0"
+                )
+
+    def _check_handed(self, parts: list[tuple[Stage, ...]]) -> None:
+        """Raise `TilingError` for what several stages read of what one stage leaves: a slot has one reader."""
+        frame = self.frame
+        for n, place in frame.places.items():
+            readers = [s for s in frame.stages if n in s.read and n not in s.written]
+            met = {_part_of(s, parts) for s in readers}
+            if (place == "up" and len(readers) > 1) or (place in ("down", "carried") and len(met) > 1 and self.tiling.ahead):
+                what = " and ".join(s.name for s in readers)
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "
+                    "read once; make it twice under two names" + ("" if place == "up" else ", or depth=0")
                 )
 
     def _pipelined(self, cell: Cell) -> Iterator[Repeat]:

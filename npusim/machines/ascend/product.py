@@ -81,8 +81,10 @@ class Product:
                 continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
+            readers = [s.name for s in self.frame.stages if s.is_product and n in s.read]
+            own = f" of {self.name}" if self.name != readers[0] else ""  # each product loads what it reads
             self.rings[n] = self.group.l1_ring(
-                self.frame.prefix + self.frame.label(n), rows, cols, self.frame.fmt(n), depth
+                self.frame.prefix + self.frame.label(n) + own, rows, cols, self.frame.fmt(n), depth
             )
 
     def _staged(self, n: str) -> Span:

@@ -318,8 +318,11 @@ class VectorShare:
                 yield pass_on(f"{label(n)}.skip", core.store, self._cross(n, cell, tile))
 
     def _carried(self, n: str, s: RowsStage) -> RingTile:
-        view = self.carried[n].fill if n in s.stage.written else self.carried[n].front
-        return view(self.rows, 1, self.frame.fmt(n))
+        if n in s.stage.written:
+            return self.carried[n].fill(self.rows, 1, self.frame.fmt(n))
+        readers = [x for x in self.frame.stages if n in x.read and n not in x.written]
+        first, last = s.stage is readers[0], s.stage is readers[-1]
+        return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
         self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: Cell, tile: Visit
@@ -332,7 +335,8 @@ class VectorShare:
             if place in views:
                 bound[n] = views[place]
             elif place in self.carried:
-                whole = self._carried(place, s).held(first=part.first, last=part.last)
+                whole = self._carried(place, s)
+                whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
                 bound[n] = whole.part(own, part.rows)
             elif place in self.kept:
                 row = own if frame.places[place] == "state" else 0
