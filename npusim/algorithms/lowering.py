@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value
+from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import BySize, Loop, Mask, Phase, Role, Stacked, Visit, name, nothing_per_tile, tensor_of
 from npusim.algorithms.table import Row, Stage
 from npusim.errors import ProgramError
@@ -98,13 +98,19 @@ class Kernel:
             TRACE.reset(token)
         if trace.loop is not None:
             assert trace.loop_frame is not None
-            self.fail(
-                "a loop over tiles is left by break or return: its body stands for every tile", trace.loop_frame.f_lineno
-            )
-        if trace.unstored:
-            self.fail("a product that nothing stores: .to(format), or o + a @ b", trace.unstored[0].line)
+            fail(
+                "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there are "
+                "is for `cells` to say", trace.loop_frame,
+            )  # fmt: skip
+        for x in trace.unstored:
+            why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
+            fail(why, x.frame, x.line)
         if len(results) != len(self.results) or not all(isinstance(x, Value) for x, _ in results):
-            self.fail(f"it is to return {', '.join(self.results)}, not {[x for x, _ in results] or 'nothing'}")
+            returned = ", ".join(str(x) for x, _ in results) or "nothing"
+            self.fail(
+                f"it returns {returned}, and is to return {', '.join(self.results)}: a tile or vector for each of "
+                "kernel(results=...)"
+            )
         return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
 
     def _symbol(self, n: str, of: tuple[Operand, ...]) -> Value | tuple[Value, ...] | None:
@@ -112,10 +118,11 @@ class Kernel:
         found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return found[0] if len(found) == 1 else found or None
 
-    def fail(self, why: str, line: int | None = None) -> NoReturn:
-        """Raise `ProgramError` with a line of the kernel, its first where none is known."""
+    def fail(self, why: str, at: Event | None = None) -> NoReturn:
+        """Raise `ProgramError` with the file and line of an event, those of the kernel where there is none."""
         code = self.function.__code__
-        raise ProgramError(f"{code.co_filename}:{line or code.co_firstlineno}: {self.__name__}: {why}")
+        where = f"{at.file}:{at.line}" if at and at.line else f"{code.co_filename}:{code.co_firstlineno}"
+        raise ProgramError(f"{where}: {self.__name__}: {why}")
 
 
 def kernel(*, results: str = "out", **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
@@ -144,7 +151,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         return x
     own = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
+    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "", "")
     trace.events.insert(last + 1, own.event)
     return own
 
@@ -168,7 +175,9 @@ def _tables(
     trace, results = kernel.trace(symbols, dict(rest))
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
-            kernel.fail(f"{o.name} is returned in {x.fmt}, but its tensor {o.label} holds {o.fmt}", x.event and x.event.line)
+            kernel.fail(
+                f"{x} is returned as {o.name}, whose tensor {o.label} holds {o.fmt}; write .to({o.fmt!r})", x.event
+            )
     lowering = _Lowering(kernel, trace, results, dict(choices))
     return lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
 
@@ -206,16 +215,20 @@ class _Lowering:
 
     def _check_use(self) -> None:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
-        used = {*self.results, *(s for e in self.events for s in e.read)}
+        versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
+        used = set(self.results)
+        for e in reversed(self.events * 2):  # twice: what a state's next value is made of comes before or after it
+            if e.dst in used or (e.dst.home in versions and used & versions[e.dst.home]):
+                used.update(e.read)
+        for v, of in versions.items():
+            if len(of) == 1:
+                self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
+            if not used & of:
+                self.kernel.fail(f"the state {v} is never read, but to make its own next value: leave it out or return it")
+        read = {s for e in self.events for s in e.read}
         for v in self._values():
-            if v.kind == "state":
-                versions = [v, *(c.new for c in self.trace.carried if c.new.state is v)]
-                if len(versions) == 1:
-                    self.kernel.fail(f"the state {v} is never written: in a loop, bind its variable anew")
-                if not any(x in used for x in versions):
-                    self.kernel.fail(f"the state {v} is never read")
-            elif v.event and v not in used and v.state is None and v.onto is None:
-                self.kernel.fail(f"{v} is never read", v.event.line)
+            if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:
+                self.kernel.fail(f"{v} is never read: leave it out, or return it", v.event)
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
@@ -346,7 +359,11 @@ class _Lowering:
                 continue
             if tile is not None:  # only some tiles have the operation: it is done in place
                 if places.last_read(tile) > self.at[e]:
-                    self.kernel.fail(f"{tile} is read after where() has masked it in place", e.line)
+                    late = self.events[places.last_read(tile)]
+                    self.kernel.fail(
+                        f"{tile} is read after line {e.line} has masked it in its place: read what where(...) returns, "
+                        "or read it before", late,
+                    )  # fmt: skip
                 places.join(e.dst, tile)
                 self.name_of[e.dst] = self.name_of[tile]
                 continue
@@ -518,7 +535,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
         place = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
-    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.function)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.file, new.function)
     events.insert(place + 1, copy.event)
 
 

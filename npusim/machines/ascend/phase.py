@@ -59,7 +59,7 @@ class AscendPhase:
             self._place_products()
             self._place_cross()
         self.vectors = [
-            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross)
+            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross, self._generations)
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
@@ -100,10 +100,10 @@ class AscendPhase:
         return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
-        listed = list(self.products.values())
+        listed, operands = list(self.products.values()), {}
         rings = cube_rings(listed, self.group, self.frame.prefix)
         for p in listed:
-            p.place(rings)
+            p.place(rings, operands)
 
     def _place_cross(self) -> None:
         """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
@@ -125,7 +125,7 @@ class AscendPhase:
         """Place slots for whole tiles: one more than tiles that stages run ahead."""
         frame, tiling = self.frame, self.tiling
         return self.group.cross_ring(
-            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), tiling.ahead + 1,
+            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), self._generations(n),
             producers=producers, consumers=consumers, period=tiling.period, space=space,
         )  # fmt: skip
 
@@ -134,17 +134,22 @@ class AscendPhase:
         frame, rows = self.frame, self.group.largest_share(self.phase.sizes[self.frame.row_axis])
         readers = [s for s in self.rows.values() if n in s.inputs]
         is_moved = any(n in s.moved.values() for s in readers)
-        parts = self._cut()
-        between = max((_part_of(r.stage, parts) for r in readers), default=0) - _part_of(self._writer(n), parts)
         return self.group.cross_ring(
             f"{core.name} {frame.label(n)} slots", rows, frame.width(n), frame.fmt(n),
-            between * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
+            self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
             producers=[FIXP], consumers=[core.store if is_moved else core.vector], period=self.tiling.period,
             space=core.ub,
         )  # fmt: skip
 
-    def _writer(self, n: str) -> Stage:
-        return next(s for s in self.frame.stages if n in s.written)
+    def _parts_between(self, n: str) -> int:
+        """Return how many parts of the pipeline after its writer a name is read last."""
+        parts, stages = self._cut(), self.frame.stages
+        written = _part_of(next(s for s in stages if n in s.written), parts)
+        return max((_part_of(s, parts) for s in stages if n in s.read), default=0) - written
+
+    def _generations(self, n: str) -> int:
+        """Return how many tiles of a name there are at a time, from its writer to its last reader."""
+        return max(1, self._parts_between(n)) * self.tiling.ahead + 1
 
     def build(self) -> BuiltPhase:
         """Return the phase of the program."""

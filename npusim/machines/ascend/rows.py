@@ -15,7 +15,7 @@ from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move,
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Cell, Visit
     from npusim.algorithms.table import Stage, Table
@@ -82,10 +82,10 @@ class VectorShare:
 
     def __init__(
         self, frame: Frame, core: VectorCore, group: AscendGroup, stages: Sequence[RowsStage], tiling: AscendTiling,
-        cross: Mapping[str, tuple[Ring, ...]],
+        cross: Mapping[str, tuple[Ring, ...]], generations: Callable[[str], int],
     ) -> None:  # fmt: skip
         self.frame, self.core, self.group = frame, core, group
-        self.tiling = tiling
+        self.tiling, self.generations = tiling, generations
         #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
@@ -156,7 +156,7 @@ class VectorShare:
                 rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
                 self.kept[n] = tile(ub, n, rows, width, frame.fmt(n))
         self.carried = {
-            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), tiling.ahead + 1)
+            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
             for n, place in frame.places.items()
             if place == "carried" and frame.storage[n] == n
         }
