@@ -399,8 +399,12 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
         fail(f"tiles of {' and '.join(map(str, operands))}: {which}", frame)
     views = tuple(Value(x.axes, x.fmt, x.kind, x.name) for x in operands)
     trace.enter(axis, operands, views, frame)
-    yield views[0] if len(views) == 1 else views
-    trace.leave(frame)  # not reached where the body breaks or returns: the kernel says so
+    try:
+        yield views[0] if len(views) == 1 else views
+    except GeneratorExit:  # the body breaks or returns: the kernel says so
+        trace.left_line = frame.f_lineno
+        raise
+    trace.leave(frame)
 
 
 @dataclass(eq=False, slots=True)
@@ -447,6 +451,7 @@ class Trace:
     states: list[Value] = field(default_factory=list)
     loop: int | None = None
     loop_frame: FrameType | None = None
+    left_line: int = 0  #: where a loop was left before its end
     loop_functions: set[str] = field(default_factory=set)  #: that have a loop over tiles
 
     def __post_init__(self) -> None:

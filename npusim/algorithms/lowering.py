@@ -100,7 +100,7 @@ class Kernel:
             assert trace.loop_frame is not None
             fail(
                 "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there are "
-                "is for `cells` to say", trace.loop_frame,
+                "is for `cells` to say", trace.loop_frame, trace.left_line,
             )  # fmt: skip
         for x in trace.unstored:
             why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
@@ -507,6 +507,11 @@ def _sink(events: list[Event], c: Carried) -> None:
         for e in events[:at]:
             if e not in moved and {m.dst for m in moved}.intersection(e.read):
                 moved.append(e)
+        for e in reversed(events[:at]):  # with the tiles that they alone read
+            if e.loop == c.loop and e.opcode is not O.MATMUL and len(e.dst.axes) > 1 and e not in moved:
+                readers = [f for f in events if e.dst in f.read]
+                if any(f in moved for f in readers) and all(f in moved or events.index(f) > at for f in readers):
+                    moved.append(e)
         if moved and not {m.dst for m in moved}.intersection(p.read):
             rest = [e for e in events[:at] if e not in moved]
             events[: at + 1] = [*rest, p, *(e for e in events[:at] if e in moved)]

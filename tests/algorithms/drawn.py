@@ -8,7 +8,7 @@ from typing import Any
 
 from npusim.kernel import FlashPrecision, Problem
 
-F = "float32"
+F, LOG2_E = "float32", float.fromhex("0x1.71547652b82fep+0")
 NAMES = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -30,7 +30,8 @@ class Drawn:
     """One kernel with its problem, its precision and its blocks."""
 
     def __init__(self, number: int) -> None:
-        self.draw = d = random.Random(number)
+        self.number, self.draw = number, random.Random(number)
+        d = self.draw
         self.dtype = d.choice(["float16", "float16", "bfloat16"])
         pick = self._format
         self.scores, self.soft, self.wide, self.run = pick(), pick(), pick(), pick()
@@ -50,6 +51,20 @@ class Drawn:
         )  # fmt: skip
         self.blocks = {"block_q": d.choice([16, 32]), "block_kv": d.choice([16, 32, 48])}
         self.source = self._source()
+
+    @classmethod
+    def plain(cls, source: str) -> Drawn:
+        """Return a kernel of one's own in float32, float16 inputs, causal, with ragged tiles."""
+        found = cls(0)
+        found.source, found.blocks = source, {"block_q": 16, "block_kv": 16}
+        found.problem = Problem(heads=2, seq_q=40, seq_kv=85, head_dim=16, causal=True)
+        found.p = FlashPrecision("plain", *["float32"] * 3, "float16", *["float32"] * 3)
+        return found
+
+    def given(self) -> dict[str, Any]:
+        """Return what the kernel takes beside its operands."""
+        factor = LOG2_E if self.p.exp_variant.startswith("exp2") else 1.0
+        return {"p": self.p, "scale": self.problem.scale * factor}
 
     def _format(self, usual: float = 0.6) -> str:
         return F if self.draw.random() < usual else self.dtype
@@ -147,11 +162,7 @@ class Drawn:
             return [], []
         to = f'.to("{fmt}")'
         value, row = 'c = full("row value", {}, "{}")', 'c = full("row", {}, "{}")'
-        second = f'w2 = {d.choice("ees")}.to("{self.dtype}")' if self._maybe(0.9) else "w2 = w"
-        if second == "w2 = w":
-            second, w2 = "", "w"
-        else:
-            w2 = "w2"
+        second, w2 = (f'w2 = {d.choice("ees")}.to("{self.dtype}")', "w2") if self._maybe(0.9) else ("", "w")
         lines, start = d.choice([
             ([f"c = maximum(c, s.max(){to})"], row.format(-8.0, fmt)), ([f"c = c + e.max(){to}"], row.format(1.0, fmt)),
             ([f"c = c * 0.5 + w.sum(){to}"], row.format(0.5, fmt)),
@@ -163,7 +174,3 @@ class Drawn:
         ])  # fmt: skip
         return [x for x in lines if x], [start]
 
-
-def known(drawn: Drawn) -> dict[str, Any]:
-    """Return what the kernel is given beside its operands."""
-    return {"p": drawn.p, "scale": drawn.problem.scale * (1.4426950408889634 if drawn.p.exp_variant[3] == "2" else 1.0)}

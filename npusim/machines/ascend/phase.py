@@ -244,11 +244,16 @@ class AscendPhase:
                 )
 
     def _check_handed(self, parts: list[tuple[Stage, ...]]) -> None:
-        """Raise `TilingError` for what several stages read of what one stage leaves: a slot has one reader."""
+        """Raise `TilingError` for what several stages read of what one leaves, and for tiles kept past a product."""
         frame = self.frame
         for n, place in frame.places.items():
             readers = [s for s in frame.stages if n in s.read and n not in s.written]
             met = {_part_of(s, parts) for s in readers}
+            if place == "carried" and self.products and len(frame.axes(n)) > 1:
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, past "
+                    "which vectors of rows alone are kept; make it there, from what the product leaves or a state"
+                )
             if (place == "up" and len(readers) > 1) or (place in ("down", "carried") and len(met) > 1 and self.tiling.ahead):
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
