@@ -7,19 +7,22 @@ tables that machines read.
 
 from __future__ import annotations
 
+import dis
 import operator
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from npusim.errors import ProgramError
+from npusim.errors import FormatError, ProgramError
+from npusim.formats import get_format
 from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from npusim.algorithms.phase import Visit
 
@@ -30,8 +33,14 @@ __all__ = [
 
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
-#: What stores or adds up a product; everything else refuses one.
-PRODUCT_HINT = "a product is stored by (a @ b).to(format), or added to what there is by o + a @ b"
+NOT_YET = "a kernel is traced before there are values"
+WORDS = "there are + - * /, exp, log, maximum, where, .to(format), .max(), .sum() and @"
+#: How messages write what a value that has no name is made by.
+WRITTEN = {
+    Opcode.ROW_MAX: "{}.max()", Opcode.ROW_SUM: "{}.sum()", Opcode.EXP: "exp({})", Opcode.LOG: "log({})",
+    Opcode.ADD: "{} + {}", Opcode.SUB: "{} - {}", Opcode.MUL: "{} * {}", Opcode.DIV: "{} / {}", Opcode.MATMUL: "({} @ {})",
+    Opcode.MAX: "maximum({}, {})", Opcode.SELECT: "where({}, {}, {})",
+}  # fmt: skip
 
 
 def kernel_frame() -> FrameType:
@@ -43,10 +52,28 @@ def kernel_frame() -> FrameType:
     return frame
 
 
-def fail(why: str, frame: FrameType | None = None) -> NoReturn:
+def fail(why: str, frame: FrameType | None = None, line: int = 0) -> NoReturn:
     """Raise `ProgramError` with the file and line of the kernel, and its name."""
     frame = frame or kernel_frame()
-    raise ProgramError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {frame.f_code.co_name}: {why}")
+    raise ProgramError(f"{frame.f_code.co_filename}:{line or frame.f_lineno}: {frame.f_code.co_name}: {why}")
+
+
+def _checked(fmt: str) -> str:
+    """Return the name of a format; refuse what is none."""
+    try:
+        get_format(fmt)
+    except FormatError as error:
+        fail(str(error))
+    return fmt
+
+
+def _refused(what: str, why: str) -> Callable[..., Any]:
+    """Return a method that refuses what Python lets one write; ``{}`` stands for the value."""
+
+    def method(self: Any, *_others: object) -> NoReturn:
+        fail(f"{what.format(self)}: {why}")
+
+    return method
 
 
 class TileNumber:
@@ -76,17 +103,23 @@ class TileNumber:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __bool__(self) -> bool:
-        fail(f"`if` on {self.text}, which differs between tiles; per_tile(function, {self.text}) computes a constant")
+    def __str__(self) -> str:
+        return f"a tile's {self.text}"
 
-    def __lt__(self, _other: object) -> bool:
-        return bool(self)
+    def __eq__(self, other: object) -> bool:
+        return self is other if TRACE.get(None) is None else bool(self)
 
-    __gt__ = __le__ = __ge__ = __lt__
+    __hash__ = object.__hash__
+    __bool__ = __lt__ = __gt__ = __le__ = __ge__ = __float__ = __int__ = __index__ = _refused(
+        "{} in a condition or as a plain number",
+        "it differs between tiles, and the loop is traced once; per_tile(function, kj.index) makes a constant of each tile",
+    )
 
 
 def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber:
     """Return ``function`` of numbers that differ between tiles, as a constant of each tile; it must be pure."""
+    if wrong := [n for n in numbers if not isinstance(n, TileNumber)]:
+        fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
     return TileNumber(lambda tile: varying(function, *(n.of(tile) for n in numbers)), text)
 
@@ -103,13 +136,26 @@ class Value:
     kind: Kind = "row"
     name: str = ""
     start: float | None = None
+    variable: str = ""  #: a walked operand's, in the loop
     chosen_role: str = ""
     event: Event | None = None
     state: Value | None = None
     onto: Value | None = None
 
     def __repr__(self) -> str:
-        return f"{self.name or 'a value'} ({' x '.join(self.axes)}, {self.fmt})"
+        return f"{self.written()} ({' x '.join(self.axes)}, {self.fmt})"
+
+    def written(self) -> str:
+        """Return its name, or what it is made by, as messages write it."""
+        if trace := TRACE.get(None):
+            trace.name_variables(kernel_frame())
+        e = self.event
+        if self.variable or self.name or e is None:
+            return self.variable or self.name or "a state"
+        srcs = [s.written() if isinstance(s, Value) else str(s) for s in e.srcs]
+        if e.opcode in WRITTEN:
+            return WRITTEN[e.opcode].format(*srcs)
+        return srcs[0] if e.read and e.read[0].fmt == self.fmt else f"{srcs[0]}.to({self.fmt!r})"
 
     @property
     def home(self) -> Value:
@@ -162,7 +208,7 @@ class Value:
 
     def to(self, fmt: str, *, overflow: str = "") -> Value:
         """Return it rounded once to ``fmt``; no instruction where that is its format already."""
-        return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), Attributes(overflow=overflow))
+        return TRACE.get().record(Opcode.CAST, Value(self.axes, _checked(fmt)), (self,), Attributes(overflow=overflow))
 
     def max(self) -> Value:
         """Return the maximum of each row."""
@@ -177,13 +223,17 @@ class Value:
         self.chosen_role = role
         return self
 
-    def __bool__(self) -> bool:
-        fail(f"`if` on {self}: a kernel is traced before there are values; where(...) chooses element by element")
+    def __eq__(self, other: object) -> bool:
+        return self is other if TRACE.get(None) is None else bool(self)
 
-    def __lt__(self, _other: object) -> bool:
-        return bool(self)
-
-    __gt__ = __le__ = __ge__ = __lt__
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # numpy leaves operations to it
+    __bool__ = __lt__ = __gt__ = __le__ = __ge__ = _refused(
+        "`if` on {}, or a comparison of it",
+        f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element",
+    )
+    __float__ = __int__ = __index__ = _refused("{} as a plain number", NOT_YET)
+    __iter__ = __getitem__ = __abs__ = __pow__ = _refused("{} in an operation that kernels do not have", WORDS)
 
 
 Source = Value | TileNumber | float
@@ -196,7 +246,11 @@ class Transposed:
     operand: Value
 
     def __repr__(self) -> str:
-        return f"{self.operand.name or 'a value'}.T ({' x '.join(self.operand.axes[::-1])}, {self.operand.fmt})"
+        return f"{self.operand.written()}.T ({' x '.join(self.operand.axes[::-1])}, {self.operand.fmt})"
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = _refused(
+        "{}", "axes are exchanged for the right factor of a product alone, a @ b.T"
+    )
 
 
 class Product:
@@ -204,20 +258,21 @@ class Product:
 
     def __init__(self, a: Value, b: Value | Transposed) -> None:
         right = b.operand if isinstance(b, Transposed) else b
-        if not isinstance(right, Value):
-            fail(f"{a} @ {b!r}: {PRODUCT_HINT}")
-        if len(a.axes) < 2 or len(right.axes) < 2:
-            fail(f"{a} @ {right}: a product needs two tiles; row vectors are multiplied by *")
+        if isinstance(right, Product):
+            right.refuse()
+        if not isinstance(right, Value) or len(a.axes) < 2 or len(right.axes) < 2:
+            fail(f"{a} @ {right}: a product needs two tiles; vectors of rows and numbers are multiplied by *")
         inner, outer = right.axes[::-1] if isinstance(b, Transposed) else right.axes
         if a.axes[1] != inner:
-            other = f"; {right.name}.T has {a.axes[1]} there" if right is b and a.axes[1] == outer else ""
-            fail(f"{a} @ {b}: {a.axes[1]} meets {inner}{other}")
-        self.a, self.b, self.axes, self.line = a, right, (a.axes[0], outer), kernel_frame().f_lineno
+            other = f"; write {a.written()} @ {right.written()}.T" if right is b and a.axes[1] == outer else ""
+            fail(f"{a} @ {b}: the {a.axes[1]} axis meets {inner}{other}")
+        self.a, self.b, self.axes, self.is_transposed = a, right, (a.axes[0], outer), right is not b
+        self.frame, self.line = kernel_frame(), kernel_frame().f_lineno
         TRACE.get().unstored.append(self)
 
     def to(self, fmt: str) -> Value:
         """Return it stored in ``fmt``, rounded once."""
-        return self._record(Value(self.axes, fmt, "product"), PLAIN, ())
+        return self._record(Value(self.axes, _checked(fmt), "product"), PLAIN, ())
 
     def onto(self, total: Value) -> Value:
         """Return ``total`` with it added by the matrix unit."""
@@ -230,21 +285,31 @@ class Product:
         return TRACE.get().record(Opcode.MATMUL, dst, (self.a, self.b, *more), attributes)
 
     def __add__(self, other: Any) -> Value:
-        return self.onto(other) if isinstance(other, Value) else fail(PRODUCT_HINT)
+        return self.onto(other) if isinstance(other, Value) else self.refuse()
 
-    def _refuse(self, _other: object) -> NoReturn:
-        fail(PRODUCT_HINT)
+    def __str__(self) -> str:
+        right = f"{self.b.written()}{'.T' if self.is_transposed else ''}"
+        return f"{self.a.written()} @ {right}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else self.refuse()
+
+    def refuse(self, *_others: object) -> NoReturn:
+        """Refuse what neither stores a product nor adds it to anything."""
+        fail(f"{self} is a product that is not stored yet: write ({self}).to(format), or add it to a state, o + {self}")
 
     __radd__ = __add__
-    __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = _refuse
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __neg__ = refuse
+    __bool__ = __lt__ = __gt__ = refuse
 
 
 def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
     tile = a if isinstance(a, Value) and not (isinstance(b, Value) and len(b.axes) > len(a.axes)) else b
-    assert isinstance(tile, Value)
+    if not isinstance(tile, Value):
+        fail(f"{opcode.name} of {a} and {b}: neither is a tile or a vector of rows")
     if isinstance(a, Value) and isinstance(b, Value):
         if a.fmt != b.fmt:
-            fail(f"{opcode.name} of {a} and {b}: say which is converted, x.to(format)")
+            fail(f"{opcode.name} of {a} and {b}: their formats differ; say which is converted, x.to(format)")
         if a.axes[0] != b.axes[0] or (len(a.axes) == len(b.axes) and a.axes != b.axes):
             fail(f"{opcode.name} of {a} and {b}: their axes differ")
     return _rows(opcode, tile.axes, tile.fmt, (a, b))
@@ -260,22 +325,36 @@ def _rows(
 
 def full(axes: str, start: float, fmt: str) -> Value:
     """Return a state that starts at a value: what a loop binds its variable to is its next value."""
-    return Value(tuple(axes.split()), fmt, "state", start=start)
+    if not isinstance(axes, str) or not isinstance(start, float | int):
+        fail(f"full({axes!r}, {start!r}, {fmt!r}): it takes axes as text, a number to start at and a format")
+    trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
+    if trace.loop is not None:
+        fail(f"full({axes!r}, ...) in a loop over tiles: a state starts before the loop")
+    trace.states.append(state)
+    return state
 
 
 def exp(a: Value, variant: str = "") -> Value:
     """Return e^a, or another exponential (``exp2.correct``: 2^a); none named: the precision's."""
-    return _rows(Opcode.EXP, a.axes, a.fmt, (a,), Attributes(variant=variant))
+    return _unary(Opcode.EXP, a, variant)
 
 
 def log(a: Value, variant: str = "") -> Value:
     """Return ln a, or another logarithm named by ``variant``."""
-    return _rows(Opcode.LOG, a.axes, a.fmt, (a,), Attributes(variant=variant))
+    return _unary(Opcode.LOG, a, variant)
+
+
+def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
+    if isinstance(a, Product):
+        a.refuse()
+    if not isinstance(a, Value):
+        fail(f"{opcode.name.lower()} of {a}: neither a tile nor a vector of rows; math.{opcode.name.lower()} takes numbers")
+    return _rows(opcode, a.axes, a.fmt, (a,), Attributes(variant=variant))
 
 
 def maximum(a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always") -> Value:
     """Return the larger; ``only``: a mask, on whose tiles it is taken (elsewhere, and with None, it is ``a``)."""
-    if only == "always":
+    if isinstance(only, str):
         return _binary(Opcode.MAX, a, b)
     masks = only if isinstance(only, tuple) else (only,) if isinstance(only, Value) else ()
     for mask in masks:
@@ -290,9 +369,11 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
     is applied.
     """
     tile = kept if isinstance(kept, Value) else other
-    if not isinstance(tile, Value):
-        fail(f"where: neither {kept} nor {other} is a tile")
+    if not isinstance(tile, Value) or (isinstance(kept, Value) and isinstance(other, Value)):
+        fail(f"where(mask, {kept}, {other}): one of the two is a tile, the other a number")
     for one in mask if isinstance(mask, tuple) else () if mask is None else (mask,):
+        if not isinstance(one, Value) or one.kind != "mask":
+            fail(f"where({one}, ...): it takes a mask, which is an argument of the kernel; maximum(a, b) compares values")
         if tile is other:
             number = kept
             kept = _rows(Opcode.FILL, tile.axes, tile.fmt, (number,), only=one.name)
@@ -307,16 +388,23 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     ``axis`` says which where they share several, or names the axis of a stack of matrices.
     """
     trace, frame = TRACE.get(), sys._getframe(1)
+    if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
+        fail(f"tiles of {operands or 'nothing'}: it walks operands, the kernel's arguments", frame)
     shared = [a for a in operands[0].axes if a != trace.row_axis and all(a in x.axes for x in operands)]
     axis = axis or (shared[-1] if len(operands) == 1 or len(shared) == 1 else "")
     if trace.loop is not None:
         fail("a loop in a loop: one loop walks the tiles of a kernel at a time", frame)
     if not axis:
-        fail(f"tiles of {operands}: axis=... says which of {shared} is walked", frame)
-    trace.enter(axis, operands, frame)
+        which = f"axis=... says which of {' and '.join(shared)} is walked" if shared else "they share no axis to walk"
+        fail(f"tiles of {' and '.join(map(str, operands))}: {which}", frame)
     views = tuple(Value(x.axes, x.fmt, x.kind, x.name) for x in operands)
-    yield views[0] if len(views) == 1 else views
-    trace.leave(frame)  # not reached where the body breaks or returns: the kernel says so
+    trace.enter(axis, operands, views, frame)
+    try:
+        yield views[0] if len(views) == 1 else views
+    except GeneratorExit:  # the body breaks or returns: the kernel says so
+        trace.left_line = frame.f_lineno
+        raise
+    trace.leave(frame)
 
 
 @dataclass(eq=False, slots=True)
@@ -330,6 +418,7 @@ class Event:
     only: str
     loop: int | None
     line: int
+    file: str
     function: str  #: whose line it is: the kernel's own, or a function that it calls
 
     @property
@@ -340,12 +429,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value where a tile begins and ends, and the event before it was bound."""
+    """A state's variable across a loop: its value where a tile begins and ends, after which event it was bound, where."""
 
     old: Value
     new: Value
     loop: int
     bound_after: Event
+    line: int
 
 
 @dataclass
@@ -358,15 +448,20 @@ class Trace:
     unstored: list[Product] = field(default_factory=list)
     constants: dict[float, str] = field(default_factory=dict)  #: names of numbers among its variables
     carried: list[Carried] = field(default_factory=list)
+    states: list[Value] = field(default_factory=list)
     loop: int | None = None
     loop_frame: FrameType | None = None
+    left_line: int = 0  #: where a loop was left before its end
     loop_functions: set[str] = field(default_factory=set)  #: that have a loop over tiles
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
+        self._views: set[Value] = set()
+        self._gone: set[Value] = set()  # tiles of loops that are over, and what states held before them
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
-        self._rebound: dict[tuple[Value, Value], Event] = {}
+        self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}
+        self._line = 0  # of the loop's function, at the last event
 
     def name_variables(self, frame: FrameType) -> None:
         """Name values after the variables that hold them; note when a variable went from one value to another."""
@@ -374,12 +469,14 @@ class Trace:
             if isinstance(x, Value):
                 if x.name in ("", "_"):
                     x.name = name
+                if x in self._views:
+                    x.variable = name
                 key = id(frame), name
                 before = self._bound.get(key)
                 if before is not x:
                     self._bound[key] = x
                     if before is not None and self.events:
-                        self._rebound.setdefault((before, x), self.events[-1])
+                        self._rebound.setdefault((before, x), (self.events[-1], _line_of_store(frame, name, self._line)))
             elif isinstance(x, float | int) and not isinstance(x, bool):
                 self.constants.setdefault(float(x), name)
 
@@ -389,38 +486,43 @@ class Trace:
         """Note an operation and return what it makes."""
         frame = kernel_frame()
         self.name_variables(frame)
+        self._line = self.loop_frame.f_lineno if self.loop_frame else 0
         for s in srcs:
-            if isinstance(s, Product | Transposed):
-                fail(f"{opcode.name}: {PRODUCT_HINT}")
+            if isinstance(s, Product):
+                s.refuse()
+            if isinstance(s, Transposed):
+                fail(f"{opcode.name} of {s}: axes are exchanged for the right factor of a product alone, a @ b.T")
             if isinstance(s, TileNumber) and self.loop is None:
                 fail(f"{s.text} outside of a loop over tiles")
             if isinstance(s, Value):
                 self._check_read(s)
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
-        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_name)
+        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename, frame.f_code.co_name)
         self.events.append(dst.event)
         return dst
 
     def _check_read(self, s: Value) -> None:
-        if s in self._walked:
+        if any(s is x for x in self._walked):
             fail(f"{s} is walked tile by tile here: use the loop's own variable")
-        if s.event and s.event.loop not in (None, self.loop) and s.state is None:
-            fail(f"{s} of line {s.event.line} is that of one tile: full(...) makes a state, kept between tiles")
+        is_of_tile = s.event is not None and s.event.loop not in (None, self.loop) and s.state is None
+        if is_of_tile or s in self._gone:
+            line = f", made in line {s.event.line}," if s.event else ""
+            fail(f"{s}{line} is read behind its loop, where no tile is; what is kept between tiles starts as full(...)")
 
-    def enter(self, axis: str, operands: tuple[Value, ...], frame: FrameType) -> None:
+    def enter(self, axis: str, operands: tuple[Value, ...], views: tuple[Value, ...], frame: FrameType) -> None:
         """Begin a loop over tiles of ``operands``."""
         self.name_variables(frame)
-        self.loop, self.loop_frame, self._walked = len(self.axes), frame, operands
+        self.loop, self.loop_frame, self._walked, self._views = len(self.axes), frame, operands, set(views)
         self.axes.append(axis)
         self.loop_functions.add(frame.f_code.co_name)
         self._held = {
             n: x for n, x in frame.f_locals.items()
             if isinstance(x, Value) and (x.kind == "state" or x.state is not None)
         }
-        held = set(self._held.values())
-        if len({x.home for x in held}) < len(held):
-            fail("two variables hold one state", frame)
+        for name, x in self._held.items():
+            if other := [n for n, y in self._held.items() if y.home is x.home and n != name]:
+                fail(f"{name} and {other[0]} hold one state: make each by a full(...) of its own", frame)
 
     def leave(self, frame: FrameType) -> None:
         """End the loop: what variables of states are bound to now are their next values."""
@@ -431,9 +533,35 @@ class Trace:
             if new is old:
                 continue
             if not isinstance(new, Value) or (new.axes, new.fmt) != (old.axes, old.fmt):
-                fail(f"{name} is {old} where a tile begins, and {new} where it ends", frame)
+                now = f"({' x '.join(new.axes)}, {new.fmt})" if isinstance(new, Value) else "no value" if new is None else new
+                before = f"({' x '.join(old.axes)}, {old.fmt})"
+                _, line = self._rebound.get((old, new), (None, 0)) if isinstance(new, Value) else (None, 0)
+                fail(
+                    f"{name} is {before} where a tile begins, and {now} where it ends: a state keeps its axes and format; "
+                    f"convert it, .to({old.fmt!r}), or bind another variable", frame, line,
+                )  # fmt: skip
+            self._gone.add(old)
             if new.event is None or new.event.loop != self.loop or new.state is not None:
                 new = self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))
             new.state = old.home
-            self.carried.append(Carried(old, new, self.loop, self._rebound.get((old, new), self.events[-1])))
-        self.loop, self._walked = None, ()
+            bound, line = self._rebound.get((old, new), (self.events[-1], 0))
+            self.carried.append(Carried(old, new, self.loop, bound, line))
+        self._gone |= self._views
+        self.loop, self._walked, self._views = None, (), set()
+
+
+def _line_of_store(frame: FrameType, name: str, line: int) -> int:
+    """Return the first line from ``line`` on where a function binds a variable; 0 where there is none."""
+    return next((at for at in _stores(frame.f_code).get(name, ()) if at >= line), 0)
+
+
+@cache
+def _stores(code: CodeType) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    line = code.co_firstlineno
+    for i in dis.get_instructions(code):
+        line = (i.positions.lineno if i.positions else None) or line
+        if i.opname.startswith("STORE_"):
+            for n in i.argval if isinstance(i.argval, tuple) else (i.argval,):
+                found.setdefault(n, []).append(line)
+    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value
+from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
     Loop,
@@ -109,13 +109,19 @@ class Kernel:
             TRACE.reset(token)
         if trace.loop is not None:
             assert trace.loop_frame is not None
-            self.fail(
-                "a loop over tiles is left by break or return: its body stands for every tile", trace.loop_frame.f_lineno
-            )
-        if trace.unstored:
-            self.fail("a product that nothing stores: .to(format), or o + a @ b", trace.unstored[0].line)
+            fail(
+                "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there are "
+                "is for `cells` to say", trace.loop_frame, trace.left_line,
+            )  # fmt: skip
+        for x in trace.unstored:
+            why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
+            fail(why, x.frame, x.line)
         if len(results) != len(self.results) or not all(isinstance(x, Value) for x, _ in results):
-            self.fail(f"it is to return {', '.join(self.results)}, not {[x for x, _ in results] or 'nothing'}")
+            returned = ", ".join(str(x) for x, _ in results) or "nothing"
+            self.fail(
+                f"it returns {returned}, and is to return {', '.join(self.results)}: a tile or vector for each of "
+                "kernel(results=...)"
+            )
         return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
 
     def _symbol(self, n: str, of: tuple[Operand, ...]) -> Value | tuple[Value, ...] | None:
@@ -123,10 +129,11 @@ class Kernel:
         found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return found[0] if len(found) == 1 else found or None
 
-    def fail(self, why: str, line: int | None = None) -> NoReturn:
-        """Raise `ProgramError` with a line of the kernel, its first where none is known."""
+    def fail(self, why: str, at: Event | None = None) -> NoReturn:
+        """Raise `ProgramError` with the file and line of an event, those of the kernel where there is none."""
         code = self.function.__code__
-        raise ProgramError(f"{code.co_filename}:{line or code.co_firstlineno}: {self.__name__}: {why}")
+        where = f"{at.file}:{at.line}" if at and at.line else f"{code.co_filename}:{code.co_firstlineno}"
+        raise ProgramError(f"{where}: {self.__name__}: {why}")
 
 
 def kernel(*, results: str = "out", **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
@@ -155,7 +162,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         return x
     own = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
+    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "", "")
     trace.events.insert(last + 1, own.event)
     return own
 
@@ -179,7 +186,9 @@ def _tables(
     trace, results = kernel.trace(symbols, dict(rest))
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
-            kernel.fail(f"{o.name} is returned in {x.fmt}, but its tensor {o.label} holds {o.fmt}", x.event.line if x.event else None)
+            kernel.fail(
+                f"{x} is returned as {o.name}, whose tensor {o.label} holds {o.fmt}; write .to({o.fmt!r})", x.event
+            )
     lowering = _Lowering(kernel, trace, results, dict(choices))
     return lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
 
@@ -200,6 +209,7 @@ class _Lowering:
     ) -> None:
         self.choices = choices
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
+        _gather(self.events, trace.carried)
         for c in trace.carried:
             _sink(self.events, c)
         for c in trace.carried:
@@ -215,16 +225,20 @@ class _Lowering:
 
     def _check_use(self) -> None:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
-        used = {*self.results, *(s for e in self.events for s in e.read)}
+        versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
+        used = set(self.results)
+        for e in reversed(self.events * 2):  # twice: what a state's next value is made of comes before or after it
+            if e.dst in used or (e.dst.home in versions and used & versions[e.dst.home]):
+                used.update(e.read)
+        for v, of in versions.items():
+            if len(of) == 1:
+                self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
+            if not used & of:
+                self.kernel.fail(f"the state {v} is never read, but to make its own next value: leave it out or return it")
+        read = {s for e in self.events for s in e.read}
         for v in self._values():
-            if v.kind == "state":
-                versions = [v, *(c.new for c in self.trace.carried if c.new.state is v)]
-                if len(versions) == 1:
-                    self.kernel.fail(f"the state {v} is never written: in a loop, bind its variable anew")
-                if not any(x in used for x in versions):
-                    self.kernel.fail(f"the state {v} is never read")
-            elif v.event and v not in used and v.state is None and v.onto is None:
-                self.kernel.fail(f"{v} is never read", v.event.line)
+            if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:
+                self.kernel.fail(f"{v} is never read: leave it out, or return it", v.event)
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
@@ -352,8 +366,11 @@ class _Lowering:
             if e.dst.onto is not None:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
             elif tile is not None:  # only some tiles have the operation: it is done in place
-                if any(tile in f.read for f in self.events[self.at[e] + 1 :]):
-                    self.kernel.fail(f"{tile} is read after where() has masked it in place", e.line)
+                if late := next((f for f in self.events[self.at[e] + 1 :] if tile in f.read), None):
+                    self.kernel.fail(
+                        f"{tile} is read after line {e.line} has masked it in its place: read what where(...) returns, "
+                        "or read it before", late,
+                    )  # fmt: skip
                 self.name_of[e.dst] = self.name_of[tile]
             elif e.dst not in self.name_of:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
@@ -404,6 +421,31 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
     return found
 
 
+def _gather(events: list[Event], carried: list[Carried]) -> None:
+    """Move what a product neither makes nor needs, but reads a tile of rows before it, to where that tile is.
+
+    So too what reads the old value of a state whose next one is made there.  Machines carry vectors past a product,
+    not tiles, and a state has to be read and written on one side of it.
+    """
+    for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
+        at = events.index(p)
+        ready = {e.dst for e in events[:at] if e.loop == p.loop}
+        near = {v for v in ready if len(v.axes) > 1 and v.kind == "row"} | {c.old for c in carried if c.new in ready}
+        later, moved = [e for e in events[at + 1 :] if e.loop == p.loop], list[Event]()
+        free = set(ready)  # and what could be made before the product
+        for e in later:
+            if e.opcode is not O.MATMUL and all(s.event is None or s.event.loop != p.loop or s in free for s in e.read):
+                free.add(e.dst)
+                if near.intersection(e.read):
+                    moved.append(e)
+                    near |= {e.dst} if len(e.dst.axes) > 1 else set()
+        for e in reversed(later):  # with what it is made of
+            if e not in moved and any(e.dst in m.read for m in moved):
+                moved.append(e)
+        first = [e for e in events[at + 1 :] if e in moved]
+        events[at:] = [*first, p, *(e for e in events[at + 1 :] if e not in first)]
+
+
 def _sink(events: list[Event], c: Carried) -> None:
     """Move what reads a state's old value behind the products after which its next value is made.
 
@@ -419,6 +461,11 @@ def _sink(events: list[Event], c: Carried) -> None:
         for e in events[:at]:
             if e not in moved and {m.dst for m in moved}.intersection(e.read):
                 moved.append(e)
+        for e in reversed(events[:at]):  # with the tiles that they alone read
+            if e.loop == c.loop and e.opcode is not O.MATMUL and len(e.dst.axes) > 1 and e not in moved:
+                readers = [f for f in events if e.dst in f.read]
+                if any(f in moved for f in readers) and all(f in moved or events.index(f) > at for f in readers):
+                    moved.append(e)
         if moved and not {m.dst for m in moved}.intersection(p.read):
             rest = [e for e in events[:at] if e not in moved]
             events[: at + 1] = [*rest, p, *(e for e in events[:at] if e in moved)]
@@ -447,7 +494,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
         place = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
-    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, new.line, new.function)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.file, new.function)
     events.insert(place + 1, copy.event)
 
 

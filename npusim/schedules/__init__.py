@@ -55,6 +55,10 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     plugins.refuse_twice(name)
     outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
+    taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and plugins.is_outside(name)), None)
+    if taken:
+        where = f"{taken.origin}: " if taken.origin else ""
+        raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; call it otherwise where it is made")
     if ours.keys() & theirs.keys():
         raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}

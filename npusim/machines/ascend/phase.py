@@ -59,7 +59,7 @@ class AscendPhase:
             self._place_products()
             self._place_cross()
         self.vectors = [
-            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross)
+            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross, self._generations)
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
@@ -67,6 +67,7 @@ class AscendPhase:
         # One function a part for all cells: bodies are shared by what they are made of.
         cuts = self._cut() if products and frame.loop_axis else []
         self._check_states(cuts)
+        self._check_handed(cuts)
         self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
         self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
 
@@ -99,10 +100,10 @@ class AscendPhase:
         return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
-        listed = list(self.products.values())
+        listed, operands = list(self.products.values()), {}
         rings = cube_rings(listed, self.group, self.frame.prefix)
         for p in listed:
-            p.place(rings)
+            p.place(rings, operands)
 
     def _place_cross(self) -> None:
         """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
@@ -124,7 +125,7 @@ class AscendPhase:
         """Place slots for whole tiles: one more than tiles that stages run ahead."""
         frame, tiling = self.frame, self.tiling
         return self.group.cross_ring(
-            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), tiling.ahead + 1,
+            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), self._generations(n),
             producers=producers, consumers=consumers, period=tiling.period, space=space,
         )  # fmt: skip
 
@@ -133,17 +134,22 @@ class AscendPhase:
         frame, rows = self.frame, self.group.largest_share(self.phase.sizes[self.frame.row_axis])
         readers = [s for s in self.rows.values() if n in s.inputs]
         is_moved = any(n in s.moved.values() for s in readers)
-        parts = self._cut()
-        between = max((_part_of(r.stage, parts) for r in readers), default=0) - _part_of(self._writer(n), parts)
         return self.group.cross_ring(
             f"{core.name} {frame.label(n)} slots", rows, frame.width(n), frame.fmt(n),
-            between * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
+            self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
             producers=[FIXP], consumers=[core.store if is_moved else core.vector], period=self.tiling.period,
             space=core.ub,
         )  # fmt: skip
 
-    def _writer(self, n: str) -> Stage:
-        return next(s for s in self.frame.stages if n in s.written)
+    def _parts_between(self, n: str) -> int:
+        """Return how many parts of the pipeline after its writer a name is read last."""
+        parts, stages = self._cut(), self.frame.stages
+        written = _part_of(next(s for s in stages if n in s.written), parts)
+        return max((_part_of(s, parts) for s in stages if n in s.read), default=0) - written
+
+    def _generations(self, n: str) -> int:
+        """Return how many tiles of a name there are at a time, from its writer to its last reader."""
+        return max(1, self._parts_between(n)) * self.tiling.ahead + 1
 
     def build(self) -> BuiltPhase:
         """Return the phase of the program."""
@@ -235,6 +241,24 @@ class AscendPhase:
                     f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but what "
                     f"comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what comes after "
                     "it; use the state on one side of the product, or depth=0"
+                )
+
+    def _check_handed(self, parts: list[tuple[Stage, ...]]) -> None:
+        """Raise `TilingError` for what several stages read of what one leaves, and for tiles kept past a product."""
+        frame = self.frame
+        for n, place in frame.places.items():
+            readers = [s for s in frame.stages if n in s.read and n not in s.written]
+            met = {_part_of(s, parts) for s in readers}
+            if place == "carried" and self.products and len(frame.axes(n)) > 1:
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, past "
+                    "which vectors of rows alone are kept; make it there, from what the product leaves or a state"
+                )
+            if (place == "up" and len(readers) > 1) or (place in ("down", "carried") and len(met) > 1 and self.tiling.ahead):
+                what = " and ".join(s.name for s in readers)
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "
+                    "read once; make it twice under two names" + ("" if place == "up" else ", or depth=0")
                 )
 
     def _pipelined(self, cell: Cell) -> Iterator[Repeat]:

@@ -73,17 +73,26 @@ class Product:
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
         self.rings: dict[str, Ring] = {}
 
-    def place(self, l0: CubeRings) -> None:
-        """Place the rings of its operands in L1; those of L0 are shared by all products of the phase."""
+    def place(self, l0: CubeRings, l1: dict[tuple[str, Staging, int, int, int], Ring]) -> None:
+        """Place the rings of its operands in L1, ``l1`` those of earlier products; all share those of L0.
+
+        An operand that several products take in alike goes through one ring; what stays for a cell is loaded once.
+        """
         self.l0 = l0
+        self.opened = list(self.held)
         for n in self.by_arrival:
             if n in self.lifted:
                 continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
-            self.rings[n] = self.group.l1_ring(
-                self.frame.prefix + self.frame.label(n), rows, cols, self.frame.fmt(n), depth
-            )
+            alike = n, self.modes[n], rows, cols, depth
+            if alike not in l1:
+                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it takes it in otherwise
+                called = self.frame.prefix + self.frame.label(n) + other
+                l1[alike] = self.group.l1_ring(called, rows, cols, self.frame.fmt(n), depth)
+            elif n in self.opened:
+                self.opened.remove(n)
+            self.rings[n] = l1[alike]
 
     def _staged(self, n: str) -> Span:
         """Return rows and columns of what of an operand lies in L1 at once."""
@@ -105,7 +114,7 @@ class Product:
 
     def open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
         """Yield loads of operands that stay for the whole cell."""
-        for n in self.held:
+        for n in self.opened:
             source = self.frame.cut(n, cell, tile)
             slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
             yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
@@ -113,7 +122,7 @@ class Product:
 
     def close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
         """Yield the end of what :meth:`open` loaded."""
-        for n in self.held:
+        for n in self.opened:
             yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._slot(n, cell, tile, False, True))
 
     def items(self, cell: Cell, tile: Visit) -> Iterator[Item]:

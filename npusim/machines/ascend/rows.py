@@ -15,7 +15,7 @@ from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move,
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Cell, Visit
     from npusim.algorithms.table import Stage, Table
@@ -82,10 +82,10 @@ class VectorShare:
 
     def __init__(
         self, frame: Frame, core: VectorCore, group: AscendGroup, stages: Sequence[RowsStage], tiling: AscendTiling,
-        cross: Mapping[str, tuple[Ring, ...]],
+        cross: Mapping[str, tuple[Ring, ...]], generations: Callable[[str], int],
     ) -> None:  # fmt: skip
         self.frame, self.core, self.group = frame, core, group
-        self.tiling = tiling
+        self.tiling, self.generations = tiling, generations
         #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
@@ -156,7 +156,7 @@ class VectorShare:
                 rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
                 self.kept[n] = tile(ub, n, rows, width, frame.fmt(n))
         self.carried = {
-            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), tiling.ahead + 1)
+            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
             for n, place in frame.places.items()
             if place == "carried" and frame.storage[n] == n
         }
@@ -318,8 +318,11 @@ class VectorShare:
                 yield pass_on(f"{label(n)}.skip", core.store, self._cross(n, cell, tile))
 
     def _carried(self, n: str, s: RowsStage) -> RingTile:
-        view = self.carried[n].fill if n in s.stage.written else self.carried[n].front
-        return view(self.rows, 1, self.frame.fmt(n))
+        if n in s.stage.written:
+            return self.carried[n].fill(self.rows, 1, self.frame.fmt(n))
+        readers = [x for x in self.frame.stages if n in x.read and n not in x.written]
+        first, last = s.stage is readers[0], s.stage is readers[-1]
+        return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
         self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: Cell, tile: Visit
@@ -332,7 +335,8 @@ class VectorShare:
             if place in views:
                 bound[n] = views[place]
             elif place in self.carried:
-                whole = self._carried(place, s).held(first=part.first, last=part.last)
+                whole = self._carried(place, s)
+                whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
                 bound[n] = whole.part(own, part.rows)
             elif place in self.kept:
                 row = own if frame.places[place] == "state" else 0

@@ -123,10 +123,10 @@ class GroupPlace(SmPlace):
         pitch = self._pitch(n, ring.space)
         return ring.front(height, width, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
-    def _operand(self, n: str, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
+    def _operand(self, n: str, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
         if n not in self.shared or not self.is_pipelined:
-            return super()._operand(n, cell, tile, group, share)
-        slot = self._slot(self.near[n], n, cell, tile, last=False)
+            return super()._operand(n, s, cell, tile, group, share)
+        slot = self._slot(self.near[n], n, cell, tile, first=self._ends(n, s)[0], last=False)
         return slot.part(*share) if self.frame.axes(n)[0] == self.frame.row_axis else slot
 
     def _op(

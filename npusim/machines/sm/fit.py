@@ -58,11 +58,13 @@ class ChainTile:
     def of(cls, phase: Phase) -> ChainTile | None:
         """Return that of a phase: two products, the second of what rows make of the first; None for any other."""
         products = [s.rows[0] for s in phase.stages if s.is_product]
-        if len(products) < 2 or not phase.loop_axis:
+        fed = [r for r in products if r.srcs[0] not in phase.tensors]
+        if not fed or len(products) < 2 or not phase.loop_axis:
             return None
-        names, first, last = phase.names, products[0], products[-1]
+        names, first, last = phase.names, products[0], fed[-1]
         q, k = (tensor_of(t) for n in first.srcs if not isinstance(t := phase.tensors[n], BySize))
-        total = next(w for w in names.values() if w.start is not None and w.axes == names[last.dst].axes)
+        held = (w for w in names.values() if w.start is not None and w.axes == names[last.dst].axes)
+        total = next(held, names[last.dst])
         return cls(
             names[first.srcs[0]].fmt, phase.sizes[names[first.srcs[0]].axes[1]], phase.sizes[names[last.dst].axes[1]],
             q.rows * (q.heads // k.heads), names[first.dst].fmt, total.fmt, names[last.dst].fmt,

@@ -58,9 +58,10 @@ class BlockTile:
     def of(cls, kernel: str, phase: Phase) -> BlockTile | None:
         """Return the block of an attention's phase: two products, the second of what rows make of the first."""
         products = [s.rows[0] for s in phase.stages if s.is_product]
-        if len(products) < 2 or not phase.loop_axis:
+        fed = [r for r in products if r.srcs[0] not in phase.tensors]
+        if not fed or len(products) < 2 or not phase.loop_axis:
             return None
-        first, last, names = products[0], products[-1], phase.names
+        first, last, names = products[0], fed[-1], phase.names
         rows, keys = (max(n) for n in zip(*((c.rows, max(r.cols for r in c.runs)) for c in phase.cells), strict=True))
         return cls(
             kernel, names[first.srcs[0]].fmt, round_up(rows, FRAGMENT_ROWS), keys,

@@ -232,7 +232,7 @@ class SmPlace:
     def _stage_operands(self, s: Stage, cell: Cell, tile: Visit) -> Iterator[TileOp]:
         """Yield every group's share of a product's operands on their way to shared memory."""
         for n in s.rows[0].srcs:
-            if n not in self.shared or self.loaded[n] is self.near[n]:
+            if n not in self.shared or self.loaded[n] is self.near[n] or not self._ends(n, s)[0]:
                 continue
             rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
             pitch = self._pitch(n, self.loaded[n].space)
@@ -246,8 +246,13 @@ class SmPlace:
                     f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
                 )
 
-    def _operand(self, n: str, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
-        """Return a product's operand: of the group's own rows where it has the axis of rows."""
+    def _ends(self, n: str, s: Stage) -> tuple[bool, bool]:
+        """Return whether a product is the first, and the last, of those that read an operand's tile."""
+        readers = [p for p in self.how if n in p.rows[0].srcs]
+        return s is readers[0], s is readers[-1]
+
+    def _operand(self, n: str, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
+        """Return an operand of a product: of the group's own rows where it has the axis of rows."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self._part(group, n, rows, frame.cols(n, cell, tile))
@@ -258,7 +263,10 @@ class SmPlace:
             slot = self.near[n].front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         else:
             height = frame.size(cell, frame.axes(n)[0], tile)
-            slot = self.near[n].front(height, frame.cols(n, cell, tile), frame.fmt(n), stride=pitch)
+            first, last = self._ends(n, s)
+            slot = self.near[n].front(
+                height, frame.cols(n, cell, tile), frame.fmt(n), first=first, last=last, stride=pitch
+            )
         return slot.part(row, rows) if has_rows else slot
 
     # ---------------------------------------------------------------- stages
@@ -267,14 +275,16 @@ class SmPlace:
         """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
         (row,), rows, how = s.rows, share[1], self.how[s]
         if not rows:
-            views = [self._operand(n, cell, tile, group, share) for n in row.srcs if n in self.shared]
+            views = [self._operand(n, s, cell, tile, group, share) for n in row.srcs if n in self.shared]
             yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
             return
         cols = self.frame.cols(row.dst, cell, tile)
         dst = self._part(group, row.dst, rows, cols)
-        operands = tuple(self._operand(n, cell, tile, group, share) for n in row.srcs)
+        operands = tuple(self._operand(n, s, cell, tile, group, share) for n in row.srcs)
         own = self.parts[group].get(_accumulator(s))
         total = dst if own is None else own.part(0, rows, 0, cols)
+        if own is not None and how.accumulate:  # it goes on from what is kept
+            yield self._op(f"{s.name}.widen", s, group, FMA, (Step(Opcode.CAST, total, (dst,)),))
         step = Step(Opcode.MATMUL, total, operands, how, row.dst if own is None else "")
         yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,))
         if own is not None:
