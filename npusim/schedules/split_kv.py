@@ -10,13 +10,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from npusim.algorithms.split import PACKED, ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.algorithms.split import FAN, PACKED, Merge, SplitPrecision, split_kv, tiles_of
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules import flash
 from npusim.schedules.attention import flash_phase, may_pack
 from npusim.schedules.flash_gpu import build_on_gpu
+from npusim.schedules.splits import best_splits
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class _Splits(Tiling):
     """How keys are split, and how what splits leave is merged."""
 
     splits: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="blocks that share a query's keys; auto: so that rounds are least"
+        default="auto", description="blocks that share a query's keys; auto: so that a call takes least time"
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
@@ -48,7 +49,7 @@ class GpuSplitTiling(_Splits, SmFields):
 
 
 def _make(
-    fields: _Splits, family: str, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int
+    fields: _Splits, device: DeviceSpec, problem: Problem, sizes: tuple[int, int], p: FlashPrecision, places: int
 ) -> Made:
     group, keys, said = problem.group_size, sizes[1], tuple[str, ...]()
     is_packed = group > 1 and fields.pack == "on"
@@ -60,7 +61,7 @@ def _make(
     if fields.pack == "auto" and is_packed:
         said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
-        splits = ROUNDS[family].splits(len(phase.cells), places, tiles, keys)
+        splits = best_splits(device, phase, FAN[fields.merge])
         said = (*said, f"splits=auto: {splits}, on {places} places; blocks of queries: {len(phase.cells)}")
     if splits > tiles:
         raise TilingError(
@@ -71,7 +72,7 @@ def _make(
 
 
 def _build(on: Any, problem: Problem, tiling: _Splits, device: DeviceSpec, precision: SplitPrecision) -> TileProgram:
-    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling, device.family))
+    program: TileProgram = on(problem, tiling, device, precision, "split_kv", partial(_make, tiling, device))
     return program
 
 
