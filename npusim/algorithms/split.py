@@ -200,44 +200,6 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitRule:
-    """How many splits are taken: the fewest for which rounds of cells, and the merge, are the least work.
-
-    cell
-        What the start and end of a cell weigh, in tiles.
-    merge, merge_keys
-        What merging one split weighs, in tiles, and in keys of a tile.
-    most
-        Splits, at most.
-    """
-
-    cell: float
-    merge: float
-    merge_keys: float
-    most: int
-
-    def splits(self, cells: int, places: int, tiles: int, keys: int) -> int:
-        """Return the splits of ``cells`` with ``tiles`` of ``keys`` each on ``places`` that run one at a time."""
-
-        def work(splits: int) -> float:
-            rounds = ceil_div(cells * splits, places)
-            merge = (self.merge + self.merge_keys / keys) * (splits if splits > 1 else 0)
-            return rounds * (ceil_div(tiles, splits) + self.cell) + merge
-
-        return min(range(1, min(self.most, tiles) + 1), key=work)
-
-
-#: A cell weighs one tile, as where blocks are dealt to multiprocessors.  Merging a split of one query takes 0.13 of a
-#: tile of 512 keys on the 910B2, whose tiles wait for one another, and as long as 7 keys on the V100, whose tiles
-#: take as long as their keys, both as npusim times them.  128 splits at most, as in FlashAttention's
-#: num_splits_heuristic (flash_api.cpp).
-ROUNDS: Mapping[str, SplitRule] = MappingProxyType(
-    {"ascend": SplitRule(cell=1, merge=0.15, merge_keys=0, most=128),
-     "nvidia": SplitRule(cell=1, merge=0, merge_keys=7, most=128)}
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
 class PackRule:
     """Where several queries of the heads that share keys are rows of one block.
 

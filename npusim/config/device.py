@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -19,6 +19,7 @@ from npusim.config.engine import (
     VectorEngine,
 )
 from npusim.config.installed import clash, installed
+from npusim.config.launch import LaunchSpec
 from npusim.config.limits import fault_in, slow_link
 from npusim.config.model import Name, SpecModel, Text, fault_at
 from npusim.config.quantity import (
@@ -132,29 +133,6 @@ class FlagsSpec(SpecModel):
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
         description="who stands still in a wait: the pipe it is queued on, or the scalar unit"
     )
-
-
-class LaunchSpec(SpecModel):
-    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
-
-    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
-    block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
-    task_s: Quantity | None = Field(
-        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
-    )
-    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
-    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
-    host_issue_s: Quantity | None = Field(
-        default=None, description="the host's, to issue a kernel without waiting for it"
-    )
-
-    @model_validator(mode="after")
-    def _parts_are_complete(self) -> Self:
-        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
-        missing = [name for name, part in parts.items() if part is None]
-        if missing and len(missing) < len(parts):
-            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
-        return self
 
 
 class CoreSpec(SpecModel):
@@ -334,6 +312,12 @@ class DeviceSpec(SpecModel):
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.
         return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
+
+    def launched(self, core_s: float, blocks: Iterable[int]) -> tuple[dict[str, float], float]:
+        """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
+        most = self.group_count.value
+        shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
+        return self.timed_launch().times(core_s, shares)
 
     def sustained(self, flops: int, seconds: float) -> float:
         """Return the clock that a kernel of so many operations runs at, over ``clock_hz``."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.cells import attention_cells, kv_runs
 from npusim.algorithms.flash import attention_phase, exponent_factor, flash
-from npusim.algorithms.split import PACKED, ROUNDS, Merge, SplitPrecision, split_kv, tiles_of
+from npusim.algorithms.split import FAN, PACKED, Merge, SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import PackedMask
 from npusim.config.tiling import Field, Tiling
@@ -20,6 +20,7 @@ from npusim.errors import TilingError
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules.define import FlashTiling, causal_mask, schedule
 from npusim.schedules.flash import PRECISIONS
+from npusim.schedules.splits import best_splits
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class _Splits(Tiling):
     """How keys are split, and how what splits leave is merged."""
 
     splits: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="blocks that share a query's keys; auto: so that rounds are least"
+        default="auto", description="blocks that share a query's keys; auto: so that a call takes least time"
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
@@ -107,7 +108,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     if tiling.pack == "auto" and is_packed:
         said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
-        splits = ROUNDS[machine.device.family].splits(len(whole.cells), machine.places, tiles, sizes[1])
+        splits = best_splits(machine.device, whole, FAN[tiling.merge])
         said = (*said, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
     if splits > tiles:
         raise TilingError(

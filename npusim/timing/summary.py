@@ -13,7 +13,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.config.device import DeviceSpec, LaunchSpec
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.timing.stream import Streams
 
@@ -62,35 +62,8 @@ def summarise(
 
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
-    """Return what :func:`launched` says of a program whose cores take ``seconds``."""
-    groups = device.group_count.value
-    busy = (min(len(phase.blocks), groups) for phase in program.phases)
-    return launched(seconds, [(n - 1) / max(1, groups - 1) for n in busy], device.timed_launch())
-
-
-def launched(core_s: float, shares: Sequence[float], spec: LaunchSpec) -> tuple[dict[str, float], float]:
-    """Return the time of each of `KINDS` that is known, and what the launches take of a stream of kernels.
-
-    ``shares``: for each kernel, how many of the core groups work beside the first, 0 to 1.
-
-    The host issues kernels one behind the other and waits once, so that a call of several is held up by
-    the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
-    """
-    overhead, kernels = float(spec.kernel_overhead_s.value), len(shares)
-    if spec.task_s is None or spec.gap_s is None or spec.host_issue_s is None:
-        return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
-    one = float(spec.task_s.value)
-    every = one if spec.task_all_s is None else float(spec.task_all_s.value)
-    gap, issue = float(spec.gap_s.value), float(spec.host_issue_s.value)
-    tasks = [one + (every - one) * share for share in shares]
-    stream = sum(tasks) + gap * kernels
-    behind = stream - tasks[0] - gap if tasks else 0.0  # the call's own launch is that of its first kernel
-    return {
-        "core": core_s,
-        "kernel": core_s + sum(tasks),
-        "back_to_back": max(issue * kernels, core_s + stream),
-        "call": overhead + max(issue * (kernels - 1), core_s + behind),
-    }, stream
+    """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
+    return device.launched(seconds, [len(phase.blocks) for phase in program.phases])
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

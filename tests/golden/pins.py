@@ -83,6 +83,11 @@ EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("fp8_attention", "ascend_910b2", "causal", "fa3", {"block_kv": 64}),
     ("fp8_attention", "ascend_910b2", "ragged", "hpc_ops_s1", {"block_kv": 64}),
     ("fp8_attention", "h200", "causal", "flashinfer", {}),
+    # Left to itself split_kv takes one split here, as a second kernel would take longer than it saves.
+    ("split_kv", "ascend_910b2", "ragged", "", {"splits": 3}),
+    ("split_kv", "ascend_910b2", "causal", "", {"splits": 6}),
+    ("split_kv", "ascend_910b2", "decode", "", {"splits": 3}),
+    ("split_kv", "ascend_950", "decode", "", {"splits": 5}),
     ("volta_flash", "v100", "causal", "acc_fp32", {}),
     ("volta_flash", "v100", "ragged", "acc_fp16,acc_qk=float32", {"arrangement": "2x2", "block_q": 64}),
     ("volta_flash", "v100", "long", "acc_fp32", {"launch": "longest_first", "residents": 1}),

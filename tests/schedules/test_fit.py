@@ -67,7 +67,8 @@ def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("fields", "also"), [({"block_kv": 256}, "vector_rows=16"), ({"vector_rows": 60}, "block_kv=128")]
+    ("fields", "also"),
+    [({"block_kv": 256, "splits": 4}, "vector_rows=16"), ({"vector_rows": 60, "splits": 4}, "block_kv=128")],
 )
 def test_where_some_sizes_are_chosen_the_others_shrink(fields: dict[str, int], also: str) -> None:
     """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its parts."""
