@@ -366,7 +366,7 @@ class _Lowering:
             if e.dst.onto is not None:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
             elif tile is not None:  # only some tiles have the operation: it is done in place
-                if late := next((f for f in self.events[self.at[e] + 1 :] if tile in f.read), None):
+                if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     self.kernel.fail(
                         f"{tile} is read after line {e.line} has masked it in its place: read what where(...) returns, "
                         "or read it before", late,
