@@ -13,6 +13,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
@@ -21,7 +22,7 @@ from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import CodeType, FrameType
 
     from npusim.algorithms.phase import Visit
@@ -36,11 +37,12 @@ TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
 WORDS = "there are + - * /, exp, log, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
-WRITTEN = {
+WRITTEN: Mapping[Opcode, str] = MappingProxyType({
     Opcode.ROW_MAX: "{}.max()", Opcode.ROW_SUM: "{}.sum()", Opcode.EXP: "exp({})", Opcode.LOG: "log({})",
-    Opcode.ADD: "{} + {}", Opcode.SUB: "{} - {}", Opcode.MUL: "{} * {}", Opcode.DIV: "{} / {}", Opcode.MATMUL: "({} @ {})",
+    Opcode.ADD: "{} + {}", Opcode.SUB: "{} - {}", Opcode.MUL: "{} * {}", Opcode.DIV: "{} / {}",
+    Opcode.MATMUL: "({} @ {})",
     Opcode.MAX: "maximum({}, {})", Opcode.SELECT: "where({}, {}, {})",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def kernel_frame() -> FrameType:
@@ -112,7 +114,8 @@ class TileNumber:
     __hash__ = object.__hash__
     __bool__ = __lt__ = __gt__ = __le__ = __ge__ = __float__ = __int__ = __index__ = _refused(
         "{} in a condition or as a plain number",
-        "it differs between tiles, and the loop is traced once; per_tile(function, kj.index) makes a constant of each tile",
+        "it differs between tiles, and the loop is traced once; "
+        "per_tile(function, kj.index) makes a constant of each tile",
     )
 
 
@@ -348,7 +351,8 @@ def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
     if isinstance(a, Product):
         a.refuse()
     if not isinstance(a, Value):
-        fail(f"{opcode.name.lower()} of {a}: neither a tile nor a vector of rows; math.{opcode.name.lower()} takes numbers")
+        name = opcode.name.lower()
+        fail(f"{name} of {a}: neither a tile nor a vector of rows; math.{name} takes numbers")
     return _rows(opcode, a.axes, a.fmt, (a,), Attributes(variant=variant))
 
 
@@ -373,7 +377,8 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
         fail(f"where(mask, {kept}, {other}): one of the two is a tile, the other a number")
     for one in mask if isinstance(mask, tuple) else () if mask is None else (mask,):
         if not isinstance(one, Value) or one.kind != "mask":
-            fail(f"where({one}, ...): it takes a mask, which is an argument of the kernel; maximum(a, b) compares values")
+            why = "it takes a mask, which is an argument of the kernel; maximum(a, b) compares values"
+            fail(f"where({one}, ...): {why}")
         if tile is other:
             number = kept
             kept = _rows(Opcode.FILL, tile.axes, tile.fmt, (number,), only=one.name)
@@ -429,7 +434,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value where a tile begins and ends, after which event it was bound, where."""
+    """A state's variable across a loop: its value where a tile begins and ends, after which event and where bound."""
 
     old: Value
     new: Value
@@ -476,7 +481,8 @@ class Trace:
                 if before is not x:
                     self._bound[key] = x
                     if before is not None and self.events:
-                        self._rebound.setdefault((before, x), (self.events[-1], _line_of_store(frame, name, self._line)))
+                        line = _line_of_store(frame, name, self._line)
+                        self._rebound.setdefault((before, x), (self.events[-1], line))
             elif isinstance(x, float | int) and not isinstance(x, bool):
                 self.constants.setdefault(float(x), name)
 
@@ -498,7 +504,9 @@ class Trace:
                 self._check_read(s)
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
-        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename, frame.f_code.co_name)
+        code = frame.f_code
+        where = frame.f_lineno, code.co_filename, code.co_name
+        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, *where)
         self.events.append(dst.event)
         return dst
 
@@ -520,9 +528,6 @@ class Trace:
             n: x for n, x in frame.f_locals.items()
             if isinstance(x, Value) and (x.kind == "state" or x.state is not None)
         }
-        for name, x in self._held.items():
-            if other := [n for n, y in self._held.items() if y.home is x.home and n != name]:
-                fail(f"{name} and {other[0]} hold one state: make each by a full(...) of its own", frame)
 
     def leave(self, frame: FrameType) -> None:
         """End the loop: what variables of states are bound to now are their next values."""
@@ -530,15 +535,19 @@ class Trace:
         assert self.loop is not None
         for name, old in self._held.items():
             new = frame.f_locals.get(name)
-            if new is old:
+            if new is old or any(c.old is old and c.new is new for c in self.carried):
                 continue
+            if other := [n for n, x in self._held.items() if x.home is old.home and frame.f_locals.get(n) is not new]:
+                fail(f"{name} and {other[0]} hold one state: make each by a full(...) of its own", frame)
             if not isinstance(new, Value) or (new.axes, new.fmt) != (old.axes, old.fmt):
-                now = f"({' x '.join(new.axes)}, {new.fmt})" if isinstance(new, Value) else "no value" if new is None else new
-                before = f"({' x '.join(old.axes)}, {old.fmt})"
+                before, now = (
+                    f"({' x '.join(x.axes)}, {x.fmt})" if isinstance(x, Value) else "no value" if x is None else x
+                    for x in (old, new)
+                )
                 _, line = self._rebound.get((old, new), (None, 0)) if isinstance(new, Value) else (None, 0)
                 fail(
-                    f"{name} is {before} where a tile begins, and {now} where it ends: a state keeps its axes and format; "
-                    f"convert it, .to({old.fmt!r}), or bind another variable", frame, line,
+                    f"{name} is {before} where a tile begins, and {now} where it ends: a state keeps its axes and "
+                    f"format; convert it, .to({old.fmt!r}), or bind another variable", frame, line,
                 )  # fmt: skip
             self._gone.add(old)
             if new.event is None or new.event.loop != self.loop or new.state is not None:

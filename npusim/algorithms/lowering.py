@@ -422,7 +422,7 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:
-    """Move what a product neither makes nor needs, but reads a tile of rows before it, to where that tile is.
+    """Move what a product neither makes nor needs, but reads a tile made before it, to where that tile is.
 
     So too what reads the old value of a state whose next one is made there.  Machines carry vectors past a product,
     not tiles, and a state has to be read and written on one side of it.
@@ -430,7 +430,7 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
     for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
         at = events.index(p)
         ready = {e.dst for e in events[:at] if e.loop == p.loop}
-        near = {v for v in ready if len(v.axes) > 1 and v.kind == "row"} | {c.old for c in carried if c.new in ready}
+        near = {v for v in ready if len(v.axes) > 1} | {c.old for c in carried if c.new in ready}
         later, moved = [e for e in events[at + 1 :] if e.loop == p.loop], list[Event]()
         free = set(ready)  # and what could be made before the product
         for e in later:

@@ -89,9 +89,11 @@ class Drawn:
             body.append("m = m_new")
         lines = shuffled(d, body)
         finish = [f'o = o.to("{self.run}")'] if self.total != self.run or self._maybe(0.2) else []
-        finish += d.choice([["o = o / l"], ["o = o / l"], ["h = 1.0 / l", "o = o * h"], ["o = o - log(l)"]]) if self.has_sum else []
+        ways = [["o = o / l"], ["o = o / l"], ["h = 1.0 / l", "o = o * h"], ["o = o - log(l)"]]
+        finish += d.choice(ways) if self.has_sum else []
         finish += [f"o = o {d.choice('+*')} {g.split()[0]}" for g in given]
-        text = ['@kernel(q="row head", k="key head", v="key value", mask="row key")', "def drawn(q, k, v, mask, p, scale):"]
+        text = ['@kernel(q="row head", k="key head", v="key value", mask="row key")']
+        text.append("def drawn(q, k, v, mask, p, scale):")
         text += [f"    {x}" for x in shuffled(d, starts)] + ["    for kj, vj in tiles(k, v):"]
         text += [f"        {x}" for x in lines] + [f"    {x}" for x in finish] + [f'    return o.to("{self.output}")']
         return "\n".join(text) + "\n"
@@ -106,8 +108,8 @@ class Drawn:
             steps = [f's = s.to("{self.soft}") * scale']
         extra = d.choice([
             [], [], ["s = maximum(s, -2.5)"], ["h = s * 0.5", "s = s - h * h"], ["h = s.max()", "s = s + h * 0.25"],
-            ["h = exp(s * 0.125)", "s = s * (1.0 - h)"], ["s = s / (1.0 + maximum(s, -s))"], ["s = s * (1.0 / kj.size)"],
-            ["s = s + (kj.index + 1) * 0.125"],
+            ["h = exp(s * 0.125)", "s = s * (1.0 - h)"], ["s = s / (1.0 + maximum(s, -s))"],
+            ["s = s * (1.0 / kj.size)"], ["s = s + (kj.index + 1) * 0.125"],
         ])  # fmt: skip
         masked = ["s = where(mask, s, -inf)"]
         return body + steps + (masked + extra if self._maybe(0.2) else extra + masked)
@@ -142,9 +144,8 @@ class Drawn:
         d, to = self.draw, f'.to("{self.run}")'
         factor = "alpha" if self.wide == self.total else f'alpha.to("{self.total}")'
         if self.chained:
-            return d.choice([[f"o = o * {factor}", "o = o + w @ vj"], [f"o = o * {factor} + w @ vj"]]) if self.has_max else [
-                "o = o + w @ vj"
-            ]
+            rescaled = d.choice([[f"o = o * {factor}", "o = o + w @ vj"], [f"o = o * {factor} + w @ vj"]])
+            return rescaled if self.has_max else ["o = o + w @ vj"]
         direct = self.product == self.run and self._maybe(0.7)
         pv = f'(w @ vj).to("{self.product}")' + ("" if direct else to)
         split = self._maybe()
@@ -152,7 +153,8 @@ class Drawn:
         if not self.has_max:
             return [*before, f"o = o + {pv}"]
         return before + d.choice([
-            [f"o = o * a + {pv}"], [f"o = {pv} + o * a"], ["o = o * a", f"o = o + {pv}"], [f"h = o * a", f"o = h + {pv}"],
+            [f"o = o * a + {pv}"], [f"o = {pv} + o * a"], ["o = o * a", f"o = o + {pv}"],
+            ["h = o * a", f"o = h + {pv}"],
         ])  # fmt: skip
 
     def _extra(self) -> tuple[list[str], list[str]]:
@@ -170,7 +172,8 @@ class Drawn:
             ([f"c = maximum(c, (q @ kj.T).to({fmt!r}).max())"], row.format(-1.0, fmt)),
             ([second, f"c = maximum(c, ({w2} @ vj).to({fmt!r}))"], value.format(-1.0, fmt)),
             ([second, f"h = ({w2} @ vj).to({fmt!r})", "c = c * 0.5 + h"], value.format(0.0, fmt)),
-            ([second, f"c = c + {w2} @ vj"], value.format(0.0, F)) if fmt == F else ([f"c = c * 0.5 + s.max(){to}"], row.format(1.0, fmt)),
+            ([second, f"c = c + {w2} @ vj"], value.format(0.0, F)) if fmt == F
+            else ([f"c = c * 0.5 + s.max(){to}"], row.format(1.0, fmt)),
         ])  # fmt: skip
         return [x for x in lines if x], [start]
 

@@ -88,7 +88,7 @@ class Numbers:
         return Product(self, other)
 
     @property
-    def T(self) -> Numbers:  # noqa: N802
+    def T(self) -> Numbers:
         return Numbers(self.of.T, self.fmt, self.run)
 
     @property

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,9 @@ from npusim.numerics.inputs import recipe_source
 from npusim.simulate import flag_budget
 from tests.algorithms.drawn import Drawn
 from tests.algorithms.interpreter import Machine, Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 device_of = cache(load_device)
 MACHINES: list[tuple[str, dict[str, Any]]] = [
@@ -83,17 +85,25 @@ def test_bits_of_many_random_kernels_are_those_of_their_lines(tmp_path: Path) ->
     assert min(ran[hw] for hw, _ in MACHINES) >= 100
 
 
+M = "        m = m_new\n"
 #: What random kernels found: changes of a plain attention, and on how many machines it runs.
-FOUND: dict[str, tuple[dict[str, str], int]] = {
-    "P summed behind the product": ({"        l = l * a + e.sum()\n": "", "    m = m_new\n": "    m = m_new\n        l = l * a + w.to(F).sum()\n"}, 7),
-    "a factor taken behind the product": ({"        a = exp(m - m_new)\n": "", "        l = l * a + e.sum()\n": "",
-         "        o = o * a": "        a = exp(m - m_new)\n        l = l * a + e.sum()\n        o = o * a"}, 7),
-    "O rescaled before the product": ({"        o = o * a + pv\n": "", "        pv =": "        o = o * a\n        pv =", "    m = m_new": "    o = o + pv\n        m = m_new"}, 7),
-    "two products of one operand": ({"        m = m_new\n": '        m = m_new\n        o = maximum(o, (s.to("float16") @ vj).to(F))\n'}, 5),
-    "two products of scores": ({"        m = m_new\n": '        m = m_new\n        l = l + (q @ kj.T).to(F).max()\n'}, 7),
+FOUND: dict[str, tuple[tuple[tuple[str, str], ...], int]] = {
+    "P summed behind the product": (
+        (("        l = l * a + e.sum()\n", ""), (M, f"{M}        l = l * a + w.to(F).sum()\n")), 7,
+    ),
+    "a factor taken behind it": (
+        (("        a = exp(m - m_new)\n", ""), ("        l = l * a + e.sum()\n", ""),
+         ("        o = o * a", "        a = exp(m - m_new)\n        l = l * a + e.sum()\n        o = o * a")), 7,
+    ),
+    "O rescaled before the product": (
+        (("o = o * a + pv", "o = o + pv"), ("        pv =", "        o = o * a\n        pv =")), 7,
+    ),
+    "two products of one operand": (((M, f'{M}        o = maximum(o, (s.to("float16") @ vj).to(F))\n'),), 5),
+    "two products of scores": (((M, f"{M}        l = l + (q @ kj.T).to(F).max()\n"),), 7),
     "O kept narrower than it adds up": (
-        {"o * a + pv": 'o * a.to("float16") + w @ vj', "        pv = (w @ vj).to(F)\n": "", '"row value", 0.0, F': '"row value", 0.0, "float16"',
-         "return o /": "return o.to(F) /"}, 4),
+        (("o * a + pv", 'o * a.to("float16") + w @ vj'), ("        pv = (w @ vj).to(F)\n", ""),
+         ('"row value", 0.0, F', '"row value", 0.0, "float16"'), ("return o /", "return o.to(F) /")), 4,
+    ),
 }  # fmt: skip
 PLAIN = """\
 @kernel(q="row head", k="key head", v="key value", mask="row key")
@@ -110,17 +120,17 @@ def drawn(q, k, v, mask, p, scale):
         o = o * a + pv
         m = m_new
     return o / l
-""".replace("F)", '"float32")').replace(" F", ' "float32"')
+"""
 
 
 @pytest.mark.parametrize("what", list(FOUND))
 def test_what_random_kernels_found(what: str, tmp_path: Path) -> None:
     changes, machines = FOUND[what]
     drawn = Drawn.plain(PLAIN)
-    for old, new in changes.items():
-        old, new = (x.replace("F)", '"float32")').replace(" F", ' "float32"') for x in (old, new))
+    for old, new in changes:
         assert old in drawn.source
         drawn.source = drawn.source.replace(old, new)
+    drawn.source = f'F = "float32"\n{drawn.source}'
     found = outcomes(drawn, tmp_path)
     assert not [x for x in found if x.startswith("differs")]
     assert found.count("same") == machines, found

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npusim.ir.op import TileOp
     from npusim.ir.program import Touch
     from npusim.machines.ascend.group import AscendGroup, VectorCore
-    from npusim.machines.ascend.plan import AscendTiling
+    from npusim.machines.ascend.plan import AscendTiling, Staging
 
 
 class AscendPhase:
@@ -100,7 +100,8 @@ class AscendPhase:
         return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
-        listed, operands = list(self.products.values()), {}
+        listed = list(self.products.values())
+        operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
         rings = cube_rings(listed, self.group, self.frame.prefix)
         for p in listed:
             p.place(rings, operands)
@@ -251,10 +252,11 @@ class AscendPhase:
             met = {_part_of(s, parts) for s in readers}
             if place == "carried" and self.products and len(frame.axes(n)) > 1:
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, past "
-                    "which vectors of rows alone are kept; make it there, from what the product leaves or a state"
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, "
+                    "past which vectors of rows alone are kept; make it there, from what the product leaves or a state"
                 )
-            if (place == "up" and len(readers) > 1) or (place in ("down", "carried") and len(met) > 1 and self.tiling.ahead):
+            is_met_twice = place in ("down", "carried") and len(met) > 1 and self.tiling.ahead
+            if (place == "up" and len(readers) > 1) or is_met_twice:
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "
