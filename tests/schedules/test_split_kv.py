@@ -310,7 +310,7 @@ def test_a_run_is_cut_into_consecutive_parts_none_empty() -> None:
 def test_a_call_in_auto_splits_is_as_fast_as_in_any(
     hw: str, workload: str, keys: int, fields: dict[str, Any], tried: tuple[int, ...]
 ) -> None:
-    """One query, within 5 % of the latency of the best; of all devices, workloads and 512 to 32k keys 2.1 %."""
+    """One query, within 5 % of the latency of the best."""
     problem = load_workload(workload).problem(seq_q=1, seq_kv=keys)
 
     def latency(splits: int | str) -> float:
