@@ -96,7 +96,7 @@ def schedule(
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
     found = []
-    elsewhere = None if families else Blocks
+    elsewhere: type[Tiling] | None = None if families else Blocks
     elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
     for family in families or FAMILIES:
         listed = precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
