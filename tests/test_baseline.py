@@ -93,15 +93,15 @@ def test_change_names_pipe_operation_and_wait_that_moved(case: Path) -> None:
     faster = vector.model_copy(
         update={
             "busy": vector.busy - 7,
-            "operations": {**vector.operations, "softmax": vector.operations["softmax"] - 7},
+            "operations": {**vector.operations, "online_softmax": vector.operations["online_softmax"] - 7},
             "waits": {**vector.waits, "S ready": vector.waits["S ready"] - 3},
         }
     )
     _edited(file, units={**accepted.units, "aiv0.VECTOR": faster}, cycles=accepted.cycles - 10)
     (outcome,) = check_baselines(case)
     assert (outcome.status, outcome.passed) == ("changed", False)
-    was = vector.operations["softmax"]
-    assert outcome.moved[0] == ("aiv0.VECTOR", "softmax", was - 7, was)
+    was = vector.operations["online_softmax"]
+    assert outcome.moved[0] == ("aiv0.VECTOR", "online_softmax", was - 7, was)
     assert outcome.moved[1][:2] == ("aiv0.VECTOR", "waits: S ready")
     assert len(outcome.moved) == 2
     assert (outcome.rows[0].old, outcome.rows[0].new) == (accepted.cycles - 10, accepted.cycles)
@@ -120,7 +120,7 @@ def _slower(monkeypatch: pytest.MonkeyPatch, label: str, share: float) -> None:
     monkeypatch.setattr(EnginePricing, "of_op", of_op)
 
 
-@pytest.mark.parametrize("label", ["softmax", "update"])
+@pytest.mark.parametrize("label", ["online_softmax", "update"])
 def test_a_vector_operation_ten_per_cent_slower_is_named(
     case: Path, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_what_was_accepted_is_replaced_for_a_reason_only(case: Path, monkeypatch
     accepted = _expected(file)
     assert accepted.accepted is not None
     assert (accepted.accepted.reason, accepted.accepted.npusim) == ("first accepted", npusim.__version__)
-    _slower(monkeypatch, "softmax", 1.1)
+    _slower(monkeypatch, "online_softmax", 1.1)
     before = file.read_text()
     assert check_baselines(case, update=True)[0].status == "changed"
     assert file.read_text() == before
@@ -340,7 +340,7 @@ def test_a_stored_space_is_read_and_refused_where_it_is_of_other_cycles(
     (outcome,) = check_baselines(file, update=True)
     assert outcome.rows[0].new == "flash block_kv=256, finite"
     assert check_baselines(file)[0].passed
-    _slower(monkeypatch, "softmax", 1.1)
+    _slower(monkeypatch, "online_softmax", 1.1)
     (outcome,) = check_baselines(file)
     assert outcome.status == "failed"
     assert re.search(r"block_kv=256 took [\d,]+ cycles there, and takes [\d,]+ for what this case asks", outcome.reason)

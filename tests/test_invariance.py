@@ -27,7 +27,9 @@ FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}
 #: A kernel that merges one sequence's splits in line and those of several in pairs.
 PLANTED = """
 from dataclasses import replace
-from npusim.schedules.split_kv import ASCEND
+from npusim.schedules import find_schedule
+
+ASCEND = find_schedule("split_kv", "ascend")
 
 
 def build(problem, tiling, device, precision):
@@ -86,10 +88,10 @@ def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
     tried = found["aspects"]["batch"]["tried"][0]
     assert tried["difference"]["value"] != tried["difference"]["other"]
     # In line the third part joins two merged before it; in pairs it is the first of its own.
-    assert tried["parted"].startswith("merge: merge")
+    assert tried["parted"].startswith("merge: finish")
     assert "split 0" in tried["parted"]
     code, text = call(*words, "--require", "batch")  # in float16 the same merges may round alike
-    assert ("values part at merge: merge" in text) or code == 1
+    assert ("values part at merge: finish" in text) or code == 1
     assert call(*words[:1], *words[1:], "--vary", "position", "--require", "position")[0] == 0
 
 

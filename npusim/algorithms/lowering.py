@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -289,13 +290,16 @@ class _Lowering:
         """Return what a stage is called: after its product, a function that the loop calls for it, or what it leaves."""
         last = group[-1].dst
         if group[0].opcode is O.MATMUL:
-            return _label(last, self.name_of[last])
-        by = {e.function for e in group if e.function} - {self.kernel.__name__, *self.trace.loop_functions}
+            added = group[0].read[:2] if last.onto is not None else (last,)
+            return "".join(_label(v, self.name_of[v]) for v in added)
+        own = {self.kernel.__name__, *self.trace.loop_functions}
+        by = Counter("" if e.function in own else e.function for e in group).most_common(1)[0][0]
         if by:
-            return max(by, key=lambda n: sum(e.function == n for e in group))
-        if last.onto is not None:
+            return by
+        handed = next((e.dst for e in reversed(group) if e.dst in self.fed or e.dst in self.results), None)
+        if handed is None and last.onto is not None:
             return "update"
-        handed = next((e.dst for e in reversed(group) if e.dst in self.fed or e.dst in self.results), last)
+        handed = last if handed is None else handed
         return "finish" if handed in self.results else f"rows of {_label(handed, self.name_of[handed])}"
 
     def _row(self, e: Event) -> Row:
@@ -380,7 +384,7 @@ class _Lowering:
         reader = next((e.dst for e in self.events if v in e.read), None)
         if reader is None:
             return "t"
-        base = reader.name or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
+        base = reader.name or self.name_of.get(reader) or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
         return f"{base}_in" if v.kind == "product" else base
 
 
@@ -540,7 +544,8 @@ class _Roles:
         assert e is not None
         if v.kind == "product":
             return "score" if all(s.kind == "operand" for s in e.read) else "partial"
-        if e.opcode is O.DIV and e.loop is None:
+        over = [s for s in e.read if s.event and s.event.loop is None and s.axes == v.axes]
+        if e.loop is None and (e.opcode is O.DIV or any(self.of(s) == "output" for s in over)):
             return "partial" if self.is_partial else "output"
         return "weight" if self._becomes_weight(v) and self._had_exponential(v) else "work"
 

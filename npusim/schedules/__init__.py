@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config.device import MACHINES
+from npusim.config.installed import installed
 from npusim.config.layer import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import (
@@ -38,8 +41,8 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {
         (s.name, s.family): s
         for s in chain(
-            *(m.SCHEDULES for m in (flash, pasa, fp8, split_kv, standard, gemm)),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)),
+            *(flash.FLASH, pasa.SCHEDULES, flash.FAST, *(m.SCHEDULES for m in (fp8, split_kv, standard, gemm))),
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)), flash.VOLTA_FLASH,
         )
     }
 )
@@ -83,6 +86,9 @@ def find_schedule(name: str, family: str) -> Schedule:
     families = schedules_called(name)
     if family in families:
         return families[family]
+    outside = next((s for s in families.values() if s.elsewhere and family in installed(MACHINES)), None)
+    if outside is not None and outside.elsewhere:
+        return replace(outside, family=family, tiling=outside.elsewhere)
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(

@@ -21,8 +21,7 @@ from npusim.algorithms.phase import Mask, Phase
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
-from npusim.config.device import FAMILIES, MACHINES
-from npusim.config.installed import installed
+from npusim.config.device import FAMILIES
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
@@ -86,7 +85,8 @@ def schedule(
         Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.  By core family where
         they differ.
     tiling
-        The fields, by core family where they differ; the machine takes those that it knows.
+        The fields, by core family where they differ; the machine takes those that it knows.  Under an empty name:
+        those on core families that installed packages bring.
     families
         Core families it is for; none: all there are, those that installed packages bring too.
     more
@@ -96,17 +96,19 @@ def schedule(
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
     found = []
-    for family in families or (*FAMILIES, *installed(MACHINES)):
+    elsewhere: type[Tiling] | None = None if families else Blocks
+    elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
+    for family in families or FAMILIES:
         listed = precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
         if not listed:
             raise SpecError(f"schedule {called}: it needs at least one precision")
         fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
         left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
         one = Schedule(
-            name=called, family=family, tiling=fields, precisions=MappingProxyType({p.name: p for p in listed}),
-            build=partial(_build, called, phases),
+            name=called, family=family, tiling=fields, elsewhere=elsewhere, build=partial(_build, called, phases),
+            precisions=MappingProxyType({p.name: p for p in listed}),
             **{
-                "default_precision": listed[0].name, "summary": "", "origin": plugins.origin_of(phases), **left, **more,
+                "default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more,
             },
         )  # fmt: skip
         found.append(one)
@@ -121,7 +123,7 @@ def _build(
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
     made = phases(problem, tiling, p, machine)
-    if getattr(p, "exp_variant", "").startswith("exp2.") and not phases.__module__.startswith("npusim."):
+    if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine))
     placed, said = list[tuple[Phase, Any]](), list[str](notes)
     for one in made:
@@ -132,6 +134,11 @@ def _build(
     said += [n for phase, _ in placed for n in phase.notes]
     program: TileProgram = machine.build(called, placed, problem.flops(), tuple(dict.fromkeys(said)))
     return program
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    """Return file and line of a function outside the package, empty for npusim's own."""
+    return "" if function.__module__.startswith("npusim.") else plugins.origin_of(function)
 
 
 def _refuse_powers_of_two(called: str, variant: str, made: Phases, natural: Phases) -> None:
@@ -206,7 +213,7 @@ def attention(
 
     if sees and score is None:
         more = {"reference": partial(_seen_reference, sees), **more}
-    origin = plugins.origin_of(kernel.function)
+    origin = _origin(kernel.function)
     made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 

@@ -101,11 +101,10 @@ def _needs_lanes(device: DeviceSpec) -> str:
 
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, summary="FlashAttention-2, online softmax")
-TWO_LEVEL = attention(
+FAST = attention(
     "two_level", flash, precisions=PRECISIONS, tiling=TwoLevelTiling, families=["ascend"],
     summary="FastAttention: large blocks for matrix units, slices for vector units",
-)
-UNIFIED = attention(
+) + attention(
     "unified", flash, precisions=PRECISIONS, tiling=UnifiedTiling, families=["ascend"],
     summary="FastAttention's single-level tiling: one block for both units",
 )
@@ -118,4 +117,3 @@ VOLTA_FLASH = attention(
     precisions=[VoltaPrecision(f"acc_fp{n}", f"float{n}", f"float{n}") for n in (16, 32)],
     summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
 )
-SCHEDULES = (*FLASH, *TWO_LEVEL, *UNIFIED, *VOLTA_FLASH)

@@ -197,7 +197,7 @@ def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
 
 
 SCHEDULES = schedule(
-    "pasa", phases, precisions=PRECISIONS, tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling},
+    "pasa", phases, precisions=PRECISIONS, tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling, "": PasaOptions},
     families=["ascend", "nvidia"], beside=tuple(p.name for p in PRESETS if p.name != "float64"),
     summary="PASA: keys shifted by their block's pseudo-average, all float16",
 )

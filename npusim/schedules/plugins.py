@@ -13,34 +13,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import MACHINES
 from npusim.config.installed import clash, installed
 from npusim.config.messages import suggest
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
+from npusim.machines.base import Machine
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
-    from npusim.algorithms.phase import Phase
-    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Builder
-
-
-class Machine(Protocol):
-    """A core family on one device, for one program: what an entry point of `npusim.machines` names."""
-
-    def __init__(self, device: DeviceSpec) -> None: ...
-
-    def build(
-        self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
-    ) -> TileProgram:
-        """Return the program of some phases, each with the schedule's tiling fields."""
-
 
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
@@ -75,8 +62,8 @@ def machine(family: str) -> type[Machine]:
         raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
     module, _, wanted = place.partition(":")
     found: Any = getattr(_module(module), wanted, None)
-    if not isinstance(found, type) or not hasattr(found, "build"):
-        raise SpecError(f"{place}: entry point {family!r} of {MACHINES} is no class with a method build()")
+    if not isinstance(found, type) or not issubclass(found, Machine) or found.build is Machine.build:
+        raise SpecError(f"{place}: entry point {family!r} of {MACHINES} is no npusim.machine.Machine with a build()")
     return found
 
 

@@ -54,7 +54,8 @@ class Schedule:
     why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
     none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
     without effect there, a compiler's result, or chosen well already.
-    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V.
+    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V.  ``elsewhere``: its
+    fields on a core family that an installed package brings; None: it is for its own family alone.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Schedule:
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
+    elsewhere: type[Tiling] | None = None
 
     def __post_init__(self) -> None:
         try:

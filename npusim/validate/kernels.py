@@ -43,7 +43,7 @@ FAMILIES: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 )
 CHIP = "h200"
 #: The recurrence's values that the file records after each block, in its order, and for how many rows.
-STATE = ("m_tile", "l_tile", "mean", "F", "m", "l", "e_old", "e_tile")
+STATE = ("m_tile", "l_tile", "mean", "f", "m", "l", "e_old", "e_tile")
 STATE_ROWS = 16
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.algorithms.cells import grid
 from npusim.algorithms.gemm import gemm
-from npusim.algorithms.phase import Loop, Phase, name
+from npusim.algorithms.phase import Loop, Name, Phase
 from npusim.algorithms.table import Stage, row
 from npusim.config.engine import VectorEngine
 from npusim.config.kernels import CopyProblem, GemmProblem
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
 
 __all__ = ["Sample", "samples"]
-
 
 
 class Sample(NamedTuple):
@@ -62,7 +61,7 @@ def _addition(rows: int, columns: int, device: DeviceSpec) -> TileProgram:
     """Return the sum of two tensors, a row of so many elements in a load."""
     machine = AscendMachine(device)
     tensors = {n: GlobalTensor(n, 1, 1, rows, columns, "float16", "output" if n == "y" else "input") for n in "xzy"}
-    names = {n: name("result" if n == "y" else "operand", "row col", "float16") for n in tensors}
+    names = {n: Name("result" if n == "y" else "operand", ("row", "col"), "float16") for n in tensors}
     each = len(machine.group.vector_cores)
     phase = Phase(
         name="rows", names=names, cells=grid(tensors["y"], ("row", each)), sizes={"row": each, "col": columns},

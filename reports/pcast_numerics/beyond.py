@@ -114,7 +114,7 @@ class _Casts:
         step = moment.step
         if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
             self._first_key = step.srcs[0].row
-        if (step.name, step.opcode) != ("P", Opcode.EXP):
+        if (moment.role, step.opcode) != ("weight", Opcode.EXP):
             return
         p = moment.result[..., max(0, self.sinks - self._first_key) :]
         self.total += p.size

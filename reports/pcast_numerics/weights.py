@@ -1,9 +1,10 @@
 """The weights by which an execution really multiplies V: softmax as a schedule's casts leave it.
 
 An observer of executions, for schedules whose tiles of scores are handled in one piece (the GPU
-mapping).  The second product reads ``P_out``; later tiles rescale it (``alpha``, or ``e_old`` and
-``e_tile``), the end divides by ``l`` and undoes a scale.  What is left out are only the roundings of
-the product itself and of O, so that errors of P can be told from those of the sums.
+mapping).  It goes by roles: the second product reads the last cast of the ``weight``; later tiles
+rescale it (``decay``, and PASA's ``gain``), the end divides the ``output`` by the row sum and undoes a
+scale.  What is left out are only the roundings of the product itself and of O, so that errors of P can
+be told from those of the sums.
 """
 
 from __future__ import annotations
@@ -57,21 +58,20 @@ class EffectiveWeights:
         if isinstance(step.dst, GlobalTile) and step.dst.tensor.role == "output":
             self._finish_block()
             return
-        match step.name, step.opcode:
-            case ("P", Opcode.EXP) if self.recast is not None:
+        match moment.role, step.opcode:
+            case "weight", Opcode.EXP if self.recast is not None:
                 self._p = self.recast(moment.result)
-            case ("P", Opcode.EXP) | (("P_fp8" | "P_out"), Opcode.CAST) if self.recast is None:
+            case "weight", (Opcode.EXP | Opcode.CAST) if self.recast is None:
                 self._p = moment.result.astype(np.float64)
-            case (("alpha" | "e_old"), Opcode.EXP):
+            case "decay", Opcode.EXP:
                 self._old = moment.result.astype(np.float64)
-            case ("e_tile", Opcode.EXP):
+            case "gain", Opcode.EXP:
                 self._new = moment.result.astype(np.float64)
-            case ("l", Opcode.ADD):
+            case "sum", Opcode.ADD:
                 self._finish_tile()
-            case ("O_normal", Opcode.DIV):
+            case "output", Opcode.DIV:
                 self._total = moment.sources[1].astype(np.float64)
-            case ("O_normal", Opcode.MUL):
-                assert self._total is not None
+            case "output", Opcode.MUL if self._total is not None:  # after the division: a scale is undone
                 self._total = self._total / moment.sources[1].astype(np.float64)
             case _:
                 pass

@@ -24,7 +24,7 @@ from npusim.layout import (
     wavefronts,
 )
 from npusim.machines.sm.fields import SmFields
-from npusim.machines.sm.fit import fitted
+from npusim.machines.sm.fit import ChainTile, fitted
 from npusim.machines.sm.warp_cost import product_cycles
 from npusim.schedules import find_schedule
 from npusim.simulate import simulate_program
@@ -158,7 +158,7 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
         fields = build_tiling(SmFields, tiling or {})
         preset = chosen.precision(precision)
         assert isinstance(preset, VoltaPrecision)
-        fields, place = fitted(problem, fields, device, preset.whole(problem.dtype))
+        fields, place = fitted(ChainTile.asked(problem, preset.whole(problem.dtype)), fields, device)
         program = program_of(SCHEDULE, problem, precision, hw=V100, tiling=tiling)
     except TilingError as error:
         return str(error)

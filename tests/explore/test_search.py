@@ -157,7 +157,7 @@ def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatc
 def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = AscendGroup.ub_kept
     monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
-    with pytest.raises(RaceError, match="ring rescale"):
+    with pytest.raises(RaceError, match="ring alpha"):
         explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
 
 
@@ -176,7 +176,7 @@ def test_a_race_in_points_that_cannot_win_stops_the_search(
         return kept(group, core, name, size, 1 if is_planted else depth)
 
     monkeypatch.setattr(AscendGroup, "ub_kept", planted)
-    with pytest.raises(RaceError, match="ring rescale"):
+    with pytest.raises(RaceError, match="ring alpha"):
         explore("flash", fields, seq=512, tensor_parallel=8, check_all=check_all)
 
 

@@ -64,7 +64,7 @@ def test_a_planted_race_is_found_and_told_whether_bodies_are_known_or_not(monkey
     broken = program(block_q=256, block_kv=256, vector_rows=4)
     said = []
     for _ in range(2):
-        with pytest.raises(RaceError, match="fills a slot of ring rescale again") as told:
+        with pytest.raises(RaceError, match="fills a slot of ring alpha again") as told:
             check(broken)
         said.append(str(told.value))
         content.known_at.cache_clear()

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 from npusim.kernel import (
     Attributes,
     Cell,
-    Field,
     Opcode,
     Phase,
     Run,
     Stage,
-    Tiling,
     TilingError,
     Visit,
     choose,
-    for_inputs,
 )  # fmt: skip
 from npusim.machine import (
     WHOLE,
@@ -32,8 +29,8 @@ from npusim.machine import (
     EnginePricing,
     Frame,
     Item,
+    Machine,
     Operand,
-    PasaTiling,
     ProgramLoop,
     ProgramPhase,
     Queue,
@@ -46,11 +43,8 @@ from npusim.machine import (
     TileProgram,
     bind,
     body,
-    flash_phase,
     get_format,
-    on_family,
     once,
-    pasa_phases,
     touches,
 )  # fmt: skip
 
@@ -61,11 +55,8 @@ CORE, UB = "core", "core.UB"
 QUEUES = LOAD, MATRIX, VECTOR, STORE = tuple(f"{CORE}.{e}" for e in ("LOAD", "MATRIX", "VECTOR", "STORE"))
 
 
-class UnifiedMachine:
+class UnifiedMachine(Machine):
     """The family on one device, for one program."""
-
-    def __init__(self, device: DeviceSpec) -> None:
-        self.device = device
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
@@ -108,7 +99,8 @@ class UnifiedPhase:
                 how = replace(row.attributes, transpose_b=frame.is_transposed(s), arithmetic=chosen)
                 self.how[s] = how
                 if frame.places[row.dst] == "state":
-                    raise TilingError(f"accumulate=chained: {row.dst} belongs to the vector unit; use accumulate=fresh")
+                    whose = f"{frame.label(row.dst)} belongs to the vector unit"
+                    raise TilingError(f"accumulate=chained: {whose}; use accumulate=fresh")
         self.rings: dict[str, Ring] = {}
         self.tiles: dict[str, Tile] = {}
         self.sums: dict[Stage, Ring] = {}
@@ -273,27 +265,3 @@ def _op(
 def _step(function: Any, cell: Cell, first: int, run: Run, index: int) -> Iterator[ProgramLoop]:
     """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
     yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))
-
-
-# -------------------------------------------------------------------- what it runs
-
-
-class UnifiedTiling(Tiling):
-    """Tiles of flash; as they are, without slices."""
-
-    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile")
-
-
-def _flash(problem: Any, tiling: UnifiedTiling, device: DeviceSpec, precision: Any) -> TileProgram:
-    phase = flash_phase(problem, (tiling.block_q, tiling.block_kv), for_inputs(precision, problem.dtype))
-    return UnifiedMachine(device).build("flash", [(phase, tiling)], problem.flops())
-
-
-def _pasa(problem: Any, tiling: PasaTiling, device: DeviceSpec, precision: Any) -> TileProgram:
-    phases, notes = pasa_phases(problem, tiling, precision, device.group_count.value)
-    return UnifiedMachine(device).build("pasa", [(p, tiling) for p in phases], problem.flops(), notes)
-
-
-FLASH = on_family("flash", "unified", UnifiedTiling, _flash)
-PASA = on_family("pasa", "unified", PasaTiling, _pasa)

@@ -146,7 +146,7 @@ def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_tha
     # Slices of one row of 16384: float32 S 64 KiB, float16 P 32 KiB.  An AIV has 192 KiB and keeps
     # 64 x 128 of O in float32 (32 KiB).
     assert message.startswith("aiv0.UB, aiv1.UB: S 2×64 KiB + P 2×32 KiB")
-    for tenant in ("O_tmp", "out", "O 32 KiB", "m 256 B", "l 256 B", "rescale", "reduction"):
+    for tenant in ("PV", "out", "O 32 KiB", "m 256 B", "l 256 B", "alpha", "reduction"):
         assert f" {tenant}" in message
     assert re.search(r"\([\d,]+ bytes needed, 196,608 there\)", message)
     assert "largest that fits, the other fields unchanged: " in message

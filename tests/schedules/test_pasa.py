@@ -199,7 +199,7 @@ def test_on_a_v100_it_is_timed_and_lanes_do_not_change_a_bit(fields: dict[str, i
     [
         ({"block_kv": 16}, "block_kv: 16 rows cannot be dealt to 4 warps; take a multiple of 32"),
         ({"block_kv": 256}, "registers: Q .* at most 255"),
-        ({"scale_in": "queries"}, "scale_in=queries: v100 has no kernel that only scales; take matrix or scores"),
+        ({"scale_in": "queries"}, "scale_in=queries: v100 has no kernel that only scales or casts; take scale"),
     ],
 )
 def test_what_does_not_fit_a_v100_is_refused(tiling: dict[str, object], message: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.pasa import pasa as pasa_phase
+from npusim.algorithms.pasa import pasa_attention
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -16,7 +16,8 @@ from npusim.ir.op import Opcode
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import find_schedule, pasa_phases
+from npusim.schedules import find_schedule
+from npusim.schedules import pasa as schedules_pasa
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
@@ -86,10 +87,10 @@ def from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the running maximum start at 0, as lines 4 and 9 print it."""
 
     def printed(*args: Any) -> Phase:
-        phase = pasa_phase(*args)
+        phase = pasa_attention(*args)
         return replace(phase, names={**phase.names, "m": replace(phase.names["m"], start=0.0)})
 
-    monkeypatch.setattr(pasa_phases, "pasa", printed)
+    monkeypatch.setattr(schedules_pasa, "pasa_attention", printed)
 
 
 @pytest.mark.parametrize(("mean", "is_lost"), [(30, False), (-8, False), (-12, True), (-30, True)])
@@ -140,9 +141,9 @@ def test_a_fixed_reference_is_the_first_blocks_mean_to_the_bit() -> None:
     means, references = [], []
 
     def look(moment: Moment) -> None:
-        if moment.step.name == "mean" and moment.step.opcode is Opcode.ROW_SUM:
+        if moment.role == "mean" and moment.step.opcode is Opcode.ROW_SUM:
             means.append(np.array(moment.result))
-        if moment.step.name == "F" and moment.step.opcode is Opcode.ADD:
+        if moment.step.name == "f" and moment.step.opcode is Opcode.ADD:
             references.append(np.array(moment.result))
 
     execute(program, recipe_source(problem), observers=(look,))

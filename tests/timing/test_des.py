@@ -377,7 +377,7 @@ def test_bytes_on_links_are_those_of_the_operations(
     k = v = 256 * 64 * 2
     s, p, t = 2 * 128 * 128 * 4, 2 * 128 * 128 * 2, 2 * 128 * 64 * 4
     assert result.link_bytes["hbm"] == q + k + v  # O stays in L2
-    # S, P and O_tmp go through their slots: written once, read once.
+    # S, P and P V go through their slots: written once, read once.
     assert result.link_bytes["l2"] == q + k + v + o + 2 * (s + p + t)
 
 

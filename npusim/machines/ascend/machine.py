@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.cells import dealt
-from npusim.algorithms.gemm import gemm
 from npusim.errors import TilingError
 from npusim.ir.program import TileProgram
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
@@ -20,13 +19,13 @@ from npusim.machines.ascend.plan import (
     slice_elements,
 )
 from npusim.machines.ascend.pricing import AscendPricing
+from npusim.machines.base import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
-    from npusim.ir.tile import GlobalTensor
 
 
 class PublishedKernel(NamedTuple):
@@ -49,17 +48,12 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
 )
 
 
-class AscendMachine:
+class AscendMachine(Machine):
     """The Ascend family on one device, for one program."""
 
-    #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
-    has_rows_kernels = reshapes_operands = True
-
     def __init__(self, device: DeviceSpec) -> None:
-        self.device, self.group = device, AscendGroup(device)
-        #: Blocks that run at a time.
-        self.places = device.group_count.value
-        #: Cores that share the rows of a block.
+        super().__init__(device)
+        self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
 
     def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
@@ -104,22 +98,10 @@ class AscendMachine:
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
         ), ""  # fmt: skip
 
-    def product(
-        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *, is_transposed: bool = False,
-        arithmetic: str = "", role: str = "result",
-    ) -> Sequence[Phase]:  # fmt: skip
-        """Return C = A B, or A B^T, of every head."""
-        tile = tiling.block_m, tiling.block_n
-        return [gemm(label, a, b, c, tile, is_transposed=is_transposed, arithmetic=arithmetic, role=role)]
-
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program.
-
-        Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where a phase does not
-        fit a memory, or needs a route that the device has not.
-        """
+        """Return the program."""
         group, listed = self.group, list(phases)
         built = []
         for phase, tiling in listed:

@@ -60,8 +60,8 @@ class Product:
         self.how = Attributes(transpose_b=frame.is_transposed(stage), arithmetic=chosen)
         if frame.places[self.dst] == "state":
             group.refuse_route(
-                f"accumulate=chained: {stage.name} goes on adding to {self.dst}, which lives in UB, while the matrix "
-                "unit adds up in L0C",
+                f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
+                "while the matrix unit adds up in L0C",
                 "UB", "L0C",
             )  # fmt: skip
         #: What rows put into L1 itself is there whole.

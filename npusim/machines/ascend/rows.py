@@ -150,11 +150,11 @@ class VectorShare:
             if n in self.spilled:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
-                self.kept[n] = tile(ub, n, self.rows, width, frame.fmt(n))
+                self.kept[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
                 rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
-                self.kept[n] = tile(ub, n, rows, width, frame.fmt(n))
+                self.kept[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
         self.carried = {
             n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
             for n, place in frame.places.items()

@@ -15,6 +15,7 @@ from npusim.algorithms.cells import dealt, masked_throughout
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Phase as BuiltPhase
 from npusim.ir.program import Queue, TileProgram
+from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
 from npusim.machines.sm.beside import GroupPlace
 from npusim.machines.sm.core import SmCore, works_beside
@@ -41,16 +42,13 @@ EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are take
 UNTIMED = "this device has no timing model yet: values only"
 
 
-class SmMachine:
+class SmMachine(Machine):
     """The family of streaming multiprocessors on one device, for one program."""
 
-    reshapes_operands, row_cores = False, 1
+    reshapes_operands = False
 
     def __init__(self, device: DeviceSpec) -> None:
-        self.device = device
-        #: Blocks that run at a time at full speed: residents share a multiprocessor.
-        self.places = device.group_count.value
-        #: Whether a kernel may have rows alone.
+        super().__init__(device)  # places: residents share a multiprocessor
         self.has_rows_kernels = works_beside(device) or not device.is_timed
         self._lanes: SmTiling | None = None
 

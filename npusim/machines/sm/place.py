@@ -123,7 +123,8 @@ class SmPlace:
                 late.append(n)
                 continue
             is_kept = what in ("down", "state") or len(frame.axes(n)) == 1
-            found[n] = place(RF if is_kept else self.core.passing, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
+            space = RF if is_kept else self.core.passing
+            found[n] = place(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
             served[n] = [n]
         for n in late:
             wanted, size = "down" if frame.places[n] == "up" else "state", frame.size_bytes(n, 1)
@@ -132,7 +133,7 @@ class SmPlace:
                 and frame.size_bytes(m, 1) >= size and all(frame.may_share(n, other) for other in served[m])
             )  # fmt: skip
             if (below := next(fitting, None)) is None:
-                found[n] = place(RF, f"{who} {n}", rows, frame.width(n), frame.fmt(n))
+                found[n] = place(RF, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
                 continue
             served[below].append(n)
             at = found[below]

@@ -1,0 +1,59 @@
+"""What every core family answers for schedules, and what it answers where it says nothing of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npusim.algorithms.gemm import gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from npusim.algorithms.phase import Phase
+    from npusim.config.device import DeviceSpec
+    from npusim.ir.program import TileProgram
+    from npusim.ir.tile import GlobalTensor
+
+
+class Machine:
+    """A core family on one device, for one program: a family of one's own inherits it and gives it ``build``."""
+
+    #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
+    has_rows_kernels = reshapes_operands = True
+    #: Cores that share the rows of a block.
+    row_cores = 1
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+        #: Blocks that run at a time at full speed.
+        self.places = device.group_count.value
+
+    def fitted(self, tiling: Any, _problem: Any, _precision: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return the tiling with what it leaves open chosen, and what is to be said of that."""
+        return tiling, ()
+
+    def ordered(self, phase: Phase, _tiling: Any) -> Phase:
+        """Return the phase with its blocks in the order in which they start."""
+        return phase
+
+    def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
+        """Return how a phase runs, for `build`, and what is to be said of that; ``_called``: the schedule's name."""
+        return tiling, ""
+
+    def product(
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *,
+        is_transposed: bool = False, arithmetic: str = "", role: str = "result",
+    ) -> Sequence[Phase | tuple[Phase, Any]]:  # fmt: skip
+        """Return C = A B, or A B^T, of every head, in tiles of ``block_m`` x ``block_n``."""
+        tile = tiling.block_m, tiling.block_n
+        return [gemm(label, a, b, c, tile, is_transposed=is_transposed, arithmetic=arithmetic, role=role)]
+
+    def build(
+        self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
+    ) -> TileProgram:
+        """Return the program of some phases, each with what `fields_for` says of it.
+
+        Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where a phase does not
+        fit a memory, or needs a route that the device has not.
+        """
+        raise NotImplementedError
