@@ -203,7 +203,10 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         "o is (row x value, float32) where a tile begins, and (row, float32) where it ends",
     ),
     "a masked tile": (
-        [('s.to("float16")', 'where(mask, s, -inf).to("float16")'), ("o + pv", "o + pv * s.max()")], 7,
+        [
+            ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),
+            ("o + pv", "o + pv * s.max()"),
+        ], 7,
         "s (row x key, float32) is read after line 5 has masked it in its place: read what where(...) returns",
     ),
     "a comparison as a mask": (
