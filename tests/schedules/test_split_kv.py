@@ -26,8 +26,8 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.schedules.attention import flash_phase
 from npusim.schedules.flash import PRECISIONS
+from npusim.schedules.split_kv import _whole
 from npusim.schedules.splits import best_splits
 from npusim.simulate import flag_budget
 
@@ -323,7 +323,7 @@ def test_a_call_in_auto_splits_is_as_fast_as_in_any(
 def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
     """2048 keys, four KV heads: one split, unless issuing takes no time, or no launch is stated."""
     device, problem = load_device("ascend_910b2"), load_workload("qwen2_7b").problem(seq_q=1, seq_kv=2048)
-    phase = flash_phase(problem, (128, 512), SplitPrecision(**asdict(PRECISIONS["fa2_fp32"])), is_packed=True)
+    phase = _whole(problem, (128, 512), SplitPrecision(**asdict(PRECISIONS["ascend"][0])), is_packed=True)
     launch = device.timed_launch()
     at_once = launch.model_copy(update={"host_issue_s": launch.host_issue_s.model_copy(update={"value": 0.0})})
 
