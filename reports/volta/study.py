@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.schedules.volta_flash import VoltaPrecision
-
 from npusim.config.data import NormalData
 from npusim.config.engine import WarpMatrixEngine
 from npusim.config.load import load_device
@@ -27,6 +25,7 @@ from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import ChainTile, fitted
 from npusim.machines.sm.warp_cost import product_cycles
 from npusim.schedules import find_schedule
+from npusim.schedules.flash import VoltaPrecision
 from npusim.simulate import simulate_program
 from reports.parts.values import program_of, values
 
