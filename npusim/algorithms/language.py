@@ -424,7 +424,6 @@ class Event:
     loop: int | None
     line: int
     file: str
-    function: str  #: whose line it is: the kernel's own, or a function that it calls
 
     @property
     def read(self) -> list[Value]:
@@ -457,7 +456,6 @@ class Trace:
     loop: int | None = None
     loop_frame: FrameType | None = None
     left_line: int = 0  #: where a loop was left before its end
-    loop_functions: set[str] = field(default_factory=set)  #: that have a loop over tiles
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
@@ -504,9 +502,7 @@ class Trace:
                 self._check_read(s)
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
-        code = frame.f_code
-        where = frame.f_lineno, code.co_filename, code.co_name
-        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, *where)
+        dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename)
         self.events.append(dst.event)
         return dst
 
@@ -523,7 +519,6 @@ class Trace:
         self.name_variables(frame)
         self.loop, self.loop_frame, self._walked, self._views = len(self.axes), frame, operands, set(views)
         self.axes.append(axis)
-        self.loop_functions.add(frame.f_code.co_name)
         self._held = {
             n: x for n, x in frame.f_locals.items()
             if isinstance(x, Value) and (x.kind == "state" or x.state is not None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -163,7 +162,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         return x
     own = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "", "")
+    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(last + 1, own.event)
     return own
 
@@ -287,15 +286,11 @@ class _Lowering:
         )  # fmt: skip
 
     def _stage_name(self, group: list[Event]) -> str:
-        """Return what a stage is called: after its product, a function that the loop calls for it, or what it leaves."""
+        """Return what a stage is called: after its product, or what it leaves."""
         last = group[-1].dst
         if group[0].opcode is O.MATMUL:
             added = group[0].read[:2] if last.onto is not None else (last,)
             return "".join(_label(v, self.name_of[v]) for v in added)
-        own = {self.kernel.__name__, *self.trace.loop_functions}
-        by = Counter("" if e.function in own else e.function for e in group).most_common(1)[0][0]
-        if by:
-            return by
         handed = next((e.dst for e in reversed(group) if e.dst in self.fed or e.dst in self.results), None)
         if handed is None and last.onto is not None:
             return "update"
@@ -498,7 +493,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
         place = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
-    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.file, new.function)
+    copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.file)
     events.insert(place + 1, copy.event)
 
 
