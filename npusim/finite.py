@@ -35,9 +35,8 @@ class FiniteChoice:
 
 
 def finite_choices(
-    bits: NumericResult, schedule: Schedule, tiling: Tiling, problem: Problem, inputs: HeadSource,
-    device: DeviceSpec,
-) -> tuple[FiniteChoice, ...]:  # fmt: skip
+    bits: NumericResult, schedule: Schedule, tiling: Tiling, problem: Problem, inputs: HeadSource, device: DeviceSpec
+) -> tuple[FiniteChoice, ...]:
     """Return the first preset of ``schedule``, and the first other schedule, that compute the rows of
     ``bits`` without NaN or Inf; nothing where ``bits`` is finite itself.
 
@@ -74,9 +73,14 @@ def _is_finite(values: NDArray[Any]) -> bool:
 
 
 def _error(
-    bits: NumericResult, schedule: Schedule, precision: str, tiling: Tiling, problem: Problem,
-    inputs: HeadSource, device: DeviceSpec,
-) -> float | None:  # fmt: skip
+    bits: NumericResult,
+    schedule: Schedule,
+    precision: str,
+    tiling: Tiling,
+    problem: Problem,
+    inputs: HeadSource,
+    device: DeviceSpec,
+) -> float | None:
     """Return the relative RMSE of a preset on the rows of ``bits``; None if not finite, or not possible."""
     rows = sorted({row + n for (_, _, row), own in bits.rows.items() for n in range(len(own))})
     heads = sorted({head for _, head, _ in bits.rows})

@@ -49,9 +49,7 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        c if c == "\n" or unicodedata.category(c) not in _NO_TEXT else _written_out(c) for c in text
-    )
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _NO_TEXT else _written_out(c) for c in text)
 
 
 def _written_out(character: str) -> str:

@@ -114,9 +114,15 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
 
 
 def evaluate_layer(
-    program: TileProgram, layer: LayerProblem, machine: NodeDevice, fmt: str, inputs: LayerInputs, *,
-    rows: Choice = "sample", progress: Progress | None = None,
-) -> LayerBits:  # fmt: skip
+    program: TileProgram,
+    layer: LayerProblem,
+    machine: NodeDevice,
+    fmt: str,
+    inputs: LayerInputs,
+    *,
+    rows: Choice = "sample",
+    progress: Progress | None = None,
+) -> LayerBits:
     """Return the bits of attention, projection and AllReduce of the chosen rows on all ranks.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks), or ``"sample"`` (`sample_rows`).
@@ -167,9 +173,14 @@ class _Layer:
     """All ranks of a layer, operation by operation of the program they share."""
 
     def __init__(
-        self, program: TileProgram, layer: LayerProblem, machine: NodeDevice, fmt: str, inputs: LayerInputs,
+        self,
+        program: TileProgram,
+        layer: LayerProblem,
+        machine: NodeDevice,
+        fmt: str,
+        inputs: LayerInputs,
         rows: Choice,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layer, self.machine, self.fmt, self.inputs = layer, machine, fmt, inputs
         self.operations = list(operations(program))
         self.wanted = _wanted(rows, layer.seq_q)
@@ -301,12 +312,17 @@ class _Layer:
             for start, batch, first, rows in _stretches(row, len(block), layer.seq_q, longest=layer.seq_q):
                 written[batch, 0, first] = block[start : start + rows]
         numerics = NumericResult(
-            rows=written, shape=(layer.batch, 1, layer.seq_q, layer.hidden), sample=self._sample(), error=error,
-            overflow_counts=dict(self.log.overflow), nan_counts=dict(self.log.nan), first_events=self.log.first(),
+            rows=written,
+            shape=(layer.batch, 1, layer.seq_q, layer.hidden),
+            sample=self._sample(),
+            error=error,
+            overflow_counts=dict(self.log.overflow),
+            nan_counts=dict(self.log.nan),
+            first_events=self.log.first(),
             arithmetic={n: e for arithmetic, _ in choices for n, e in arithmetic.items()},
             row_sums=tuple(sorted({o for _, orders in choices for o in orders})),
             events=tuple(self.log.events),
-        )  # fmt: skip
+        )
         orders = tuple(Spread(o.name, *o.distance()) for o in self.sums.orders) if error.is_finite else ()
         return LayerBits(numerics, orders, self.sums.rmse)
 

@@ -96,9 +96,14 @@ def _seconds(layer: SharedProblem, rows: Choice) -> float:
 
 
 def layer_bits(
-    program: TileProgram, what: Any, machine: NodeDevice, fmt: str, load: Workload, given: Given | None,
+    program: TileProgram,
+    what: Any,
+    machine: NodeDevice,
+    fmt: str,
+    load: Workload,
+    given: Given | None,
     bits: NodeBits | None,
-) -> tuple[LayerBits | None, tuple[str, ...]]:  # fmt: skip
+) -> tuple[LayerBits | None, tuple[str, ...]]:
     """Return the bits of a layer, and what is to be said of those of a collective."""
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if isinstance(what, ModelProblem):
@@ -160,9 +165,12 @@ def _layer_inputs(layer: LayerProblem, load: Workload, given: Given | None) -> L
 
 
 def layer_problem(
-    load: Workload, node: NodeSpec, sizes: Mapping[str, Any], given: Given | None = None,
+    load: Workload,
+    node: NodeSpec,
+    sizes: Mapping[str, Any],
+    given: Given | None = None,
     kind: type[SharedProblem] = LayerProblem,
-) -> SharedProblem:  # fmt: skip
+) -> SharedProblem:
     """Return a workload's layer on a node, or that of the tensors given; all devices share it unless told.
 
     Raises
@@ -188,9 +196,15 @@ def layer_problem(
     if missing:
         raise SpecError(f"workload {load.name}: {', '.join(missing)}: missing; a model's layers need them")
     return ModelProblem.around(
-        problem, ranks=ranks, hidden=hidden, layers=load.layers, intermediate=load.intermediate, gated=load.gated,
-        vocab=load.vocab or 0, parameters=load.parameters or 0,
-    )  # fmt: skip
+        problem,
+        ranks=ranks,
+        hidden=hidden,
+        layers=load.layers,
+        intermediate=load.intermediate,
+        gated=load.gated,
+        vocab=load.vocab or 0,
+        parameters=load.parameters or 0,
+    )
 
 
 def model_notes(what: Any, fields: Any, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
@@ -212,7 +226,7 @@ def model_notes(what: Any, fields: Any, machine: NodeDevice, timing: NodeTiming)
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
         if not is_offloaded or found.host_bytes is not None
-    )  # fmt: skip
+    )
     return (
         f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
         f"memory of a device: {found.listed()}, of {format_bytes(found.capacity_bytes)}; K and V of {where} layers on "
@@ -233,9 +247,16 @@ def given_problem(
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
     return load.problem(
-        batch=q.shape[0], heads=heads, kv_heads=kv_heads, seq_q=q.shape[2], seq_kv=k.shape[2],
-        head_dim=q.shape[3], value_head_dim=v.shape[3], causal=sizes.get("causal"), dtype=str(q.dtype),
-    )  # fmt: skip
+        batch=q.shape[0],
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=q.shape[2],
+        seq_kv=k.shape[2],
+        head_dim=q.shape[3],
+        value_head_dim=v.shape[3],
+        causal=sizes.get("causal"),
+        dtype=str(q.dtype),
+    )
 
 
 def _bits_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:

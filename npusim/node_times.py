@@ -88,10 +88,14 @@ def _roof(
 ) -> KernelWork:
     """Return work that takes ``seconds`` and the device's memory for ``memory_s`` of them."""
     return KernelWork(
-        femtoseconds(seconds), 0, 0, (("hbm", min(1.0, memory_s / seconds)),),
-        terms=tuple((f"node.kernels.{part}.{key}", share) for key, share in terms), methods=("stated kernels",),
+        femtoseconds(seconds),
+        0,
+        0,
+        (("hbm", min(1.0, memory_s / seconds)),),
+        terms=tuple((f"node.kernels.{part}.{key}", share) for key, share in terms),
+        methods=("stated kernels",),
         bound_fs=femtoseconds(min(seconds, memory_s)),
-    )  # fmt: skip
+    )
 
 
 def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
@@ -123,12 +127,15 @@ def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: Device
     total = sum(terms.values()) or 1.0
     bound = sum(max(r.bound_cycles.values(), default=0) for r in results)
     return KernelWork(
-        femtoseconds(device.seconds(cycles)), femtoseconds(launch), 0, demand,
+        femtoseconds(device.seconds(cycles)),
+        femtoseconds(launch),
+        0,
+        demand,
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
         bound_fs=femtoseconds(device.seconds(bound)),
         approximation=worst(r.approximation for r in results),
-    )  # fmt: skip
+    )
 
 
 def _busiest(result: TimingResult) -> dict[str, float]:
@@ -156,9 +163,7 @@ def _attention_from_table(
     return _in_waves(kernel, waves, _host(node).attention_issue_s.value)
 
 
-def _linear_from_table(
-    kernel: Kernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str
-) -> KernelWork:
+def _linear_from_table(kernel: Kernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str) -> KernelWork:
     """Return the work of a product as equal tiles on the device's cores."""
     matmul = cast("GemmProblem", kernel.children[0].problem)
     m, n = table.block_m_count.value, table.block_n_count.value
@@ -171,10 +176,15 @@ def _linear_from_table(
 def _in_waves(kernel: Kernel, waves: Waves, issue_s: float) -> KernelWork:
     alone = ceil_div(waves.block_count, waves.core_count) * waves.block_fs
     return KernelWork(
-        alone, 0, femtoseconds(issue_s), (), waves, terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
+        alone,
+        0,
+        femtoseconds(issue_s),
+        (),
+        waves,
+        terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
         methods=("fitted kernels",),
         bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # every core busy to the end
-    )  # fmt: skip
+    )
 
 
 def _host(node: NodeSpec) -> HostSpec:

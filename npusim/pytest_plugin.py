@@ -135,9 +135,7 @@ def _choices(obtained: dict[str, Any], stored: dict[str, Any]) -> dict[str, obje
     return {**obtained, "choices": choices, "margin": stored.get("margin", obtained["margin"])}
 
 
-def _snapped(
-    obtained: dict[str, object], stored: dict[str, object], rtol: float
-) -> dict[str, object]:
+def _snapped(obtained: dict[str, object], stored: dict[str, object], rtol: float) -> dict[str, object]:
     """Return ``obtained`` with every number that is near enough replaced by the stored one."""
     made: dict[str, object] = {}
     for key, value in obtained.items():
@@ -167,6 +165,4 @@ def _data_regression(request: pytest.FixtureRequest, fixture: str) -> Any:
     try:
         return request.getfixturevalue("data_regression")
     except pytest.FixtureLookupError:
-        raise pytest.UsageError(
-            f"{fixture} needs pytest-regressions: python -m pip install 'npusim[pytest]'"
-        ) from None
+        raise pytest.UsageError(f"{fixture} needs pytest-regressions: python -m pip install 'npusim[pytest]'") from None

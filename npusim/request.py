@@ -62,9 +62,7 @@ class Option:
     needs: tuple[str, ...] = ()
 
 
-def _option(
-    names: str, metavar: str, panel: str, text: str, default: Any = None, needs: str = "", **more: Any
-) -> Any:
+def _option(names: str, metavar: str, panel: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
     """Return a field of a request that a command line can say."""
     more["needs"] = tuple(needs.split())
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
@@ -104,41 +102,68 @@ class Request:
 
     schedule: str = field(kw_only=False)
     workload: str | Path | Workload | None = _option(
-        "--workload -w", "NAME|FILE", _WHAT, "Model: a name of npusim workload list, or your own .yaml.",
-        needs="model", shown=DEFAULT_WORKLOAD,
+        "--workload -w",
+        "NAME|FILE",
+        _WHAT,
+        "Model: a name of npusim workload list, or your own .yaml.",
+        needs="model",
+        shown=DEFAULT_WORKLOAD,
     )
     seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.", needs="workload")
     seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.", needs="workload")
     seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.", needs="workload")
     phase: Literal["prefill", "decode"] | None = _option(
-        "--phase", "", _WHAT, "decode: one query a sequence, over all --seq keys.", choices=("prefill", "decode"),
-        shown="prefill", needs="workload",
-    )  # fmt: skip
+        "--phase",
+        "",
+        _WHAT,
+        "decode: one query a sequence, over all --seq keys.",
+        choices=("prefill", "decode"),
+        shown="prefill",
+        needs="workload",
+    )
     batch: int | None = _option("--batch", "N", _WHAT, "Sequences.", needs="workload")
     tensor_parallel: int | None = _option(
-        "--tensor-parallel --tp", "N", _WHAT, "Devices that share the heads; one device's share is run.",
+        "--tensor-parallel --tp",
+        "N",
+        _WHAT,
+        "Devices that share the heads; one device's share is run.",
         needs="workload",
     )
     causal: bool | None = _option(
-        "--causal/--no-causal", "", _WHAT, "Mask the future, or do not; default: as the workload says.", shown=False,
+        "--causal/--no-causal",
+        "",
+        _WHAT,
+        "Mask the future, or do not; default: as the workload says.",
+        shown=False,
         needs="workload attention",
     )
     dtype: Dtype | None = _option(
-        "--dtype", "", _WHAT, "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
-        choices=("float16", "bfloat16", "float8_e4m3fn", "float32"), shown="the workload's",
+        "--dtype",
+        "",
+        _WHAT,
+        "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
+        choices=("float16", "bfloat16", "float8_e4m3fn", "float32"),
+        shown="the workload's",
         needs="workload",
-    )  # fmt: skip
+    )
     ignore: Collection[str] = _option(
-        "--ignore", "NAME,...", _WHAT, "Leave out what npusim does not model of the workload: window,softcap, ...", (),
+        "--ignore",
+        "NAME,...",
+        _WHAT,
+        "Leave out what npusim does not model of the workload: window,softcap, ...",
+        (),
         needs="workload attention",
     )
     problem: AnyProblem | None = _option(
         "--problem", "KEY=VALUE,...", _WHAT, "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _option(
-        "--hw", "NAME|FILE", _WHERE, "Device: a name of npusim hw list, or your own .yaml.",
+        "--hw",
+        "NAME|FILE",
+        _WHERE,
+        "Device: a name of npusim hw list, or your own .yaml.",
         shown=f"{DEFAULT_HW}, or what the schedule is for",
-    )  # fmt: skip
+    )
     overrides: Mapping[str, object] | None = _option(
         "-C", "KEY=VALUE", _WHERE, "Change one number of the device, by its dotted key; may be repeated."
     )
@@ -146,44 +171,81 @@ class Request:
         "--tiling -t", "FIELD=VALUE,...", _HOW, "Tiling fields: -t block_kv=256,depth=2; may be repeated."
     )
     eager: bool = _option(
-        "--eager", "", _HOW, "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).", False,
-        shown=False, needs="device",
-    )  # fmt: skip
+        "--eager",
+        "",
+        _HOW,
+        "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).",
+        False,
+        shown=False,
+        needs="device",
+    )
     precision: str | None = _option(
-        "--precision", "NAME[,FIELD=FORMAT]", _HOW,
-        "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.", shown="the schedule's",
-    )  # fmt: skip
+        "--precision",
+        "NAME[,FIELD=FORMAT]",
+        _HOW,
+        "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
+        shown="the schedule's",
+    )
     arithmetic: str | None = _option(
-        "--arithmetic", "NAME", _HOW, "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
+        "--arithmetic",
+        "NAME",
+        _HOW,
+        "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
         needs="device",
     )
     warm: bool = _option(
         "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False, needs="device time"
     )
     method: str = _option(
-        "--method", "NAME", _HOW,
-        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; "
-        "reserved: approximate.", "auto", needs="time",
-    )  # fmt: skip
+        "--method",
+        "NAME",
+        _HOW,
+        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
+        "auto",
+        needs="time",
+    )
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
-        "--tensors", "FILE|NAME", _BITS,
+        "--tensors",
+        "FILE|NAME",
+        _BITS,
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
         needs="attention",
-    )  # fmt: skip
+    )
     prefix: str = _option(
-        "--prefix", "TEXT", _BITS, "Of the tensors' keys: <prefix>.q; needed where a file holds several.", "",
-        shown=False, asks=False, needs="attention tensors",
-    )  # fmt: skip
+        "--prefix",
+        "TEXT",
+        _BITS,
+        "Of the tensors' keys: <prefix>.q; needed where a file holds several.",
+        "",
+        shown=False,
+        asks=False,
+        needs="attention tensors",
+    )
     layout: Layout = _option(
-        "--layout", "", _BITS, "Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
-        "bnsd", choices=get_args(Layout), needs="attention",
-    )  # fmt: skip
+        "--layout",
+        "",
+        _BITS,
+        "Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
+        "bnsd",
+        choices=get_args(Layout),
+        needs="attention",
+    )
     rows: Choice = _option(
-        "--rows", "WHICH", _BITS, "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
-        "sample", asks=False, needs="attention bits",
-    )  # fmt: skip
+        "--rows",
+        "WHICH",
+        _BITS,
+        "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
+        "sample",
+        asks=False,
+        needs="attention bits",
+    )
     heads: Choice = _option(
-        "--heads", "WHICH", _BITS, "Heads to compute: sample, all, or 0,2.", "sample", asks=False,
+        "--heads",
+        "WHICH",
+        _BITS,
+        "Heads to compute: sample, all, or 0,2.",
+        "sample",
+        asks=False,
         needs="attention bits",
     )
     seed: int | None = _option(
@@ -193,21 +255,45 @@ class Request:
         "--no-numerics", "", _BITS, "Time only, no bits.", True, typed=False, shown=False, asks=False
     )
     diagnose: bool = _option(
-        "--diagnose", "", _BITS, "Ranges, resonance, underflow, mass lost and saturation too.", False, shown=False,
-        asks=False, needs="attention device bits",
-    )  # fmt: skip
+        "--diagnose",
+        "",
+        _BITS,
+        "Ranges, resonance, underflow, mass lost and saturation too.",
+        False,
+        shown=False,
+        asks=False,
+        needs="attention device bits",
+    )
     presets: bool | None = _option(
-        "--presets/--no-presets", "", _BITS, "Show what the schedule's other presets give on the same rows.", False,
-        typed=None, shown="where a schedule has some", asks=False, needs="attention device bits",
-    )  # fmt: skip
+        "--presets/--no-presets",
+        "",
+        _BITS,
+        "Show what the schedule's other presets give on the same rows.",
+        False,
+        typed=None,
+        shown="where a schedule has some",
+        asks=False,
+        needs="attention device bits",
+    )
     trace_groups: str | Sequence[int] = _option(
-        "--trace-groups", "WHICH", _OUTPUT, "Core groups on the timeline: 0, or 0,7.", (0,), shown="0", asks=False,
+        "--trace-groups",
+        "WHICH",
+        _OUTPUT,
+        "Core groups on the timeline: 0, or 0,7.",
+        (0,),
+        shown="0",
+        asks=False,
         needs="time",
     )
     window: tuple[float, float] | None = _option(
-        "--window", "FROM:TO", _OUTPUT, "Part of the timeline to write, in us: 0:50.",
-        shown="all, of a long run its beginning", asks=False, needs="time",
-    )  # fmt: skip
+        "--window",
+        "FROM:TO",
+        _OUTPUT,
+        "Part of the timeline to write, in us: 0:50.",
+        shown="all, of a long run its beginning",
+        asks=False,
+        needs="time",
+    )
     limit_s: float | None = None
     progress: Callable[[float], None] | None = None
 

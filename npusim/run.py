@@ -76,9 +76,14 @@ def run(
     hw: str | Path | DeviceSpec | NodeSpec | None = None,
     workload: str | Path | Workload | None = None,
     problem: AnyProblem | None = None,
-    seq: int | None = None, seq_q: int | None = None, seq_kv: int | None = None,
-    batch: int | None = None, tensor_parallel: int | None = None,
-    causal: bool | None = None, dtype: Dtype | None = None, phase: Literal["prefill", "decode"] | None = None,
+    seq: int | None = None,
+    seq_q: int | None = None,
+    seq_kv: int | None = None,
+    batch: int | None = None,
+    tensor_parallel: int | None = None,
+    causal: bool | None = None,
+    dtype: Dtype | None = None,
+    phase: Literal["prefill", "decode"] | None = None,
     ignore: Collection[str] = (),
     tiling: Mapping[str, object] | Tiling | None = None,
     precision: str | None = None,
@@ -87,7 +92,9 @@ def run(
     prefix: str = "",
     layout: Layout = "bnsd",
     numerics: bool = True,
-    rows: Choice = "sample", heads: Choice = "sample", seed: int | None = None,
+    rows: Choice = "sample",
+    heads: Choice = "sample",
+    seed: int | None = None,
     warm: bool = False,
     eager: bool = False,
     method: str = "auto",
@@ -98,7 +105,7 @@ def run(
     presets: bool = False,
     limit_s: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Predict bits and cycles of one schedule on one device.
 
     Parameters

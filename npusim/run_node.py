@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 US = 1e6  # microseconds a second
 
 
-def run_on_node(
-    request: Request, given: Given | None = None, bits: NodeBits | None = None
-) -> RunResult:
+def run_on_node(request: Request, given: Given | None = None, bits: NodeBits | None = None) -> RunResult:
     """Predict one node schedule; see :func:`npusim.run`.
 
     Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices, or that of
@@ -77,19 +75,31 @@ def run_on_node(
         timing = time_on_node(program, machine, r.method, groups)
     found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
     return RunResult(
-        name=f"{r.schedule}-{machine.node.name}-{r.title(load)}", schedule=r.schedule, precision=preset.name,
-        formats=preset.formats(), device=machine, workload=r.title(load),
+        name=f"{r.schedule}-{machine.node.name}-{r.title(load)}",
+        schedule=r.schedule,
+        precision=preset.name,
+        formats=preset.formats(),
+        device=machine,
+        workload=r.title(load),
         inputs="none" if found is None or bits is None else bits.inputs(what, given),
-        problem=what, tiling=fields, program=program, timing=timing,
-        numerics=None if found is None else found.numerics, orders=() if found is None else found.orders,
+        problem=what,
+        tiling=fields,
+        program=program,
+        timing=timing,
+        numerics=None if found is None else found.numerics,
+        orders=() if found is None else found.orders,
         notes=(*_notes(machine, timing, program, r.method), *model_notes(what, fields, machine, timing), *why),
         asked=r.asked(),
         ignored=load.ignored(keys, r.ignore) if keys and is_attention else (),
-    )  # fmt: skip
+    )
 
 
 def _model(
-    what: ModelProblem, fields: LayerTiling, machine: NodeDevice, preset: PartialSums, method: str,
+    what: ModelProblem,
+    fields: LayerTiling,
+    machine: NodeDevice,
+    preset: PartialSums,
+    method: str,
     groups: Sequence[int],
 ) -> tuple[TileProgram, NodeTiming]:
     """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""

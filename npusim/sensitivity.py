@@ -46,11 +46,14 @@ def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
         raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
     found = [
         Sensitivity(
-            key, float(fact.value), fact.basis,
-            _change(result, key, fact, 1 - STEP), _change(result, key, fact, 1 + STEP),
+            key,
+            float(fact.value),
+            fact.basis,
+            _change(result, key, fact, 1 - STEP),
+            _change(result, key, fact, 1 + STEP),
         )
         for key, fact in _doubtful(result)
-    ]  # fmt: skip
+    ]
     return tuple(sorted(found, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
 

@@ -76,11 +76,19 @@ def run_request(request: Request, *, is_bare: bool = False) -> RunResult:
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     tiling, program = chosen.fitted(what, plan.tiling, device, preset)
     return RunResult(
-        name=_name(chosen.name, r.title(load), what), schedule=r.schedule, precision=preset.name,
-        formats=preset.formats(), device=device, workload=r.title(load), inputs=_inputs(r.tensors, what),
-        problem=what, ignored=plan.ignored, asked=r.asked(), tiling=tiling,
+        name=_name(chosen.name, r.title(load), what),
+        schedule=r.schedule,
+        precision=preset.name,
+        formats=preset.formats(),
+        device=device,
+        workload=r.title(load),
+        inputs=_inputs(r.tensors, what),
+        problem=what,
+        ignored=plan.ignored,
+        asked=r.asked(),
+        tiling=tiling,
         **_computed(replace(plan, tiling=tiling), program),
-    )  # fmt: skip
+    )
 
 
 def what_is_there(request: Request, *, has_bits: bool) -> frozenset[str]:
@@ -90,12 +98,15 @@ def what_is_there(request: Request, *, has_bits: bool) -> frozenset[str]:
     device = r.machine()
     kind = find_schedule(r.schedule, device.family if is_one else "node").problem
     found = {
-        "workload": r.problem is None, "model": r.problem is None or isinstance(r.problem, Problem),
-        "attention": issubclass(kind, Problem), "device": is_one,
-        "time": not is_one or device.is_timed, "tensors": r.tensors is not None,
+        "workload": r.problem is None,
+        "model": r.problem is None or isinstance(r.problem, Problem),
+        "attention": issubclass(kind, Problem),
+        "device": is_one,
+        "time": not is_one or device.is_timed,
+        "tensors": r.tensors is not None,
         "bits": has_bits and kind is not ModelProblem,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
-    }  # fmt: skip
+    }
     return frozenset(need for need, is_there in found.items() if is_there)
 
 
@@ -145,10 +156,13 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
                 wait()
                 timing = timed()
     return {
-        "program": program, "timing": timing, "numerics": bits, **more,
+        "program": program,
+        "timing": timing,
+        "numerics": bits,
+        **more,
         "presets": _beside(plan) if r.numerics and r.presets else (),
         "notes": _notes(program, device, bits, timing),
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +215,16 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
         return None, {}
     source = plan.source(problem)
     bits = evaluate(
-        program, problem, source, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress,
-        reference=_reference(plan.schedule, plan.tiling), exact=plan.exact,
-    )  # fmt: skip
+        program,
+        problem,
+        source,
+        rows=r.rows,
+        heads=r.heads,
+        diagnose=r.diagnose,
+        progress=r.progress,
+        reference=_reference(plan.schedule, plan.tiling),
+        exact=plan.exact,
+    )
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
     return replace(bits, against=plan.schedule.against), {"spread": spread, "finite": finite}
@@ -232,22 +253,23 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
         arithmetic = getattr(plan.precision, "arithmetic", "")
-        other = replace(
-            plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic)))))
-        )
+        other = replace(plan, precision=plan.schedule.precision(",".join(filter(None, (name, _as_change(arithmetic))))))
         program = other.program()
         bits = evaluate(
-            program, plan.problem, plan.source(plan.problem), rows=r.rows, heads=r.heads,
-            reference=_reference(plan.schedule, plan.tiling), exact=plan.exact,
-        )  # fmt: skip
+            program,
+            plan.problem,
+            plan.source(plan.problem),
+            rows=r.rows,
+            heads=r.heads,
+            reference=_reference(plan.schedule, plan.tiling),
+            exact=plan.exact,
+        )
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(found)
 
 
-def _as_asked(
-    problem: AnyProblem, seed: int | None, layout: Layout, scales: Mapping[str, float]
-) -> AnyProblem:
+def _as_asked(problem: AnyProblem, seed: int | None, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
     return _stored(_seeded(problem, seed), layout, scales)
 
 
@@ -295,9 +317,7 @@ def flag_budget(device: DeviceSpec) -> FlagBudget | None:
     if flags is None:
         return None
     return FlagBudget(
-        flags.usable_event_ids_count.value,
-        flags.cross_core_ids_count.value,
-        flags.cross_core_counter_max_count.value,
+        flags.usable_event_ids_count.value, flags.cross_core_ids_count.value, flags.cross_core_counter_max_count.value
     )
 
 
@@ -309,9 +329,13 @@ def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]]
 
 
 def simulate_program(
-    program: TileProgram, device: DeviceSpec, method: str, trace_groups: Sequence[int] = (),
-    progress: Callable[[float], None] | None = None, window: tuple[float, float] | None = None,
-) -> TimingResult:  # fmt: skip
+    program: TileProgram,
+    device: DeviceSpec,
+    method: str,
+    trace_groups: Sequence[int] = (),
+    progress: Callable[[float], None] | None = None,
+    window: tuple[float, float] | None = None,
+) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
     A run too long for operations one by one has those of its beginning, up to the end of ``window`` (us).

@@ -48,18 +48,17 @@ def alternates(name: str) -> tuple[str, ...]:
     return tuple(
         other
         for other, a in ARITHMETICS.items()
-        if other != name and a.evidence == "assumed" and other.startswith(f"{unit}.")
+        if other != name
+        and a.evidence == "assumed"
+        and other.startswith(f"{unit}.")
         and (a.a_format, a.b_format, a.acc_format) == kind
-    )  # fmt: skip
+    )
 
 
 def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
     """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
     own = device.row_sum
-    return {
-        order: own.basis if own is not None and own.value == order else "chosen"
-        for order in bits.row_sums
-    }
+    return {order: own.basis if own is not None and own.value == order else "chosen" for order in bits.row_sums}
 
 
 def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:

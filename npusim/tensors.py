@@ -130,7 +130,7 @@ def load_tensors(
 
 def load_projection(
     source: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, beside: Mapping[str, NDArray[Any]] | None
-) -> NDArray[Any] | None:  # fmt: skip
+) -> NDArray[Any] | None:
     """Return the output projection ``w_o``, (heads x head size, hidden), in the format of the Q, K, V ``beside`` it.
 
     A layer's output is ``O w_o``, the heads side by side in the columns of O.  None where there is
@@ -160,9 +160,7 @@ def read_tensors(path: Path) -> Tensors:
         packaged = packaged_tensors(str(path))
         if packaged is None:
             known = ", ".join(list_tensors())
-            raise TensorError(
-                f"{path}: no such file, and no packaged tensors of that name; packaged: {known}"
-            )
+            raise TensorError(f"{path}: no such file, and no packaged tensors of that name; packaged: {known}")
         path = packaged
     try:
         if path.suffix == ".npz":
@@ -199,9 +197,7 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Ten
         prefixes = [k[: -len(".q")] for k in raw if k.endswith(".q")]
         if len(prefixes) != 1:
             listed = ", ".join(sorted(raw)) or "none"
-            raise TensorError(
-                f"{where}: keys q, k, v or one <prefix>.q, .k, .v needed; it has {listed}"
-            )
+            raise TensorError(f"{where}: keys q, k, v or one <prefix>.q, .k, .v needed; it has {listed}")
         keys = {n: f"{prefixes[0]}.{n}" for n in NAMES}
     missing = [k for k in keys.values() if k not in raw]
     if missing:
@@ -210,15 +206,13 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Ten
 
 
 def _as_bnsd(
-    name: str, values: NDArray[Any], layout: str, where: str, *, head_dim: int | None,
-    ends: NDArray[Any] | None,
-) -> NDArray[Any]:  # fmt: skip
+    name: str, values: NDArray[Any], layout: str, where: str, *, head_dim: int | None, ends: NDArray[Any] | None
+) -> NDArray[Any]:
     """Return a view of one tensor with axes (batch, heads, tokens, head size)."""
     axes = LAYOUT_AXES[layout]
     if values.ndim != len(axes):
         raise TensorError(
-            f"{where}: {name} has shape {values.shape}; layout {layout} has {len(axes)} axes "
-            f"({', '.join(axes)})"
+            f"{where}: {name} has shape {values.shape}; layout {layout} has {len(axes)} axes ({', '.join(axes)})"
         )
     if layout == "bnsd":
         return values
@@ -295,9 +289,7 @@ def _check_together(found: Tensors, where: str) -> None:
     if not q[0] == k[0] == v[0]:
         faults.append(f"batch {q[0]}, {k[0]}, {v[0]}")
     if k[1] != v[1] or q[1] % k[1]:
-        faults.append(
-            f"heads {q[1]}, {k[1]}, {v[1]}: q's must be a multiple of k's, v's the same as k's"
-        )
+        faults.append(f"heads {q[1]}, {k[1]}, {v[1]}: q's must be a multiple of k's, v's the same as k's")
     if k[2] != v[2]:
         faults.append(f"keys {k[2]} but values {v[2]}")
     if q[3] != k[3]:

@@ -35,9 +35,7 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
 #: Suffixes of counts: ``8k`` tokens are 8,192, as the field says it.
 _COUNTS = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB, "g": 1024 * MIB, "gi": 1024 * MIB})
 #: Suffixes of bytes: with an i powers of two, without one of ten.
-_BYTES = MappingProxyType(
-    {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-)
+_BYTES = MappingProxyType({"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "kb": 10**3, "mb": 10**6, "gb": 10**9})
 
 
 def parse_count(text: str, *, is_bytes: bool = False) -> int:

@@ -50,23 +50,16 @@ def build(name: str, folder: Path) -> list[Path]:
 
 def _check(name: str) -> None:
     if name not in STUDIES:
-        raise SpecError(
-            f"no study named {name!r} among {', '.join(STUDIES)}{suggest(name, STUDIES)}"
-        )
+        raise SpecError(f"no study named {name!r} among {', '.join(STUDIES)}{suggest(name, STUDIES)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the named studies, or all; return 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(
-        prog="build.py",
-        description="Write the studies of the papers anew: what is reproduced, what is not, and why.",
+        prog="build.py", description="Write the studies of the papers anew: what is reproduced, what is not, and why."
     )
-    parser.add_argument(
-        "studies", nargs="*", metavar="STUDY", help=f"one of {', '.join(STUDIES)}; all unless named"
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY, not here"
-    )
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"one of {', '.join(STUDIES)}; all unless named")
+    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY, not here")
     given = parser.parse_args(arguments)
     names = given.studies or STUDIES
     try:

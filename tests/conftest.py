@@ -73,14 +73,9 @@ def build_flash(device: DeviceSpec) -> FlashBuilder:
     """Return a function that builds flash on the default device: tiling fields, then the problem's."""
     schedule = find_schedule("flash", device.family)
 
-    def build(
-        tiling: Mapping[str, object] | None = None, precision: str = "fa2_fp32", **fields: Any
-    ) -> TileProgram:
+    def build(tiling: Mapping[str, object] | None = None, precision: str = "fa2_fp32", **fields: Any) -> TileProgram:
         return schedule.program(
-            Problem(**fields),
-            build_tiling(schedule.tiling, tiling or {}),
-            device,
-            schedule.precision(precision),
+            Problem(**fields), build_tiling(schedule.tiling, tiling or {}), device, schedule.precision(precision)
         )
 
     return build

@@ -33,8 +33,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("schedules",),
     (
-        "kernel", "machine", "simulate", "run_node", "node_layer", "node_bits", "node_times", "run_result", "tensors",
-        "spread", "finite", "request", "effort",
+        "kernel",
+        "machine",
+        "simulate",
+        "run_node",
+        "node_layer",
+        "node_bits",
+        "node_times",
+        "run_result",
+        "tensors",
+        "spread",
+        "finite",
+        "request",
+        "effort",
     ),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
     ("run", "cli"),
@@ -46,20 +57,31 @@ WITHIN = frozenset(
         ("machines", "algorithms"),
         *(
             ("simulate", part)
-            for part in (
-                "run_node", "node_layer", "run_result", "tensors", "spread", "finite", "request", "effort",
-            )
+            for part in ("run_node", "node_layer", "run_result", "tensors", "spread", "finite", "request", "effort")
         ),
         *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
-        ("run_node", "run_result"), ("run_node", "node_layer"), ("run_node", "node_bits"),
-        ("run_node", "node_times"), ("node_times", "node_bits"),
-        ("node_layer", "node_bits"), ("node_layer", "effort"), ("node_bits", "spread"),
-        ("report", "validate"), ("report", "explore"), ("pytest_plugin", "baseline"), ("pytest_plugin", "explore"),
-        ("baseline", "report"), ("baseline", "explore"), ("validate", "invariance"), ("run_result", "spread"),
+        ("run_node", "run_result"),
+        ("run_node", "node_layer"),
+        ("run_node", "node_bits"),
+        ("run_node", "node_times"),
+        ("node_times", "node_bits"),
+        ("node_layer", "node_bits"),
+        ("node_layer", "effort"),
+        ("node_bits", "spread"),
+        ("report", "validate"),
+        ("report", "explore"),
+        ("pytest_plugin", "baseline"),
+        ("pytest_plugin", "explore"),
+        ("baseline", "report"),
+        ("baseline", "explore"),
+        ("validate", "invariance"),
+        ("run_result", "spread"),
         ("run_result", "finite"),
-        ("report", "sensitivity"), ("explore", "sensitivity"), ("report", "invariance"),
+        ("report", "sensitivity"),
+        ("explore", "sensitivity"),
+        ("report", "invariance"),
     }
-)  # fmt: skip
+)
 
 #: What a part may import of a lower one, where that is not all of it: a schedule builds programs and
 #: knows neither meaning of them; bytes and kernels of a node progress by the code of `timing.link`
@@ -245,9 +267,7 @@ def test_only_the_command_line_prints() -> None:
         for path in SOURCES
         if part_of(path) != "cli"
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -300,12 +320,20 @@ def test_only_machines_name_a_devices_queues_pipes_and_buffers() -> None:
 @pytest.mark.parametrize(
     ("source", "count"),
     [
-        ("queue = 'aic.CUBE'", 2), ("if pipe == 'MTE2': pass", 1), ("spec.buffers['UB']", 1), ("ub_bytes = 1", 1),
-        ("def f(l0c): pass", 1), ("fits(in_l0a=1)", 1), ("f'{core}.VECTOR'", 1), ("place = 'ub'", 1),
-        ("vector = tensor_parallel", 0), ("x = 'a vector of tensors'", 0), ("import npusim.machines.sm", 0),
-        ("def f():\n    \"\"\"Through UB.\"\"\"", 0),
+        ("queue = 'aic.CUBE'", 2),
+        ("if pipe == 'MTE2': pass", 1),
+        ("spec.buffers['UB']", 1),
+        ("ub_bytes = 1", 1),
+        ("def f(l0c): pass", 1),
+        ("fits(in_l0a=1)", 1),
+        ("f'{core}.VECTOR'", 1),
+        ("place = 'ub'", 1),
+        ("vector = tensor_parallel", 0),
+        ("x = 'a vector of tensors'", 0),
+        ("import npusim.machines.sm", 0),
+        ('def f():\n    """Through UB."""', 0),
     ],
-)  # fmt: skip
+)
 def test_the_search_for_parts_finds_them(source: str, count: int) -> None:
     assert len(named_parts(ast.parse(source))) == count
 
@@ -314,17 +342,7 @@ def test_the_search_for_parts_finds_them(source: str, count: int) -> None:
 
 
 MUTABLE_CALLS = frozenset(
-    {
-        "list",
-        "dict",
-        "set",
-        "defaultdict",
-        "deque",
-        "Counter",
-        "OrderedDict",
-        "bytearray",
-        "WeakKeyDictionary",
-    }
+    {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray", "WeakKeyDictionary"}
 )
 
 
@@ -347,19 +365,11 @@ def mutable_values(module: ast.Module) -> list[str]:
 
 def _callee(call: ast.Call) -> str:
     func = call.func
-    return (
-        func.id
-        if isinstance(func, ast.Name)
-        else func.attr
-        if isinstance(func, ast.Attribute)
-        else ""
-    )
+    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
 
 
 def test_modules_keep_no_state_that_can_change() -> None:
-    assert_only_known(
-        "state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(parsed(p))}
-    )
+    assert_only_known("state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(parsed(p))})
 
 
 def test_no_function_rebinds_a_modules_name() -> None:
@@ -375,11 +385,18 @@ def test_no_function_rebinds_a_modules_name() -> None:
 @pytest.mark.parametrize(
     ("source", "count"),
     [
-        ("A = {}", 1), ("A: dict[str, int] = {'a': 1}", 1), ("A = [1]", 1), ("A = set()", 1), ("A = [x for x in y]", 1),
-        ("A = MappingProxyType({})", 0), ("A = (1, 2)", 0), ("A = frozenset({1})", 0), ("__all__ = ['a']", 0),
+        ("A = {}", 1),
+        ("A: dict[str, int] = {'a': 1}", 1),
+        ("A = [1]", 1),
+        ("A = set()", 1),
+        ("A = [x for x in y]", 1),
+        ("A = MappingProxyType({})", 0),
+        ("A = (1, 2)", 0),
+        ("A = frozenset({1})", 0),
+        ("__all__ = ['a']", 0),
         ("def f():\n    a = {}", 0),
     ],
-)  # fmt: skip
+)
 def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> None:
     assert len(mutable_values(ast.parse(source))) == count
 
@@ -423,9 +440,7 @@ def test_every_public_module_class_and_function_says_what_it_is() -> None:
         if tree.body and not ast.get_docstring(tree):
             wrong.add(name_of(path))
         for node in tree.body:
-            is_public = isinstance(
-                node, ast.ClassDef | ast.FunctionDef
-            ) and not node.name.startswith("_")
+            is_public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
             if is_public and not ast.get_docstring(node):
                 wrong.add(f"{name_of(path)}: {node.name}")
     assert_only_known("docstring", wrong)
@@ -448,11 +463,7 @@ def unsourced_numbers(text: str) -> list[tuple[int, str]]:
     users change says what it is: ``Field(..., description=...)``.
     """
     tree = ast.parse(text)
-    comments = {
-        t.start[0]
-        for t in tokenize.generate_tokens(io.StringIO(text).readline)
-        if t.type == tokenize.COMMENT
-    }
+    comments = {t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
     found: list[tuple[int, str]] = []
     _visit(tree, [], "", comments, found)
     return found
@@ -463,11 +474,7 @@ def _is_described(call: ast.Call) -> bool:
 
 
 def _visit(
-    node: ast.AST,
-    statements: list[ast.stmt],
-    words: str,
-    comments: set[int],
-    found: list[tuple[int, str]],
+    node: ast.AST, statements: list[ast.stmt], words: str, comments: set[int], found: list[tuple[int, str]]
 ) -> None:
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
         words += " " + (ast.get_docstring(node) or "")

@@ -209,9 +209,7 @@ def test_update_is_refused_in_ci(case: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert check_baselines(case, update=True)[0].passed
 
 
-def test_every_file_is_read_before_any_case_runs(
-    case: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_file_is_read_before_any_case_runs(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (case / "zz.yaml").write_text("schema: npusim.baseline/1\nschedle: flash\n")
 
     def never(*_: object, **__: object) -> Outcome:
@@ -351,9 +349,7 @@ def test_a_stored_space_is_read_and_refused_where_it_is_of_other_cycles(
         check_baselines(file)
 
 
-def test_cycles_that_move_without_another_winner_are_no_change(
-    decision: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cycles_that_move_without_another_winner_are_no_change(decision: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _slower(monkeypatch, "finish", 1.1)
     assert check_baselines(decision)[0].status == "ok"
 
@@ -412,9 +408,7 @@ def _run(pytester: pytest.Pytester, *args: str, rtol: float = 0, text: str = TES
     return pytester.runpytest_inprocess(*load, "-p", "no:cacheprovider", *args)
 
 
-def test_fixture_stores_then_compares_and_tolerates_only_on_request(
-    pytester: pytest.Pytester,
-) -> None:
+def test_fixture_stores_then_compares_and_tolerates_only_on_request(pytester: pytest.Pytester) -> None:
     _run(pytester).assert_outcomes(failed=1)  # pytest-regressions writes the file and fails
     _run(pytester).assert_outcomes(passed=1)
     file = pytester.path / "test_it" / "test_flash.yml"
@@ -428,9 +422,7 @@ def test_fixture_stores_then_compares_and_tolerates_only_on_request(
     _run(pytester, rtol=0.05).assert_outcomes(passed=1)
 
 
-def test_fixture_without_pytest_regressions_says_what_to_install(
-    pytester: pytest.Pytester,
-) -> None:
+def test_fixture_without_pytest_regressions_says_what_to_install(pytester: pytest.Pytester) -> None:
     outcome = _run(pytester, "-p", "no:regressions", "-p", "no:pytest_regressions")
     outcome.assert_outcomes(errors=1)
     outcome.stdout.fnmatch_lines(["*cycles_regression needs pytest-regressions*"])

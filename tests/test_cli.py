@@ -35,10 +35,21 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-c", "from npusim.cli import main; main()")
 QUICK = ("--seq", "256", "--no-numerics")
 VERBS = (
-    "run", "compare", "diff", "explore", "check",
-    "hw list", "hw show", "hw schema", "hw validate",
-    "workload list", "workload show", "workload schema", "workload import", "new schedule",
-)  # fmt: skip
+    "run",
+    "compare",
+    "diff",
+    "explore",
+    "check",
+    "hw list",
+    "hw show",
+    "hw schema",
+    "hw validate",
+    "workload list",
+    "workload show",
+    "workload schema",
+    "workload import",
+    "new schedule",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +74,8 @@ def _ok(*arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("streams", "code"),
-    [
-        (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("| true", 1), (">/dev/full", 2), ("2>/dev/full", 0),
-    ],
-)  # fmt: skip
+    [(">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("| true", 1), (">/dev/full", 2), ("2>/dev/full", 0)],
+)
 @pytest.mark.parametrize("verb", ["workload list", "run flash --seq 256 --no-numerics --no-save"])
 def test_streams_that_are_closed_or_full_are_no_crash(verb: str, streams: str, code: int) -> None:
     """A reader that has enough (SIGPIPE) ends the command in silence."""
@@ -119,9 +128,7 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     times = []
     for _ in range(3):
         start = os.times()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         end = os.times()
         times.append(end.children_user - start.children_user)  # of processors, however busy they are
         assert done.stderr == ""
@@ -131,8 +138,7 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("lacks", ["numba is not installed", "NUMBA_DISABLE_JIT is set"])
 @pytest.mark.parametrize(
-    ("options", "code"),
-    [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)],
+    ("options", "code"), [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)]
 )
 def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
     lacks: str, options: tuple[str, ...], code: int
@@ -150,8 +156,12 @@ def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
     command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
     done = subprocess.run(
         [*command, "run", "flash", "--seq", "256", *options],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == code, done.stderr
     assert ("method des" in done.stdout) == (code == 0)
     assert not code or done.stderr.startswith(f"npusim: error: {lacks}"), done.stderr
@@ -174,9 +184,7 @@ def test_version() -> None:
     assert _ok("--version") == f"npusim {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("rnu",), ("run", "flash", "--sqe", "1"), ("run", "flash", "--seq", "x")]
-)
+@pytest.mark.parametrize("arguments", [("rnu",), ("run", "flash", "--sqe", "1"), ("run", "flash", "--seq", "x")])
 def test_unknown_verbs_and_options_exit_with_2(arguments: tuple[str, ...]) -> None:
     result = _npusim(*arguments)
     assert result.exit_code == 2
@@ -204,11 +212,42 @@ def test_run_json_is_the_file(elsewhere: Path) -> None:
 
 def test_options_reach_the_run() -> None:
     document = _document(
-        "run", "flash", "-w", "llama2_70b", "--seq-q", "128", "--seq-kv", "256", "--batch", "2", "--tp", "4",
-        "--no-causal", "--hw", "ascend_910b1", "-C", "clock_hz=1e9", "-C", "group_count=3",
-        "-t", "block_kv=128,depth=1", "-t", "block_q=64", "--precision", "fa2_fp32", "--method", "block",
-        "--rows", "0,100-101", "--heads", "0,2", "--seed", "3", "--no-save", "--json",
-    )  # fmt: skip
+        "run",
+        "flash",
+        "-w",
+        "llama2_70b",
+        "--seq-q",
+        "128",
+        "--seq-kv",
+        "256",
+        "--batch",
+        "2",
+        "--tp",
+        "4",
+        "--no-causal",
+        "--hw",
+        "ascend_910b1",
+        "-C",
+        "clock_hz=1e9",
+        "-C",
+        "group_count=3",
+        "-t",
+        "block_kv=128,depth=1",
+        "-t",
+        "block_q=64",
+        "--precision",
+        "fa2_fp32",
+        "--method",
+        "block",
+        "--rows",
+        "0,100-101",
+        "--heads",
+        "0,2",
+        "--seed",
+        "3",
+        "--no-save",
+        "--json",
+    )
     problem, tiling = document["problem"], document["tiling"]
     assert (problem["batch"], problem["heads"], problem["kv_heads"]) == (2, 16, 2)
     assert (problem["seq_q"], problem["seq_kv"], problem["causal"]) == (128, 256, False)
@@ -236,9 +275,13 @@ def test_columns_wrap_between_words_and_commands_stay_whole(
     """Of tables and help; only a word that is longer runs over, and what is to be copied."""
     monkeypatch.setenv("COLUMNS", str(columns))
     for arguments in (
-        ("run", "flash", *QUICK, "--no-save"), ("hw", "validate", "ascend_910b2"), ("hw", "list"),
-        ("workload", "show", "llama2_70b"), ("run", "--help"), ("validate", "--help"),
-    ):  # fmt: skip
+        ("run", "flash", *QUICK, "--no-save"),
+        ("hw", "validate", "ascend_910b2"),
+        ("hw", "list"),
+        ("workload", "show", "llama2_70b"),
+        ("run", "--help"),
+        ("validate", "--help"),
+    ):
         # Not by CliRunner, which sets a width of its own.
         with pytest.raises(SystemExit) as ended:
             app(list(arguments))
@@ -264,9 +307,7 @@ def test_tensors_of_ones_own_give_an_output_file(elsewhere: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {n: rng.standard_normal((1, 1, 64, 16), np.float32).astype("float16") for n in "qkv"}
     np.savez(elsewhere / "qkv.npz", **tensors)  # type: ignore[arg-type]
-    document = _document(
-        "run", "flash", "--tensors", "qkv.npz", "--rows", "all", "--causal", "--json", "-o", "a"
-    )
+    document = _document("run", "flash", "--tensors", "qkv.npz", "--rows", "all", "--causal", "--json", "-o", "a")
     assert document["numerics"]["sample"] == "all 64 rows"
     assert document["numerics"]["rmse"] <= 1e-3
     assert (elsewhere / "a" / "output.safetensors").is_file()
@@ -329,9 +370,7 @@ def test_bad_input_is_said_on_stderr_with_exit_code_2(
     assert not (elsewhere / "runs").exists(), "nothing half written"
 
 
-def test_unwritable_folder_is_refused_before_the_simulation(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_folder_is_refused_before_the_simulation(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "file").write_text("")
 
     def never(*_: object, **__: object) -> None:
@@ -382,17 +421,7 @@ def test_diff_says_what_is_equal_and_names_what_explains_the_rest(elsewhere: Pat
 
 
 def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
-    arguments = (
-        "explore",
-        "flash",
-        "-f",
-        "block_kv=256,512",
-        "-f",
-        "block_q=128,2048",
-        "--seq",
-        "256",
-        "-j1",
-    )
+    arguments = ("explore", "flash", "-f", "block_kv=256,512", "-f", "block_q=128,2048", "--seq", "256", "-j1")
     result = _npusim(*arguments)
     assert result.exit_code == 0
     assert "flash: 4 points   2 simulated, 2 do not fit" in result.stdout
@@ -435,8 +464,10 @@ def test_interrupted_exploration_keeps_what_it_has(elsewhere: Path) -> None:
     space = ("-f", "depth=0:14:1", "-f", "block_q=16:512:16", "-f", "block_kv=16:512:16", "--exhaustive")
     process = subprocess.Popen(
         [*COMMAND, "explore", "flash", *space, "-j1", "--json", "-o", str(file)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 120
     store = file.with_suffix(".sqlite")
     while not _rows(store):
@@ -515,9 +546,7 @@ def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "npusim: interrupted\n")
 
 
-def test_check_fails_with_1_until_accepted(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_fails_with_1_until_accepted(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "b").mkdir()
     case = "schema: npusim.baseline/1\nschedule: flash\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 256\n"
     (elsewhere / "b" / "small.yaml").write_text(case)
@@ -557,12 +586,17 @@ def test_check_fails_with_1_until_accepted(
     ("body", "message"),
     [
         ("schedule: flash", "b.yaml:1  schema: missing; write schema: npusim.baseline/1"),
-        ("schema: npusim.baseline/1\nschedule: flash\nworkload: pangu_38b",
-         "hw: missing; a device by name, or a path relative to this file"),
-        ("schema: npusim.baseline/1\nschedule: flash\nhw: h200\nworkload: pangu_38b\n"
-         "expect: {device_digest: x, busy_cycles: {}}", "b.yaml:5  expect.cycles: missing"),
+        (
+            "schema: npusim.baseline/1\nschedule: flash\nworkload: pangu_38b",
+            "hw: missing; a device by name, or a path relative to this file",
+        ),
+        (
+            "schema: npusim.baseline/1\nschedule: flash\nhw: h200\nworkload: pangu_38b\n"
+            "expect: {device_digest: x, busy_cycles: {}}",
+            "b.yaml:5  expect.cycles: missing",
+        ),
     ],
-)  # fmt: skip
+)
 def test_hints_of_check_speak_of_baselines(body: str, message: str, elsewhere: Path) -> None:
     (elsewhere / "b.yaml").write_text(body)
     error = _error("check", "b.yaml")
@@ -623,19 +657,13 @@ def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
     shown = _document("hw", "show", "ascend_910b2", "--json", "-C", "group_count=3")
     assert shown["device"]["group_count"]["value"] == 3
     assert json.loads(_ok("hw", "schema"))["title"] == "DeviceSpec"
-    (elsewhere / "good.yaml").write_text(
-        "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n"
-    )
+    (elsewhere / "good.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n")
     assert "ok: mine" in _ok("hw", "validate", "good.yaml")
 
 
 def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> None:
-    (elsewhere / "good.yaml").write_text(
-        "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n"
-    )
-    (elsewhere / "bad.yaml").write_text(
-        "schema: npusim.device/1\nextends: ascend_910b2\nclok_hz: 1\n"
-    )
+    (elsewhere / "good.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n")
+    (elsewhere / "bad.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\nclok_hz: 1\n")
     result = _npusim("hw", "validate", "good.yaml", "bad.yaml")
     assert result.exit_code == 2
     assert "bad.yaml:3  clok_hz: unknown key. Did you mean `clock_hz`?" in result.stdout
@@ -647,24 +675,15 @@ def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> 
 
 def test_unknown_basis_and_key_of_a_device_are_refused() -> None:
     assert "vendor" in _error("hw", "show", "ascend_910b2", "--basis", "guessed")
-    assert "no number under --only 'nothing'" in _error(
-        "hw", "show", "ascend_910b2", "--only", "nothing"
-    )
+    assert "no number under --only 'nothing'" in _error("hw", "show", "ascend_910b2", "--only", "nothing")
 
 
 def test_workloads_are_listed_shown_and_imported(elsewhere: Path) -> None:
     text = _ok("workload", "list")
     assert all(name in text for name in list_workloads())
-    assert "one device       B1 N5 S4096 d128 causal float16" in _ok(
-        "workload", "show", "pangu_38b"
-    )
+    assert "one device       B1 N5 S4096 d128 causal float16" in _ok("workload", "show", "pangu_38b")
     assert _document("workload", "show", "pangu_38b", "--json")["problem"]["heads"] == 5
-    config = {
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "model_type": "llama",
-    }
+    config = {"hidden_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2, "model_type": "llama"}
     (elsewhere / "config.json").write_text(json.dumps(config))
     assert _ok("workload", "import", "config.json").startswith("schema: npusim.workload/1\n")
     result = _npusim("workload", "import", "config.json", "--tp", "2", "-o", "mine.yaml")
@@ -673,9 +692,7 @@ def test_workloads_are_listed_shown_and_imported(elsewhere: Path) -> None:
     document = _document("run", "flash", *QUICK, "-w", "mine.yaml", "--no-save", "--json")
     assert document["problem"]["heads"] == 2
     assert "possible: 1 2 4" in _error("workload", "import", "config.json", "--tp", "3")
-    assert "workload files end in .yaml" in _error(
-        "workload", "import", "config.json", "-o", "a.txt"
-    )
+    assert "workload files end in .yaml" in _error("workload", "import", "config.json", "-o", "a.txt")
 
 
 # ---------------------------------------------------------------- terminal
@@ -684,10 +701,7 @@ def test_workloads_are_listed_shown_and_imported(elsewhere: Path) -> None:
 def _on_terminal(*arguments: str, env: dict[str, str]) -> str:
     leader, follower = pty.openpty()
     with subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=follower,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **env},
+        [*COMMAND, *arguments], stdout=follower, stderr=subprocess.DEVNULL, env={**os.environ, **env}
     ) as process:
         os.close(follower)
         parts = []

@@ -38,12 +38,18 @@ def test_wheel_has_the_package_its_data_and_nothing_else(tmp_path: Path) -> None
         n for n in names if not n.startswith(info)
     }
     assert {n.removeprefix(f"{info}/") for n in names if n.startswith(info)} == {
-        "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE", "licenses/NOTICE",
-    }  # fmt: skip
+        "METADATA",
+        "WHEEL",
+        "RECORD",
+        "entry_points.txt",
+        "licenses/LICENSE",
+        "licenses/NOTICE",
+    }
     assert "npusim = npusim.cli:main" in entries
     assert {line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Provides-Extra")} >= {
-        "report", "test",
-    }  # fmt: skip
+        "report",
+        "test",
+    }
 
 
 def test_source_archive_has_what_builds_tests_and_explains_it(tmp_path: Path) -> None:
@@ -53,7 +59,13 @@ def test_source_archive_has_what_builds_tests_and_explains_it(tmp_path: Path) ->
         names = {n.partition("/")[2] for n in archive.getnames()}
     assert package_files() | data_files() <= names
     assert {
-        "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "NOTICE", "pyproject.toml", "tests/conftest.py",
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "NOTICE",
+        "pyproject.toml",
+        "tests/conftest.py",
         "reports/build.py",
-    } <= names  # fmt: skip
+    } <= names
     assert not [n for n in names if "__pycache__" in n or n.startswith(("runs/", ".git/"))]

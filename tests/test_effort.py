@@ -53,13 +53,16 @@ def test_it_grows_with_what_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--seq", "64k", "--rows", "all"), "about 57 min (an estimate; its bits 100 % of it), more than 10 min; "
-         "less: --rows sample, --heads, or --no-numerics; --force runs it all the same"),
+        (
+            ("--seq", "64k", "--rows", "all"),
+            "about 57 min (an estimate; its bits 100 % of it), more than 10 min; "
+            "less: --rows sample, --heads, or --no-numerics; --force runs it all the same",
+        ),
         (("--seq", "1M", "--method", "des", "--no-numerics"), "about 17.5 h (an estimate; its time 100 % of it)"),
         (("--seq", "1000000000000", "--no-numerics"), "less: fewer or shorter sequences (--batch, --seq)"),
         (("--batch", "9007199254740992"), "years (an estimate"),
     ],
-)  # fmt: skip
+)
 def test_beyond_ten_minutes_a_run_wants_force(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["run", "flash", "--no-save", *arguments])
     assert result.exit_code == 2
@@ -103,5 +106,11 @@ def test_what_takes_long_says_each_tenth_where_nobody_watches(
 def test_durations_have_readable_units() -> None:
     seconds = (1e-7, 2.5, 120, 600, 3600, 7200, 5e5)
     assert [format_duration(s) for s in seconds] == [
-        "100.0 ns", "2.50 s", "120.00 s", "10 min", "60 min", "2.0 h", "5.8 days",
-    ]  # fmt: skip
+        "100.0 ns",
+        "2.50 s",
+        "120.00 s",
+        "10 min",
+        "60 min",
+        "2.0 h",
+        "5.8 days",
+    ]

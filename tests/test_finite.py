@@ -30,7 +30,7 @@ def overflowing(**fields: Any) -> Any:
         ),
         ({"schedule": "volta_flash"}, [("volta_flash", "acc_fp32"), ("flash", "fa2_fp32")]),
     ],
-)  # fmt: skip
+)
 def test_what_is_finite_on_the_same_sample_is_named_with_its_error(
     fields: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:

@@ -55,10 +55,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 READERS = (
-    ("report", "{}"), ("compare", "{}", "{}"), ("check", "{}"), ("validate", "{}"), ("workload", "import", "{}"),
-    ("run", "flash", "-w", "{}"), ("run", "flash", "--hw", "{}"), ("run", "flash", "--tensors", "{}"),
-    ("diff", "{}", "flash", "--seq", "64"), ("hw", "validate", "{}"),
-)  # fmt: skip
+    ("report", "{}"),
+    ("compare", "{}", "{}"),
+    ("check", "{}"),
+    ("validate", "{}"),
+    ("workload", "import", "{}"),
+    ("run", "flash", "-w", "{}"),
+    ("run", "flash", "--hw", "{}"),
+    ("run", "flash", "--tensors", "{}"),
+    ("diff", "{}", "flash", "--seq", "64"),
+    ("hw", "validate", "{}"),
+)
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
@@ -87,7 +94,7 @@ def test_a_name_that_is_no_file_name_is_refused_with_its_line(name: str, elsewhe
     code, stdout, stderr = _npusim("run", "flash", "-w", "w.yaml")
     assert (code, stdout) == (2, "")
     assert stderr.startswith("npusim: error: w.yaml:2  name: ")
-    assert "no / \\ : * ? \" < > |, no dot in front" in stderr
+    assert 'no / \\ : * ? " < > |, no dot in front' in stderr
     assert stderr.count("\n") == 1
     assert "\x1b" not in stderr
     assert sorted(p.name for p in elsewhere.parent.rglob("*")) == ["inside", "w.yaml"]
@@ -97,9 +104,7 @@ def test_names_of_devices_and_imports_are_held_to_the_same(elsewhere: Path) -> N
     code, _, stderr = _npusim("run", "flash", "-C", "name=../x", "--no-save")
     assert code == 2
     assert "-C name=../x: '../x' has '/'" in stderr
-    (elsewhere / "c.json").write_text(
-        '{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}'
-    )
+    (elsewhere / "c.json").write_text('{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}')
     with pytest.raises(SpecError, match="name: 'a\\\\x00b' has"):
         import_config(elsewhere / "c.json", name="a\0b")
 
@@ -156,9 +161,7 @@ def test_json_that_python_cannot_hold_is_an_error_of_its_file(text: str, tmp_pat
 
 def _npz(path: Path, shape: tuple[int, ...], data: bytes, *, name: str = "q", packed: bool) -> Path:
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f2", "fortran_order": False, "shape": shape}
-    )
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f2", "fortran_order": False, "shape": shape})
     kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", kind) as archive:
         archive.writestr(f"{name}.npy", header.getvalue() + data)
@@ -185,8 +188,10 @@ def test_more_than_any_run_needs_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 KERNEL = {
     **{f"inputs/a/{n}": np.zeros((1, 16, 16), "uint16") for n in "qkv"},
-    "pasa/x/inputs": np.array("a"), "pasa/x/beta": np.array(0.9), "pasa/x/o": np.zeros((1, 16, 16), "uint16"),
-}  # fmt: skip
+    "pasa/x/inputs": np.array("a"),
+    "pasa/x/beta": np.array(0.9),
+    "pasa/x/o": np.zeros((1, 16, 16), "uint16"),
+}
 
 
 @pytest.mark.parametrize(
@@ -203,9 +208,7 @@ KERNEL = {
         ("other/x/o", np.zeros((1, 16, 16), "uint16"), r"no family 'other'; there are pasa"),
     ],
 )
-def test_a_kernel_of_other_arrays_is_refused_with_its_key(
-    key: str, changed: object, said: str, tmp_path: Path
-) -> None:
+def test_a_kernel_of_other_arrays_is_refused_with_its_key(key: str, changed: object, said: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **KERNEL)
     assert check_kernels(tmp_path / "a.npz")[0]["pasa/x"].total == 256
     np.savez(tmp_path / "a.npz", **{n: a for n, a in {**KERNEL, key: changed}.items() if a is not None})
@@ -240,10 +243,17 @@ def test_visible_keeps_text_of_all_languages() -> None:
 @pytest.mark.parametrize(
     ("cell", "shown"),
     [
-        ("=1+1", "'=1+1"), ("@x", "'@x"), ("-x", "'-x"), ("\t=x", "\\t=x"), ("-1", "-1"), ("+2e3", "+2e3"),
-        ("plain", "plain"), (-1, -1), (None, None),
+        ("=1+1", "'=1+1"),
+        ("@x", "'@x"),
+        ("-x", "'-x"),
+        ("\t=x", "\\t=x"),
+        ("-1", "-1"),
+        ("+2e3", "+2e3"),
+        ("plain", "plain"),
+        (-1, -1),
+        (None, None),
     ],
-)  # fmt: skip
+)
 def test_cells_that_look_like_formulas_are_text(cell: object, shown: object) -> None:
     assert csv_cell(cell) == shown
 

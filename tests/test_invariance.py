@@ -106,9 +106,14 @@ def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
     """Tiles of rows, slices, lead, packing: bits agree wherever structure says so, and it does not say so always."""
     ascend = hw.startswith("ascend")
     changes: list[dict[str, Any]] = [
-        {}, {"block_q": 16}, {"block_kv": 64}, {"pack": "off"}, {"splits": 2}, {"merge": "tree"},
+        {},
+        {"block_q": 16},
+        {"block_kv": 64},
+        {"pack": "off"},
+        {"splits": 2},
+        {"merge": "tree"},
         *([{"vector_rows": 1}, {"depth": 0}, {"depth": 3}] if ascend else []),
-    ]  # fmt: skip
+    ]
     problem = DECODE.model_copy(update={"batch": 2})
 
     def built(more: dict[str, Any]) -> RunResult:

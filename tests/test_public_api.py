@@ -33,9 +33,13 @@ HEAVY = (
 def python(code: str, repository: Path) -> str:
     """Return what a new interpreter prints, run in the checkout."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=repository,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=repository,
         env={**os.environ, "PYTHONPATH": str(repository)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

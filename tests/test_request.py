@@ -27,10 +27,20 @@ from npusim.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
 OF_A_SEARCH = {
-    "fields", "jobs", "cluster", "out", "resume", "auto", "exhaustive", "pareto", "max_rmse", "finite", "on_outcome",
+    "fields",
+    "jobs",
+    "cluster",
+    "out",
+    "resume",
+    "auto",
+    "exhaustive",
+    "pareto",
+    "max_rmse",
+    "finite",
+    "on_outcome",
     "studies",
     "check_all",
-}  # fmt: skip
+}
 
 
 def arguments(function: Any) -> dict[str, object]:
@@ -92,9 +102,14 @@ def test_only_what_is_set_of_a_tiling_is_said() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"tensors": "file.npz"}, {"arithmetic": "x"}, {"layout": "bsh"}, {"hw": load_device("v100")},
-     {"workload": load_workload("deit_b")}],
-)  # fmt: skip
+    [
+        {"tensors": "file.npz"},
+        {"arithmetic": "x"},
+        {"layout": "bsh"},
+        {"hw": load_device("v100")},
+        {"workload": load_workload("deit_b")},
+    ],
+)
 def test_what_no_command_line_can_say_is_not_said(given: dict[str, Any]) -> None:
     assert Request("flash", **given).asked() is None
 
@@ -149,12 +164,36 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     (request,) = found
     assert request.progress is not None
     assert request == Request(
-        "flash", workload="deit_b", seq=2048, seq_q=1, seq_kv=3, batch=4, tensor_parallel=5, causal=True,
-        dtype="bfloat16", ignore=("window", "softcap"), problem=CopyProblem(bytes=1024), hw="v100",
-        overrides={"a": "1", "b": "2"}, tiling={"x": "1", "y": "2"}, precision="p", arithmetic="a", method="des",
-        tensors="f", prefix="g", layout="tnd", rows="0-2", heads="all", seed=7, numerics=False, diagnose=True,
-        presets=True, trace_groups=(), limit_s=None, progress=request.progress,
-    )  # fmt: skip
+        "flash",
+        workload="deit_b",
+        seq=2048,
+        seq_q=1,
+        seq_kv=3,
+        batch=4,
+        tensor_parallel=5,
+        causal=True,
+        dtype="bfloat16",
+        ignore=("window", "softcap"),
+        problem=CopyProblem(bytes=1024),
+        hw="v100",
+        overrides={"a": "1", "b": "2"},
+        tiling={"x": "1", "y": "2"},
+        precision="p",
+        arithmetic="a",
+        method="des",
+        tensors="f",
+        prefix="g",
+        layout="tnd",
+        rows="0-2",
+        heads="all",
+        seed=7,
+        numerics=False,
+        diagnose=True,
+        presets=True,
+        trace_groups=(),
+        limit_s=None,
+        progress=request.progress,
+    )
 
 
 def test_a_request_runs_and_is_searched() -> None:

@@ -52,9 +52,7 @@ def test_flash_runs_with_no_other_argument() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> npusim.RunResult:
-    return npusim.run(
-        "flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all"
-    )
+    return npusim.run("flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all")
 
 
 def test_real_input_is_within_a_thousandth_of_float64_on_all_rows(real: npusim.RunResult) -> None:
@@ -68,18 +66,10 @@ def test_real_input_is_within_a_thousandth_of_float64_on_all_rows(real: npusim.R
     assert error == pytest.approx(real.numerics.error.rmse, rel=1e-6)
 
 
-def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(
-    real: npusim.RunResult,
-) -> None:
+def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(real: npusim.RunResult) -> None:
     for method in ("auto", "des", "block"):
         again = npusim.run(
-            "flash",
-            workload="smollm2",
-            tensors=REAL,
-            causal=True,
-            rows="all",
-            heads="all",
-            method=method,
+            "flash", workload="smollm2", tensors=REAL, causal=True, rows="all", heads="all", method=method
         )
         assert (bits(again) == bits(real)).all()
     assert real.output.shape == (1, 3, 1024, 64)
@@ -113,14 +103,7 @@ def test_time_covers_everything_whatever_is_computed() -> None:
 
 def test_options_replace_the_workloads_sizes() -> None:
     p = npusim.run(
-        "flash",
-        workload="llama2_70b",
-        seq_q=1,
-        seq_kv=77,
-        batch=3,
-        tensor_parallel=16,
-        causal=False,
-        numerics=False,
+        "flash", workload="llama2_70b", seq_q=1, seq_kv=77, batch=3, tensor_parallel=16, causal=False, numerics=False
     ).problem
     # 64 query heads on 16 devices; each of 8 KV heads is kept by two of them.
     assert (p.batch, p.heads, p.kv_heads, p.seq_q, p.seq_kv, p.causal) == (3, 4, 1, 1, 77, False)
@@ -133,10 +116,7 @@ def test_a_faster_clock_takes_as_many_cycles_less_time_but_for_its_links() -> No
 
 
 def test_the_launch_is_in_the_latency_and_not_in_the_cycles() -> None:
-    plain, long = (
-        small(numerics=False),
-        small(numerics=False, overrides={"launch.kernel_overhead_s": "1e-3"}),
-    )
+    plain, long = (small(numerics=False), small(numerics=False, overrides={"launch.kernel_overhead_s": "1e-3"}))
     assert long.cycles == plain.cycles
     assert long.latency_us - plain.latency_us == pytest.approx(1000 - 20)
 
@@ -166,10 +146,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "heads": (given(q=ones(1, 3, 20, 16)), r"heads 3, 2, 2: q's must be a multiple of k's"),
     "batches": (given(v=ones(2, 2, 20, 16)), r"batch 1, 1, 2"),
     "one of another dtype": (given(q=ones(1, 2, 20, 16, dtype=np.float32)), r"float32"),
-    "integers": (
-        given(**{n: ones(1, 2, 20, 16, dtype=np.int16) for n in "qkv"}),
-        r"q is int16; float16 or .* needed",
-    ),
+    "integers": (given(**{n: ones(1, 2, 20, 16, dtype=np.int16) for n in "qkv"}), r"q is int16; float16 or .* needed"),
     "nan": (given(k=WITH_NAN), r"k has 2 NaN, the first at \(0, 1, 7, 3\)"),
     "a missing key": ({"q": ones(1, 2, 20, 16), "k": ones(1, 2, 20, 16)}, r"it has k, q"),
     "two prefixes": (
@@ -188,9 +165,7 @@ def test_bad_tensors_are_refused_with_what_is_wrong(case: str) -> None:
 
 def test_a_head_size_of_tensors_that_is_no_multiple_of_16_is_refused_with_the_nearest() -> None:
     tensors = {n: ones(1, 2, 20, 24) for n in "qkv"}
-    with pytest.raises(
-        SpecError, match=r"head_dim: 24 is not a multiple of 16; nearest allowed: 16 or 32"
-    ):
+    with pytest.raises(SpecError, match=r"head_dim: 24 is not a multiple of 16; nearest allowed: 16 or 32"):
         npusim.run("flash", tensors=tensors, causal=False)
 
 
@@ -201,9 +176,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     for size in (4, 100, len(data) // 2, len(data) - 1):
         cut = tmp_path / "cut.safetensors"
         cut.write_bytes(data[:size])
-        with pytest.raises(
-            TensorError, match=r"cut\.safetensors: not a readable tensor file, or truncated"
-        ):
+        with pytest.raises(TensorError, match=r"cut\.safetensors: not a readable tensor file, or truncated"):
             npusim.run("flash", tensors=cut)
 
 
@@ -227,22 +200,14 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
     "method": ({"method": "blokc"}, SpecError, r"method 'blokc': there are auto, des, block"),
     "hardware": ({"hw": "ascend_910b5"}, SpecError, r"ascend_910b5.*ascend_910b[1-4]"),
     "workload": ({"workload": "pangu_83b"}, SpecError, r"pangu_83b.*pangu_38b"),
-    "tiling field": (
-        {"tiling": {"block_kw": 128}},
-        TilingError,
-        r"block_kw: unknown tiling field.*block_kv",
-    ),
+    "tiling field": ({"tiling": {"block_kw": 128}}, TilingError, r"block_kw: unknown tiling field.*block_kv"),
     "tiling value": ({"tiling": {"block_kv": 100}}, TilingError, r"block_kv.*100.*16"),
     "tensor parallel": (
         {"tensor_parallel": 7},
         SpecError,
         r"7 does not divide 40 query heads; possible: 1 2 4 5 8 10 20 40",
     ),
-    "override": (
-        {"overrides": {"clock": "1"}},
-        SpecError,
-        r"-C clock=1: no key 'clock'. Did you mean `clock_hz`",
-    ),
+    "override": ({"overrides": {"clock": "1"}}, SpecError, r"-C clock=1: no key 'clock'. Did you mean `clock_hz`"),
     "override of another type": ({"overrides": ["clock_hz"]}, SpecError, r"overrides: expected a mapping of dotted"),
     "override without a key": ({"overrides": {3: 8}}, SpecError, r"-C 3=8: a key is text"),
     "groups of another type": ({"trace_groups": 0}, SpecError, r"trace_groups: expected numbers of core groups, got 0"),

@@ -33,9 +33,7 @@ def arranged(bnsd: dict[str, np.ndarray[Any, Any]], layout: str) -> dict[str, np
     found = {}
     for name, values in bnsd.items():
         bsnd = np.ascontiguousarray(values.transpose(0, 2, 1, 3))
-        shape = {
-            "bsnd": bsnd.shape, "bsh": (BATCH, TOKENS, -1), "tnd": (BATCH * TOKENS, -1, SIZE),
-        }  # fmt: skip
+        shape = {"bsnd": bsnd.shape, "bsh": (BATCH, TOKENS, -1), "tnd": (BATCH * TOKENS, -1, SIZE)}
         found[name] = values if layout == "bnsd" else bsnd.reshape(shape[layout])
     if layout == "tnd":
         found["cu_seqlens"] = np.array([0, TOKENS, 2 * TOKENS])
@@ -49,9 +47,7 @@ def test_what_is_no_array_is_refused_by_name(bnsd: dict[str, np.ndarray[Any, Any
 
 
 @pytest.mark.parametrize("fmt", ["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"])
-def test_safetensors_are_read_in_every_format(
-    fmt: str, bnsd: dict[str, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
+def test_safetensors_are_read_in_every_format(fmt: str, bnsd: dict[str, np.ndarray[Any, Any]], tmp_path: Path) -> None:
     given = {name: values.astype(get_format(fmt).dtype) for name, values in bnsd.items()}
     save_file(given, tmp_path / "qkv.safetensors")
     found = load_tensors(tmp_path / "qkv.safetensors")
@@ -127,7 +123,7 @@ def test_queries_and_keys_may_be_packed_differently() -> None:
         ((1, 8, 96), {"layout": "bsh"}, "needs a head size that divides them: none is known"),
         ((1, 1, 8, 16), {"layout": "sbh"}, "layout 'sbh': there are bnsd, bsnd, bsh, tnd"),
     ],
-)  # fmt: skip
+)
 def test_shapes_that_a_layout_does_not_have_are_refused(
     shape: tuple[int, ...], fields: dict[str, Any], message: str
 ) -> None:

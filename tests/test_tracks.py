@@ -15,7 +15,5 @@ from npusim.machines.tracks import track_of
         (3, "sm1.TENSOR", ("sm3.1", "TENSOR")),
     ],
 )
-def test_track_names_are_those_of_the_vendors_simulator(
-    group: int, queue: str, expected: tuple[str, str]
-) -> None:
+def test_track_names_are_those_of_the_vendors_simulator(group: int, queue: str, expected: tuple[str, str]) -> None:
     assert track_of(group, queue) == expected

@@ -27,10 +27,26 @@ def test_bytes_with_an_i_are_powers_of_two(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "k", "0", "-1", "0k", "1.5", "0.0001k", "1e3", "8kk", "8q", "٣", "1_", "1__1", "1MiB", "1/2", "nan",
-        "1" * 99, "1 000",
+        "",
+        "k",
+        "0",
+        "-1",
+        "0k",
+        "1.5",
+        "0.0001k",
+        "1e3",
+        "8kk",
+        "8q",
+        "٣",
+        "1_",
+        "1__1",
+        "1MiB",
+        "1/2",
+        "nan",
+        "1" * 99,
+        "1 000",
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_no_count(text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_count(text)

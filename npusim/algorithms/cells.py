@@ -59,9 +59,7 @@ def attention_cells(
         for row, rows in chunks(problem.seq_q, block_q)
     ]
     if is_reverse:
-        per_row = [
-            (row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row
-        ]
+        per_row = [(row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row]
     return tuple(
         Cell(batch, head, (("row", row, rows),), runs, offset)
         for batch in range(problem.batch)

@@ -91,10 +91,17 @@ def online_softmax(
 
 
 def attend(
-    q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float, score: Callable[[Value], Value],
-    narrow: Callable[[Value], Value] | None = None, log_scale: float = 0.0,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: FlashPrecision,
+    scale: float,
+    score: Callable[[Value], Value],
+    narrow: Callable[[Value], Value] | None = None,
+    log_scale: float = 0.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
-) -> tuple[Value, Value, Value]:  # fmt: skip
+) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1)."""
     is_chained = p.accumulate == "chained"
     m, l = full("row", starts[0], p.softmax), full("row", starts[1], p.running)
@@ -110,9 +117,14 @@ def attend(
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
 def flash(
-    q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: FlashPrecision,
+    scale: float,
     score: Callable[[Value], Value] = unchanged,
-) -> Value:  # fmt: skip
+) -> Value:
     """FlashAttention-2."""
     o, _, l = attend(q, k, v, mask, p, scale, score)
     return (o.to(p.running) / l).to(p.output)
@@ -124,9 +136,15 @@ def exponent_factor(variant: str) -> float:
 
 
 def attention_phase(
-    kernel: Kernel, problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], tensors: AttentionTensors,
-    mask: Mask | None, p: Any, **more: Any,
-) -> Phase:  # fmt: skip
+    kernel: Kernel,
+    problem: Problem,
+    sizes: tuple[int, int],
+    cells: tuple[Cell, ...],
+    tensors: AttentionTensors,
+    mask: Mask | None,
+    p: Any,
+    **more: Any,
+) -> Phase:
     """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes."""
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     return kernel.phase(

@@ -11,13 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.flash import (
-    FlashPrecision,
-    attend,
-    attention_phase,
-    exponent_factor,
-    unchanged,
-)
+from npusim.algorithms.flash import FlashPrecision, attend, attention_phase, exponent_factor, unchanged
 from npusim.algorithms.lowering import kernel
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -67,16 +61,31 @@ class Fp8Precision:
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""
         return {
-            "scores": "float32", "softmax": "float32", "exponential": "float32", "cast": E4M3,
-            "operand": self.operand, "running": "float32", "product": "float32", "output": self.output,
-        }  # fmt: skip
+            "scores": "float32",
+            "softmax": "float32",
+            "exponential": "float32",
+            "cast": E4M3,
+            "operand": self.operand,
+            "running": "float32",
+            "product": "float32",
+            "output": self.output,
+        }
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
 def fp8(
-    q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float, start: float, p_scale: float,
-    log_scale: float, unscale: float, score: Callable[[Value], Value] = unchanged,
-) -> Value:  # fmt: skip
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: FlashPrecision,
+    scale: float,
+    start: float,
+    p_scale: float,
+    log_scale: float,
+    unscale: float,
+    score: Callable[[Value], Value] = unchanged,
+) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
     def narrow(e: Value) -> Value:
@@ -89,23 +98,46 @@ def fp8(
 
 
 def fp8_attention(
-    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: Fp8Precision, tensors: AttentionTensors,
+    problem: Problem,
+    sizes: tuple[int, int],
+    cells: tuple[Cell, ...],
+    p: Fp8Precision,
+    tensors: AttentionTensors,
     mask: Mask | None,
-) -> Phase:  # fmt: skip
+) -> Phase:
     """Return FlashAttention-2 with P cast to E4M3, blocks of ``sizes`` = (rows, keys).
 
     What stored values of V are multiplied by joins the division by S (papers.md section 4).
     """
     wide = FlashPrecision(
-        p.name, "float32", "float32", "float32", p.operand, "float32", "float32", p.output, p.exp_variant, p.sum_order,
-        p.accumulate, p.arithmetic,
-    )  # fmt: skip
+        p.name,
+        "float32",
+        "float32",
+        "float32",
+        p.operand,
+        "float32",
+        "float32",
+        p.output,
+        p.exp_variant,
+        p.sum_order,
+        p.accumulate,
+        p.arithmetic,
+    )
     factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
     return attention_phase(
-        fp8, problem, sizes, cells, tensors, mask, wide, scale=problem.score_scale * factor, p_scale=p_scale,
-        start=lowest_start(problem.causal and p.is_reverse), log_scale=math.log(p.scale) * factor if p.fold else 0.0,
+        fp8,
+        problem,
+        sizes,
+        cells,
+        tensors,
+        mask,
+        wide,
+        scale=problem.score_scale * factor,
+        p_scale=p_scale,
+        start=lowest_start(problem.causal and p.is_reverse),
+        log_scale=math.log(p.scale) * factor if p.fold else 0.0,
         unscale=problem.v_scale / p_scale,
-    )  # fmt: skip
+    )
 
 
 def lowest_start(needs_finite: bool) -> float:

@@ -61,23 +61,44 @@ def copied(x: Value) -> Value:
 
 
 def gemm(
-    label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tile: tuple[int, int], *,
-    is_transposed: bool = False, arithmetic: str = "", role: str = "result",
-) -> Phase:  # fmt: skip
+    label: str,
+    a: GlobalTensor,
+    b: GlobalTensor,
+    c: GlobalTensor,
+    tile: tuple[int, int],
+    *,
+    is_transposed: bool = False,
+    arithmetic: str = "",
+    role: str = "result",
+) -> Phase:
     """Return C = A B, or A B^T, for every head of a batch, a tile of C a cell; A's heads may share B's.
 
     ``role`` is what C is to the algorithm.
     """
     return (product_transposed if is_transposed else product).phase(
-        label, grid(c, ("m", tile[0]), ("n", tile[1])), {"m": tile[0], "n": tile[1], "k": a.cols}, [c], a=a, b=b,
-        fmt=c.fmt, role=role, arithmetic=arithmetic,
+        label,
+        grid(c, ("m", tile[0]), ("n", tile[1])),
+        {"m": tile[0], "n": tile[1], "k": a.cols},
+        [c],
+        a=a,
+        b=b,
+        fmt=c.fmt,
+        role=role,
+        arithmetic=arithmetic,
     )
 
 
 def gemm_tiles(
-    a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tile: tuple[int, int, int], *, label: str = "gemm",
-    is_transposed: bool = False, arithmetic: str = "", splits: int = 1,
-) -> tuple[Phase, ...]:  # fmt: skip
+    a: GlobalTensor,
+    b: GlobalTensor,
+    c: GlobalTensor,
+    tile: tuple[int, int, int],
+    *,
+    label: str = "gemm",
+    is_transposed: bool = False,
+    arithmetic: str = "",
+    splits: int = 1,
+) -> tuple[Phase, ...]:
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
     ``splits`` > 1: so many cells share a tile's k, and a phase more adds what they leave, in float32.
@@ -96,7 +117,14 @@ def gemm_tiles(
             for i, runs in enumerate(cut_runs(cell.runs, splits))
         )
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
-        label, cells, {"m": m, "n": n, "k": k, "split": 1}, [out], a=a, b=b, fmt=tensor_of(out).fmt, arithmetic=arithmetic
+        label,
+        cells,
+        {"m": m, "n": n, "k": k, "split": 1},
+        [out],
+        a=a,
+        b=b,
+        fmt=tensor_of(out).fmt,
+        arithmetic=arithmetic,
     )
     if splits == 1:
         return (first,)

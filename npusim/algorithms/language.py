@@ -28,8 +28,20 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Visit
 
 __all__ = [
-    "Event", "Product", "TileNumber", "Trace", "Transposed", "Value", "exp", "fail", "full", "log", "maximum", "per_tile",
-    "tiles", "where",
+    "Event",
+    "Product",
+    "TileNumber",
+    "Trace",
+    "Transposed",
+    "Value",
+    "exp",
+    "fail",
+    "full",
+    "log",
+    "maximum",
+    "per_tile",
+    "tiles",
+    "where",
 ]
 
 Kind = Literal["operand", "mask", "state", "product", "row"]
@@ -37,12 +49,21 @@ TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
 WORDS = "there are + - * /, exp, log, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
-WRITTEN: Mapping[Opcode, str] = MappingProxyType({
-    Opcode.ROW_MAX: "{}.max()", Opcode.ROW_SUM: "{}.sum()", Opcode.EXP: "exp({})", Opcode.LOG: "log({})",
-    Opcode.ADD: "{} + {}", Opcode.SUB: "{} - {}", Opcode.MUL: "{} * {}", Opcode.DIV: "{} / {}",
-    Opcode.MATMUL: "({} @ {})",
-    Opcode.MAX: "maximum({}, {})", Opcode.SELECT: "where({}, {}, {})",
-})  # fmt: skip
+WRITTEN: Mapping[Opcode, str] = MappingProxyType(
+    {
+        Opcode.ROW_MAX: "{}.max()",
+        Opcode.ROW_SUM: "{}.sum()",
+        Opcode.EXP: "exp({})",
+        Opcode.LOG: "log({})",
+        Opcode.ADD: "{} + {}",
+        Opcode.SUB: "{} - {}",
+        Opcode.MUL: "{} * {}",
+        Opcode.DIV: "{} / {}",
+        Opcode.MATMUL: "({} @ {})",
+        Opcode.MAX: "maximum({}, {})",
+        Opcode.SELECT: "where({}, {}, {})",
+    }
+)
 
 
 def kernel_frame() -> FrameType:
@@ -319,7 +340,12 @@ def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
 
 
 def _rows(
-    opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], attributes: Attributes = PLAIN, only: str = ""
+    opcode: Opcode,
+    axes: tuple[str, ...],
+    fmt: str,
+    srcs: tuple[Any, ...],
+    attributes: Attributes = PLAIN,
+    only: str = "",
 ) -> Value:
     """Record an operation of rows; what a product left is taken over by a cast before rows work on it."""
     taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
@@ -356,7 +382,9 @@ def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
     return _rows(opcode, a.axes, a.fmt, (a,), Attributes(variant=variant))
 
 
-def maximum(a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always") -> Value:
+def maximum(
+    a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always"
+) -> Value:
     """Return the larger; ``only``: a mask, on whose tiles it is taken (elsewhere, and with None, it is ``a``)."""
     if isinstance(only, str):
         return _binary(Opcode.MAX, a, b)
@@ -520,7 +548,8 @@ class Trace:
         self.loop, self.loop_frame, self._walked, self._views = len(self.axes), frame, operands, set(views)
         self.axes.append(axis)
         self._held = {
-            n: x for n, x in frame.f_locals.items()
+            n: x
+            for n, x in frame.f_locals.items()
             if isinstance(x, Value) and (x.kind == "state" or x.state is not None)
         }
 
@@ -542,8 +571,10 @@ class Trace:
                 _, line = self._rebound.get((old, new), (None, 0)) if isinstance(new, Value) else (None, 0)
                 fail(
                     f"{name} is {before} where a tile begins, and {now} where it ends: a state keeps its axes and "
-                    f"format; convert it, .to({old.fmt!r}), or bind another variable", frame, line,
-                )  # fmt: skip
+                    f"format; convert it, .to({old.fmt!r}), or bind another variable",
+                    frame,
+                    line,
+                )
             self._gone.add(old)
             if new.event is None or new.event.loop != self.loop or new.state is not None:
                 new = self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))

@@ -9,18 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
-from npusim.algorithms.phase import (
-    BySize,
-    Loop,
-    Mask,
-    Name,
-    Phase,
-    Role,
-    Stacked,
-    Visit,
-    nothing_per_tile,
-    tensor_of,
-)
+from npusim.algorithms.phase import BySize, Loop, Mask, Name, Phase, Role, Stacked, Visit, nothing_per_tile, tensor_of
 from npusim.algorithms.table import Row, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
@@ -62,9 +51,17 @@ class Kernel:
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def phase(
-        self, label: str, cells: tuple[Cell, ...], sizes: Mapping[str, int], results: Sequence[GlobalTensor | Stacked], *,
-        arithmetic: str = "", values: Mapping[str, Callable[[], Any]] | None = None, serves: Serves = "rows", **bound: Any,
-    ) -> Phase:  # fmt: skip
+        self,
+        label: str,
+        cells: tuple[Cell, ...],
+        sizes: Mapping[str, int],
+        results: Sequence[GlobalTensor | Stacked],
+        *,
+        arithmetic: str = "",
+        values: Mapping[str, Callable[[], Any]] | None = None,
+        serves: Serves = "rows",
+        **bound: Any,
+    ) -> Phase:
         """Return the phase ``label``: its cells, the largest span of each axis, tensors of results.
 
         ``bound``: a tensor for each operand, a mask, several by name or None for each mask, and whatever else the
@@ -90,11 +87,20 @@ class Kernel:
         rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
         return Phase(
-            name=label, names=tables.names, cells=cells, sizes=sizes, loops=tables.loops, finish=tables.finish,
-            tensors={**tensors, **dict(zip(self.results, results, strict=True))}, constants=tables.constants,
-            per_tile=tables.per_tile, masks=masks, values=values or {}, serves=serves,
+            name=label,
+            names=tables.names,
+            cells=cells,
+            sizes=sizes,
+            loops=tables.loops,
+            finish=tables.finish,
+            tensors={**tensors, **dict(zip(self.results, results, strict=True))},
+            constants=tables.constants,
+            per_tile=tables.per_tile,
+            masks=masks,
+            values=values or {},
+            serves=serves,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
-        )  # fmt: skip
+        )
 
     def trace(
         self, symbols: Sequence[tuple[str, tuple[Operand, ...]]], rest: Mapping[str, Any]
@@ -111,8 +117,10 @@ class Kernel:
             assert trace.loop_frame is not None
             fail(
                 "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there are "
-                "is for `cells` to say", trace.loop_frame, trace.left_line,
-            )  # fmt: skip
+                "is for `cells` to say",
+                trace.loop_frame,
+                trace.left_line,
+            )
         for x in trace.unstored:
             why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
             fail(why, x.frame, x.line)
@@ -180,9 +188,13 @@ class PerTile:
 
 @lru_cache(maxsize=512)  # of kernels with their formats and numbers: a search asks for few, again and again
 def _tables(
-    kernel: Kernel, label: str, symbols: tuple[tuple[str, tuple[Operand, ...]], ...], outs: tuple[Operand, ...],
-    rest: tuple[tuple[str, Any], ...], choices: tuple[tuple[O, Attributes], ...],
-) -> Tables:  # fmt: skip
+    kernel: Kernel,
+    label: str,
+    symbols: tuple[tuple[str, tuple[Operand, ...]], ...],
+    outs: tuple[Operand, ...],
+    rest: tuple[tuple[str, Any], ...],
+    choices: tuple[tuple[O, Attributes], ...],
+) -> Tables:
     trace, results = kernel.trace(symbols, dict(rest))
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
@@ -204,9 +216,7 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
 class _Lowering:
     """The tables of a trace."""
 
-    def __init__(
-        self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]
-    ) -> None:
+    def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
         self.choices = choices
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
         _gather(self.events, trace.carried)
@@ -234,7 +244,9 @@ class _Lowering:
             if len(of) == 1:
                 self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
             if not used & of:
-                self.kernel.fail(f"the state {v} is never read, but to make its own next value: leave it out or return it")
+                self.kernel.fail(
+                    f"the state {v} is never read, but to make its own next value: leave it out or return it"
+                )
         read = {s for e in self.events for s in e.read}
         for v in self._values():
             if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:
@@ -255,8 +267,11 @@ class _Lowering:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
                 moved = [e]  # with the vectors before it that it alone reads
-                while last and len(last[-1].dst.axes) == 1 and last[-1].dst.onto is None and all(
-                    f in moved for f in self.events[: self.at[e] + 1] if last[-1].dst in f.read
+                while (
+                    last
+                    and len(last[-1].dst.axes) == 1
+                    and last[-1].dst.onto is None
+                    and all(f in moved for f in self.events[: self.at[e] + 1] if last[-1].dst in f.read)
                 ):
                     moved.insert(0, last.pop())
                 groups.append(moved)
@@ -281,9 +296,10 @@ class _Lowering:
                 *((Loop(first),) if first else ()),
                 *(Loop(tuple(s for at, s in listed if at == n), self.trace.axes[n]) for n in loops),
             ),
-            finish=tuple(s for at, s in listed[started:] if at is None), constants=self.constants,
+            finish=tuple(s for at, s in listed[started:] if at is None),
+            constants=self.constants,
             per_tile=PerTile(tuple(self.numbers.items())) if self.numbers else nothing_per_tile,
-        )  # fmt: skip
+        )
 
     def _stage_name(self, group: list[Event]) -> str:
         """Return what a stage is called: after its product, or what it leaves."""
@@ -368,8 +384,9 @@ class _Lowering:
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     self.kernel.fail(
                         f"{tile} is read after line {e.line} has masked it in its place: read what where(...) returns, "
-                        "or read it before", late,
-                    )  # fmt: skip
+                        "or read it before",
+                        late,
+                    )
                 self.name_of[e.dst] = self.name_of[tile]
             elif e.dst not in self.name_of:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
@@ -379,7 +396,11 @@ class _Lowering:
         reader = next((e.dst for e in self.events if v in e.read), None)
         if reader is None:
             return "t"
-        base = reader.name or self.name_of.get(reader) or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
+        base = (
+            reader.name
+            or self.name_of.get(reader)
+            or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
+        )
         return f"{base}_in" if v.kind == "product" else base
 
 
@@ -500,10 +521,15 @@ def _carry(events: list[Event], c: Carried) -> None:
 def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int], last: int, reader: Event) -> bool:
     """Return whether a value on the way from a state's old value to its next may be written in the state's place."""
     return (
-        s.event is not None and s.event.loop == c.loop and s.kind == "row" and s.onto is None
-        and (s.axes, s.fmt) == (c.old.axes, c.old.fmt) and at[s.event] >= last and _comes_from(s, c)
+        s.event is not None
+        and s.event.loop == c.loop
+        and s.kind == "row"
+        and s.onto is None
+        and (s.axes, s.fmt) == (c.old.axes, c.old.fmt)
+        and at[s.event] >= last
+        and _comes_from(s, c)
         and not any(s in f.read for f in events[at[reader] + 1 :])
-    )  # fmt: skip
+    )
 
 
 def _comes_from(v: Value, c: Carried) -> bool:
@@ -562,9 +588,7 @@ class _Roles:
         if e.opcode is O.ROW_SUM:
             return "sum" if self.of(e.read[0]) == "weight" else "mean"
         if e.opcode is O.EXP:
-            rescaled = (
-                s for f in self.events if f.opcode is O.MUL and e.dst in _through_casts(f) for s in f.read
-            )
+            rescaled = (s for f in self.events if f.opcode is O.MUL and e.dst in _through_casts(f) for s in f.read)
             return "decay" if any(s.kind == "state" or s.state is not None for s in rescaled) else "gain"
         summed = next((s for s in e.read if s.event and s.event.opcode is O.ROW_SUM), None)
         return self.of(summed) if summed is not None and e.opcode in (O.MUL, O.ADD) else "work"

@@ -98,9 +98,7 @@ def is_first(index: float) -> float:
     return float(index == 0)
 
 
-def shifted_scores(
-    q: Value, kj: Value, p: PasaPrecision, shift: Shift
-) -> Value:
+def shifted_scores(q: Value, kj: Value, p: PasaPrecision, shift: Shift) -> Value:
     """Return S' of a tile."""
     s = (q @ kj.T).to(p.scores).to(p.vector)
     return s if shift.scale is None else s * shift.scale
@@ -168,14 +166,26 @@ def shifted_keys(m: Value, k: Value, fmt: str) -> Value:
 
 
 def pasa_attention(
-    problem: Problem, sizes: tuple[int, int], cells: tuple[Cell, ...], p: PasaPrecision, tensors: AttentionTensors,
-    mask: Mask | None, shift: Shift,
-) -> Phase:  # fmt: skip
+    problem: Problem,
+    sizes: tuple[int, int],
+    cells: tuple[Cell, ...],
+    p: PasaPrecision,
+    tensors: AttentionTensors,
+    mask: Mask | None,
+    shift: Shift,
+) -> Phase:
     """Return PASA's loop over shifted keys; ``problem`` and ``tensors`` are those of prepared inputs."""
     return attention_phase(
-        pasa_fixed if p.is_fixed_reference else pasa, problem, sizes, cells, tensors, mask, p, shift=shift,
+        pasa_fixed if p.is_fixed_reference else pasa,
+        problem,
+        sizes,
+        cells,
+        tensors,
+        mask,
+        p,
+        shift=shift,
         lowest=-float(get_format(p.vector).max_finite),
-    )  # fmt: skip
+    )
 
 
 def shift_keys(
@@ -187,6 +197,14 @@ def shift_keys(
     )
     bound = {n: GlobalTensor(f"M{n}", 1, 1, n, n, keys.fmt, "constant") for n in matrices}
     return shifted_keys.phase(
-        "shift_keys", cells, {"key": block, "other": block, "head": keys.cols}, [shifted], m=BySize("key", bound), k=keys,
-        fmt=shifted.fmt, values={f"M{n}": m.values for n, m in matrices.items()}, arithmetic=arithmetic, serves="kv_head",
-    )  # fmt: skip
+        "shift_keys",
+        cells,
+        {"key": block, "other": block, "head": keys.cols},
+        [shifted],
+        m=BySize("key", bound),
+        k=keys,
+        fmt=shifted.fmt,
+        values={f"M{n}": m.values for n, m in matrices.items()},
+        arithmetic=arithmetic,
+        serves="kv_head",
+    )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
 #: who reads it (`npusim.algorithms.flow`).
 Role = Literal[
-    "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work",
-]  # fmt: skip
+    "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,11 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
 
     out = [tensor(n) for n in one.results]
     return one.phase(
-        what, grid(out[-1], ("row", tile[0]), ("col", tile[1])), {"row": tile[0], "col": min(tile[1], cols)}, out,
-        **dict[str, Any]((n, tensor(n)) for n in one.axes), fmt=fmt, mean=1.0 / cols,
+        what,
+        grid(out[-1], ("row", tile[0]), ("col", tile[1])),
+        {"row": tile[0], "col": min(tile[1], cols)},
+        out,
+        **dict[str, Any]((n, tensor(n)) for n in one.axes),
+        fmt=fmt,
+        mean=1.0 / cols,
     )

@@ -45,9 +45,15 @@ class SplitPrecision(FlashPrecision):
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
 def split(
-    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, log_variant: str,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: SplitPrecision,
+    scale: float,
+    log_variant: str,
     score: Callable[[Value], Value] = unchanged,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
     A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, against which a hidden
@@ -132,8 +138,15 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     )
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
-        "attention", cells, {**whole.sizes, "split": 1}, list(stacks.values()), **tensors, mask=whole.masks or None, p=p,
-        scale=whole.constants["scale"], log_variant=_variants(p)[1],
+        "attention",
+        cells,
+        {**whole.sizes, "split": 1},
+        list(stacks.values()),
+        **tensors,
+        mask=whole.masks or None,
+        p=p,
+        scale=whole.constants["scale"],
+        log_variant=_variants(p)[1],
     )
     return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
 
@@ -161,7 +174,9 @@ def _merge_phases(
         left = [ceil_div(n, fan) for n in counts]
         is_last = max(left) == 1
         partial = tensor_of(stacks["out"]).fmt
-        results: Mapping[str, GlobalTensor | Stacked] = {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
+        results: Mapping[str, GlobalTensor | Stacked] = (
+            {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
+        )
         cells = tuple(
             replace(cell, spans=(*cell.spans, ("split", g, 1)), runs=(Run(g * fan, 1, min(fan, n - g * fan), 1),))
             for cell, n, groups in zip(whole.cells, counts, left, strict=True)
@@ -169,11 +184,16 @@ def _merge_phases(
         )
         is_named = phases or not is_last
         phase = (merge_last if is_last else merge_level).phase(
-            f"merge {len(phases) + 1}" if is_named else "merge", cells,
-            {"row": whole.sizes["row"], "value": whole.sizes["value"], "split": 1}, list(results.values()),
-            parts=stacks["out"], lses=stacks["lse"], fmt=target.fmt if is_last else partial, exp_variant=exp_variant,
+            f"merge {len(phases) + 1}" if is_named else "merge",
+            cells,
+            {"row": whole.sizes["row"], "value": whole.sizes["value"], "split": 1},
+            list(results.values()),
+            parts=stacks["out"],
+            lses=stacks["lse"],
+            fmt=target.fmt if is_last else partial,
+            exp_variant=exp_variant,
             log_variant=log_variant,
-        )  # fmt: skip
+        )
         phases.append(phase)
         counts, stacks = left, {n: s for n, s in results.items() if isinstance(s, Stacked)}
     return tuple(phases)

@@ -82,10 +82,7 @@ class Stage:
 
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
     """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
-    return tuple(
-        replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r
-        for r in table
-    )
+    return tuple(replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table)
 
 
 def bind(table: Table, tiles: Binding, stage: str = "", first: int = 1) -> tuple[Step, ...]:

@@ -60,9 +60,7 @@ class TilingMask:
     def _corner(self, rows: int, cols: int, diagonal: int) -> tuple[int, int]:
         diagonal = max(min(diagonal, cols - 1), -rows)
         if max(-diagonal, 0) + cols > 2 * self.m:
-            raise TilingError(
-                f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}"
-            )
+            raise TilingError(f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}")
         return max(diagonal, 0), max(-diagonal, 0)
 
 

@@ -54,9 +54,7 @@ class UnfusedPrecision:
 
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""
-        return {
-            "scores": self.scores, "softmax": "float32", "operand": self.operand, "output": self.output
-        }  # fmt: skip
+        return {"scores": self.scores, "softmax": "float32", "operand": self.operand, "output": self.output}
 
 
 @kernel(x="row col", mask="row col")
@@ -151,17 +149,25 @@ OPERATORS = MappingProxyType(
         "added": (_SCALE, _MASK[1], _SOFTMAX),
         "eager": (_SCALE, *_MASK, _SOFTMAX),
         "eager_float32": (
-            _SCALE, *_MASK, Operator("widen", "s_wide", converted, "float32"),
-            Operator("softmax", "p_wide", fmt="float32"), Operator("narrow", "p", converted, "operand"),
+            _SCALE,
+            *_MASK,
+            Operator("widen", "s_wide", converted, "float32"),
+            Operator("softmax", "p_wide", fmt="float32"),
+            Operator("narrow", "p", converted, "operand"),
         ),
     }
-)  # fmt: skip
+)
 
 
 def unfused(
-    problem: Problem, operators: str, sizes: tuple[int, int], p: UnfusedPrecision, product: Callable[..., Sequence[Any]],
-    *, reshapes: bool,
-) -> list[Any]:  # fmt: skip
+    problem: Problem,
+    operators: str,
+    sizes: tuple[int, int],
+    p: UnfusedPrecision,
+    product: Callable[..., Sequence[Any]],
+    *,
+    reshapes: bool,
+) -> list[Any]:
     """Return attention as products with a list of `OPERATORS` between them, each a phase over the whole matrix.
 
     ``product(label, a, b, c, ...)`` returns a machine's phases of C = A B; the kernels between take blocks of
@@ -208,9 +214,17 @@ def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:
 
 
 def element_wise(
-    label: str, kernel: Kernel, source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], *,
-    mask: Mask | None = None, offset: int | None = None, serves: Serves = "rows", **more: Any,
-) -> Phase:  # fmt: skip
+    label: str,
+    kernel: Kernel,
+    source: GlobalTensor,
+    out: GlobalTensor,
+    sizes: tuple[int, int],
+    *,
+    mask: Mask | None = None,
+    offset: int | None = None,
+    serves: Serves = "rows",
+    **more: Any,
+) -> Phase:
     """Return a kernel of x over all elements: ``sizes`` = (rows of a cell, columns), ``more`` is what else it takes.
 
     ``offset``: how far right of its own number a row sees past the mask's diagonal.

@@ -64,13 +64,18 @@ def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Updat
     timing = result.timing
     assert timing is not None
     return Outcome(
-        "cycles", file.stem, file, status,
+        "cycles",
+        file.stem,
+        file,
+        status,
         (_row(None if old is None else old.cycles, new.cycles),),
         "" if old is None else why_of(old, result),
         () if old is None else tuple(_moved(old, new)),
         device_changed=old is not None and old.device_digest != new.device_digest,
-        method=timing.method, band=timing.band, ignored=result.ignored,
-    )  # fmt: skip
+        method=timing.method,
+        band=timing.band,
+        ignored=result.ignored,
+    )
 
 
 def why_of(old: ExpectedCycles, result: RunResult) -> str:
@@ -81,12 +86,16 @@ def why_of(old: ExpectedCycles, result: RunResult) -> str:
     known = today.units
     units = {
         name: Unit(
-            name, u.busy, name in known and known[name].is_pipe,
-            {label: (0, cycles) for label, cycles in u.operations.items()}, u.waits, u.phases,
+            name,
+            u.busy,
+            name in known and known[name].is_pipe,
+            {label: (0, cycles) for label, cycles in u.operations.items()},
+            u.waits,
+            u.phases,
             known[name].givers if name in known else {},
         )
         for name, u in old.units.items()
-    }  # fmt: skip
+    }
     latency = breakdown([Sheet("accepted", {}, None, today.clock_hz, old.cycles, today.launch_us, units), today])
     return "" if latency is None else reason(latency, 1)
 
@@ -107,9 +116,11 @@ def _row(old: int | None, new: int | None) -> Row:
 
 def _unit(unit: Unit) -> UnitCycles:
     return UnitCycles(
-        busy=unit.busy, operations={label: cycles for label, (_, cycles) in (unit.work or {}).items()},
-        waits=dict(unit.waits or {}), phases=dict(unit.phases),
-    )  # fmt: skip
+        busy=unit.busy,
+        operations={label: cycles for label, (_, cycles) in (unit.work or {}).items()},
+        waits=dict(unit.waits or {}),
+        phases=dict(unit.phases),
+    )
 
 
 def _repeats(sheet: Sheet, name: str) -> bool:

@@ -61,10 +61,13 @@ class Found(NamedTuple):
         """Return what a decision keeps of it."""
         best = self.best
         return ExpectedChoice(
-            candidate=self.name, point=None if best is None else dict(best.point), margin=_rounded(self.margin),
-            latency_us=None if best is None else best.latency_us, finite=self.finite,
+            candidate=self.name,
+            point=None if best is None else dict(best.point),
+            margin=_rounded(self.margin),
+            latency_us=None if best is None else best.latency_us,
+            finite=self.finite,
             cycles=tuple(o.cycles for o in self.outcomes),
-        )  # fmt: skip
+        )
 
     def tried(self, point: Mapping[str, object]) -> Tried | None:
         """Return the outcome of a point."""
@@ -86,9 +89,10 @@ class Decision(NamedTuple):
         """Return it as a file keeps it."""
         return ExpectedDecision(
             device_digest=self.found[0].request.machine().digest(),
-            winner=self.winner.name, margin=_rounded(self.margin),
+            winner=self.winner.name,
+            margin=_rounded(self.margin),
             choices=tuple(f.choice() for f in self.found),
-        )  # fmt: skip
+        )
 
 
 def decide(found: Sequence[Found]) -> Decision:
@@ -113,22 +117,29 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         status = update.accept(status, new)
     margin = today.winner.margin if today.margin is None else today.margin
     winner = Row(
-        "winner", None if old is None else _won(old.winner, _choice(old, old.winner)),
+        "winner",
+        None if old is None else _won(old.winner, _choice(old, old.winner)),
         _won(today.winner.name, today.winner.choice()),
         why="" if margin is None else f"by {percent(margin)}",
-    )  # fmt: skip
+    )
     return Outcome(
-        "decision", file.stem, file, status, (winner, *rows),
+        "decision",
+        file.stem,
+        file,
+        status,
+        (winner, *rows),
         device_changed=old is not None and old.device_digest != new.device_digest,
         method=", ".join(dict.fromkeys(f.best.method for f in today.found if f.best)),
-    )  # fmt: skip
+    )
 
 
 def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
     request = replace(
-        request_of(case, candidate.schedule, beside), tiling=dict(candidate.tiling),
-        precision=candidate.precision, problem=_problem(case),
-    )  # fmt: skip
+        request_of(case, candidate.schedule, beside),
+        tiling=dict(candidate.tiling),
+        precision=candidate.precision,
+        problem=_problem(case),
+    )
     if candidate.store is not None:
         return _stored(candidate.name, request, beside / candidate.store, numerics=case.numerics)
     fields = candidate.fields or {}

@@ -92,9 +92,10 @@ class Update:
 def request_of(case: Case, schedule: str, beside: Path) -> Request:
     """Return what a case asks for of a schedule; paths, a schedule's too, are relative to the folder ``beside``."""
     places = {
-        "hw": _resolved(case.hw, beside), "workload": case.workload and _resolved(case.workload, beside),
+        "hw": _resolved(case.hw, beside),
+        "workload": case.workload and _resolved(case.workload, beside),
         "schedule": str(beside / schedule) if schedule.rpartition(":")[0].endswith(".py") else schedule,
-    }  # fmt: skip
+    }
     return Request.of({**dict(case), **places, "numerics": False, "trace_groups": ()})
 
 

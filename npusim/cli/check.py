@@ -43,20 +43,20 @@ And one of a decision: which schedule and tile wins a space:
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of baselines (*.yaml), or one.")]
 Tolerance = Annotated[
-    str,
-    typer.Option("--tolerance", metavar="SHARE", help="What cycles may differ, and a winner lose by: 1%, or 0.01."),
+    str, typer.Option("--tolerance", metavar="SHARE", help="What cycles may differ, and a winner lose by: 1%, or 0.01.")
 ]
 Update = Annotated[
-    bool,
-    typer.Option("--update", show_default=False, help="Write what the cases give today into their files."),
+    bool, typer.Option("--update", show_default=False, help="Write what the cases give today into their files.")
 ]
 Reason = Annotated[
     str,
     typer.Option(
-        "--reason", metavar="TEXT", show_default=False,
+        "--reason",
+        metavar="TEXT",
+        show_default=False,
         help="Why: kept in the files. Without one, nothing that was accepted is replaced.",
     ),
-]  # fmt: skip
+]
 
 
 @app.verb(
@@ -130,10 +130,13 @@ def _row(outcome: "Outcome") -> "tuple[Cell, ...]":
     old, new = (None, None) if first is None else (first.old, first.new)
     change = "" if first is None else first.why if first.change is None else f"{first.change * 100:+.2f} %"
     return (
-        Cell(outcome.name), Cell(_text(old)), Cell(_text(new)), Cell(change),
+        Cell(outcome.name),
+        Cell(_text(old)),
+        Cell(_text(new)),
+        Cell(change),
         Cell(outcome.status, "good" if outcome.passed else "bad"),
         Cell(outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
-    )  # fmt: skip
+    )
 
 
 def _text(value: int | str | None) -> str:
@@ -159,11 +162,19 @@ def _why(outcome: "Outcome") -> "Iterator[str]":
 def _show_document(outcomes: "Sequence[Outcome]") -> None:
     cases = [
         {
-            "kind": case.kind, "name": case.name, "file": str(case.path), "status": case.status, "passed": case.passed,
-            "rows": [asdict(row) for row in case.rows], "reason": case.reason,
+            "kind": case.kind,
+            "name": case.name,
+            "file": str(case.path),
+            "status": case.status,
+            "passed": case.passed,
+            "rows": [asdict(row) for row in case.rows],
+            "reason": case.reason,
             "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in case.moved],
-            "device_changed": case.device_changed, "method": case.method, "band": case.band, "ignored": case.ignored,
+            "device_changed": case.device_changed,
+            "method": case.method,
+            "band": case.band,
+            "ignored": case.ignored,
         }
         for case in outcomes
-    ]  # fmt: skip
+    ]
     show_document("check", version=2, cases=cases, passed=all(outcome.passed for outcome in outcomes))

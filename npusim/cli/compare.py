@@ -27,10 +27,11 @@ _FILES = (".json", ".csv", ".yaml")
 Runs = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", show_default=False,
+        metavar="RUN...",
+        show_default=False,
         help="Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run.",
     ),
-]  # fmt: skip
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.", show_default=False)]
 Html = Annotated[
     Path | None,

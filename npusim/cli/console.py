@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 #: Seconds for which a run that is not watched on a terminal says nothing.
 QUIET_S = 30.0
 _STYLES = MappingProxyType(
-    {
-        "": "",
-        "title": "bold",
-        "label": "cyan",
-        "good": "green",
-        "warn": "yellow",
-        "bad": "bold red",
-        "dim": "dim",
-    }
+    {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 )
 
 
@@ -117,13 +109,7 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}"),
@@ -150,6 +136,4 @@ def _width() -> int | None:
 
 
 def _is_coloured() -> bool:
-    return (
-        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

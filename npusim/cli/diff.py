@@ -24,10 +24,11 @@ _SHOWN = 5
 Output = Annotated[
     Path,
     typer.Argument(
-        metavar="OUT", show_default=False,
+        metavar="OUT",
+        show_default=False,
         help="The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits.",
     ),
-]  # fmt: skip
+]
 Schedule = Annotated[
     str | None, typer.Argument(metavar="SCHEDULE", show_default=False, help="What the kernel should have computed.")
 ]
@@ -107,12 +108,23 @@ def _show_document(out: Path, found: "Difference") -> None:
     def told(one: "Explanation") -> dict[str, object]:
         return {
             "changes": [asdict(c) for c in one.changes],
-            "matched": one.matched, "of": one.of, "step": None if one.parted is None else str(one.parted),
-        }  # fmt: skip
+            "matched": one.matched,
+            "of": one.of,
+            "step": None if one.parted is None else str(one.parted),
+        }
 
     show_document(
-        "diff", output=str(out), run=found.run.name, precision=found.run.precision, matched=found.matched,
-        total=found.total, first=found.first, given=found.given if found.first else None,
-        predicted=found.predicted if found.first else None, explained=[told(one) for one in found.explained],
-        nearest=None if found.nearest is None else told(found.nearest), tried=found.tried, passed=found.passed,
-    )  # fmt: skip
+        "diff",
+        output=str(out),
+        run=found.run.name,
+        precision=found.run.precision,
+        matched=found.matched,
+        total=found.total,
+        first=found.first,
+        given=found.given if found.first else None,
+        predicted=found.predicted if found.first else None,
+        explained=[told(one) for one in found.explained],
+        nearest=None if found.nearest is None else told(found.nearest),
+        tried=found.tried,
+        passed=found.passed,
+    )

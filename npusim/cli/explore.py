@@ -29,18 +29,20 @@ _HOW, _OUT = "How", "Output"
 Fields = Annotated[
     list[str] | None,
     typer.Option(
-        "--field", "-f", metavar="AXIS=VALUES", rich_help_panel=_HOW,
+        "--field",
+        "-f",
+        metavar="AXIS=VALUES",
+        rich_help_panel=_HOW,
         help="Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
     ),
-]  # fmt: skip
+]
 Studies = Annotated[
     bool, typer.Option("--studies", rich_help_panel=_HOW, help="With --auto rank times of no real kernel, too.")
 ]
 Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
 Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs"),
+    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs")
 ]
 Cluster = Annotated[
     str | None, typer.Option("--cluster", metavar="local|tcp://...", help="Workers of dask.distributed instead.")
@@ -61,10 +63,13 @@ Finite = Annotated[bool, typer.Option("--finite", rich_help_panel=_HOW, help="Re
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="FILE", show_default="runs/explore-<schedule>-<workload>-<keys>.csv",
+        "--out",
+        "-o",
+        metavar="FILE",
+        show_default="runs/explore-<schedule>-<workload>-<keys>.csv",
         help="Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
     ),
-]  # fmt: skip
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
 Plot = Annotated[
@@ -80,10 +85,7 @@ Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in t
 @app.verb(
     "explore",
     ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
-    (
-        "npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2",
-        "a grid, keys no fewer than rows",
-    ),
+    ("npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2", "a grid, keys no fewer than rows"),
     ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
@@ -123,9 +125,17 @@ def explore(
     path = out or _default_out(request)
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
-        jobs=jobs or os.cpu_count() or 1, cluster=cluster, store=path, resume=resume, exhaustive=exhaustive,
-        check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
-    )  # fmt: skip
+        jobs=jobs or os.cpu_count() or 1,
+        cluster=cluster,
+        store=path,
+        resume=resume,
+        exhaustive=exhaustive,
+        check_all=check_all,
+        pareto=pareto,
+        max_rmse=max_rmse,
+        finite=finite,
+        studies=studies or not auto,
+    )
     done, points, found = _searched(name, request, axes, options)
     if json:
         _show_document(name, done, found)
@@ -189,9 +199,16 @@ def _default_out(request: Request) -> Path:
 
 
 def _show(
-    name: str, done: "list[Outcome]", found: "Exploration | None", axes: "Mapping[str, Any]", *, total: int, top: int,
-    is_pareto: bool, robust: bool,
-) -> None:  # fmt: skip
+    name: str,
+    done: "list[Outcome]",
+    found: "Exploration | None",
+    axes: "Mapping[str, Any]",
+    *,
+    total: int,
+    top: int,
+    is_pareto: bool,
+    robust: bool,
+) -> None:
     from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
 
     scene_names = found.setting.scene_names if found is not None else ("schedule",)
@@ -223,8 +240,9 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
             files[plot / "front.svg"] = svg(front_of(rows, names)[0])
         files |= {
             plot / f"heatmap-{a}-{b}.svg": svg(map_of(rows, b, a)[0])
-            for i, a in enumerate(names) for b in names[i + 1 :]
-        }  # fmt: skip
+            for i, a in enumerate(names)
+            for b in names[i + 1 :]
+        }
         if not files.keys() - {best}:
             say(f"wrote nothing to {plot}: no point has a time")
     for file, text in files.items():
@@ -246,7 +264,10 @@ def _show_document(schedule: str, outcomes: "list[Outcome]", found: "Exploration
         return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
 
     show_document(
-        "explore", schedule=schedule, complete=found is not None, best=point(best) if best else None,
+        "explore",
+        schedule=schedule,
+        complete=found is not None,
+        best=point(best) if best else None,
         front=[point(outcome) for outcome in found.front] if found is not None else [],
         points=[point(outcome) for outcome in outcomes],
-    )  # fmt: skip
+    )

@@ -24,14 +24,15 @@ def show_fields(request: Request, *, as_json: bool) -> None:
     default = schedule.default_precision
     if as_json:
         show_document(
-            "fields", schedule=name, family=schedule.family,
+            "fields",
+            schedule=name,
+            family=schedule.family,
             tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
-            precisions={n: p.formats() for n, p in schedule.precisions.items()}, default_precision=default,
-        )  # fmt: skip
+            precisions={n: p.formats() for n, p in schedule.precisions.items()},
+            default_precision=default,
+        )
         return
-    rows = [
-        cells(f.name, "auto" if f.default is None else str(f.default), _allowed(f), f.description) for f in fields
-    ]
+    rows = [cells(f.name, "auto" if f.default is None else str(f.default), _allowed(f), f.description) for f in fields]
     presets = [
         (preset, (Cell(" ".join(f"{k}={v}" for k, v in precision.formats().items())),))
         for preset, precision in schedule.precisions.items()

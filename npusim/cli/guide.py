@@ -15,8 +15,7 @@ app = Verbs()
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 
 Topic = Annotated[
-    str | None,
-    typer.Argument(metavar="[TOPIC]", show_default=False, help="A guide; without one, all are listed."),
+    str | None, typer.Argument(metavar="[TOPIC]", show_default=False, help="A guide; without one, all are listed.")
 ]
 
 

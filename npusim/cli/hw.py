@@ -24,9 +24,7 @@ app = Verbs(
     ),
 )
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A packaged device or node, or your own .yaml.")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged device or node, or your own .yaml.")]
 
 
 @app.verb("list", ("npusim hw list --json", "for a script"))
@@ -43,8 +41,7 @@ def list_all(json: o.Json = False) -> None:
     devices += [load_node(name) for name in list_nodes()]
     if json:
         rows = [
-            {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()}
-            for d in devices
+            {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()} for d in devices
         ]
         show_document("hw.list", devices=rows)
         return
@@ -61,16 +58,10 @@ def list_all(json: o.Json = False) -> None:
 def show_one(
     name: Name,
     only: Annotated[
-        str,
-        typer.Option(
-            "--only", metavar="KEY", help="Keys that start with this.", show_default=False
-        ),
+        str, typer.Option("--only", metavar="KEY", help="Keys that start with this.", show_default=False)
     ] = "",
     basis: Annotated[
-        str | None,
-        typer.Option(
-            "--basis", metavar="BASIS", help="vendor, measured, derived, fitted or assumed."
-        ),
+        str | None, typer.Option("--basis", metavar="BASIS", help="vendor, measured, derived, fitted or assumed.")
     ] = None,
     overrides: Annotated[list[str] | None, o.told("overrides")] = None,
     json: o.Json = False,
@@ -125,8 +116,7 @@ def schema() -> None:
 
 @app.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")],
-    json: o.Json = False,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")], json: o.Json = False
 ) -> None:
     """Check hardware files; name each fault with file and line."""
     from npusim.config.node import load_machine

@@ -16,10 +16,13 @@ Names = "batch, position, splits, merge, tile, packing, ranks, order"
 Require = Annotated[
     str,
     typer.Option(
-        "--require", metavar="ASPECT,...", show_default=False, rich_help_panel="How",
+        "--require",
+        metavar="ASPECT,...",
+        show_default=False,
+        rich_help_panel="How",
         help="Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
     ),
-]  # fmt: skip
+]
 Vary = Annotated[
     str,
     typer.Option(
@@ -35,7 +38,16 @@ Vary = Annotated[
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
 )
 @o.takes(
-    "tensors", "prefix", "layout", "rows", "heads", "numerics", "diagnose", "presets", "trace_groups", "window",
+    "tensors",
+    "prefix",
+    "layout",
+    "rows",
+    "heads",
+    "numerics",
+    "diagnose",
+    "presets",
+    "trace_groups",
+    "window",
     own_first=True,
 )
 def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:

@@ -25,17 +25,11 @@ Order = Literal["row", "col"]
     ("npusim layout m16n8k16 --operand a --svg a.svg", "a picture file"),
 )
 def layout(
-    instruction: Annotated[
-        str, typer.Argument(metavar="INSTRUCTION", help="m8n8k4, m16n8k8 or m16n8k16.")
-    ],
-    acc: Annotated[
-        Literal["f16", "f32"], typer.Option("--acc", help="Format of the accumulators.")
-    ] = "f32",
+    instruction: Annotated[str, typer.Argument(metavar="INSTRUCTION", help="m8n8k4, m16n8k8 or m16n8k16.")],
+    acc: Annotated[Literal["f16", "f32"], typer.Option("--acc", help="Format of the accumulators.")] = "f32",
     operand: Annotated[
         Literal["a", "b", "c"] | None,
-        typer.Option(
-            "--operand", show_default="c; a with --chain", help="What to draw, or to chain into."
-        ),
+        typer.Option("--operand", show_default="c; a with --chain", help="What to draw, or to chain into."),
     ] = None,
     a: Annotated[Order, typer.Option("--a", help="How A lies in memory; m8n8k4 has both.")] = "row",
     b: Annotated[Order, typer.Option("--b", help="How B lies in memory; m8n8k4 has both.")] = "col",
@@ -56,9 +50,7 @@ def layout(
             help="Draw a warp whose quad pairs lie M down and N across: 4x1, 2x2, 1x4.",
         ),
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture there, too.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture there, too.")] = None,
     json: o.Json = False,
 ) -> None:
     """Draw the lanes and registers that hold a matrix instruction's operand."""
@@ -78,9 +70,7 @@ def layout(
         write_whole(svg, picture_svg(picture).encode())
         say(f"wrote {svg}")
     if json:
-        show_json(
-            r.chain_document(found, name, where) if chain else r.fragment_document(found, name)
-        )
+        show_json(r.chain_document(found, name, where) if chain else r.fragment_document(found, name))
     else:
         _draw(picture)
 
@@ -110,9 +100,7 @@ def _show_tile(lines: "list[tuple[tuple[str, Square | None], ...]]") -> None:
         return
     for line in lines:
         pieces = (
-            (text, f"{'bold ' if square.needed_by else ''}black on {square.colour}")
-            if square
-            else (text, "dim")
+            (text, f"{'bold ' if square.needed_by else ''}black on {square.colour}") if square else (text, "dim")
             for text, square in line
         )
         # Long lines are the terminal's to wrap: a copied line stays one line.

@@ -14,9 +14,11 @@ from npusim.cli.help import Verbs, examples
 from npusim.errors import OutputError, SpecError, reason_of
 
 app = Verbs(
-    name="new", no_args_is_help=True, help="Files to start from: a schedule of your own.",
+    name="new",
+    no_args_is_help=True,
+    help="Files to start from: a schedule of your own.",
     epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
-)  # fmt: skip
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called; the file is NAME.py.")]
 

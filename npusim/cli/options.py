@@ -40,24 +40,16 @@ def count(option: str) -> Callable[[str], int]:
         try:
             return text if isinstance(text, int) else parse_count(text)
         except ValueError:
-            raise SpecError(
-                f"{option} {text}: write a positive whole number: 4096, 8k (8,192), 1M"
-            ) from None
+            raise SpecError(f"{option} {text}: write a positive whole number: 4096, 8k (8,192), 1M") from None
 
     return read
 
 
 ScheduleName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SCHEDULE",
-        help="For example flash; without one, all are listed.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="SCHEDULE", help="For example flash; without one, all are listed.", show_default=False),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
 #: What stands for a number in a help text.
 _NUMBERS = ("TOKENS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
@@ -70,9 +62,14 @@ def told(name: str) -> Any:
     option = OPTIONS[name]
     more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
     return typer.Option(
-        *option.names, metavar=option.metavar or None, rich_help_panel=option.panel, help=option.help,
-        show_default=option.shown, autocompletion=_COMPLETIONS.get(name), **more,
-    )  # fmt: skip
+        *option.names,
+        metavar=option.metavar or None,
+        rich_help_panel=option.panel,
+        help=option.help,
+        show_default=option.shown,
+        autocompletion=_COMPLETIONS.get(name),
+        **more,
+    )
 
 
 def _kind(name: str, option: Option) -> Any:
@@ -234,18 +231,14 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     given = key_values(text.split(","), "--problem")
     dtype = given.pop("dtype", "float16")
     if set(given) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
-        raise SpecError(
-            f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=.."
-        )
+        raise SpecError(f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=..")
     sizes = {}
     for name, value in given.items():
         try:
             sizes[name] = parse_count(value, is_bytes=name == "bytes")
         except ValueError:
             like = "1048576, 1MiB or 1MB" if name == "bytes" else "4096 or 4k"
-            raise SpecError(
-                f"--problem {text}: {name} must be a positive whole number: {like}"
-            ) from None
+            raise SpecError(f"--problem {text}: {name} must be a positive whole number: {like}") from None
     if "bytes" in sizes:
         return CopyProblem(bytes=sizes["bytes"])
     kind: Literal["float16", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float16"

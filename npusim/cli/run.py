@@ -25,75 +25,81 @@ _OUTPUT = "Output"
 Trace = Annotated[
     Literal["perfetto", "chrome", "none"] | None,
     typer.Option(
-        "--trace", rich_help_panel=_OUTPUT, show_default="perfetto",
+        "--trace",
+        rich_help_panel=_OUTPUT,
+        show_default="perfetto",
         help="Timeline to write; open it in ui.perfetto.dev.",
     ),
-]  # fmt: skip
+]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, show_default="runs/<name>",
+        "--out",
+        "-o",
+        metavar="DIR",
+        rich_help_panel=_OUTPUT,
+        show_default="runs/<name>",
         help="Folder of this run; an earlier run there is replaced.",
     ),
-]  # fmt: skip
+]
 NoSave = Annotated[
-    bool,
-    typer.Option("--no-save", rich_help_panel=_OUTPUT, show_default=False, help="Write no folder."),
+    bool, typer.Option("--no-save", rich_help_panel=_OUTPUT, show_default=False, help="Write no folder.")
 ]
 SaveOutput = Annotated[
     bool,
     typer.Option(
-        "--save-output", rich_help_panel=_OUTPUT, show_default=False,
+        "--save-output",
+        rich_help_panel=_OUTPUT,
+        show_default=False,
         help="Write the output tensor too; always done with --tensors.",
     ),
-]  # fmt: skip
+]
 Report = Annotated[
     bool,
     typer.Option(
-        "--report", rich_help_panel=_OUTPUT, show_default=False,
+        "--report",
+        rich_help_panel=_OUTPUT,
+        show_default=False,
         help="Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
     ),
-]  # fmt: skip
+]
 Sensitive = Annotated[
     bool,
     typer.Option(
-        "--sensitivity", rich_help_panel="How", show_default=False,
+        "--sensitivity",
+        rich_help_panel="How",
+        show_default=False,
         help="Time anew with each assumed or fitted constant a fifth lower and higher.",
     ),
-]  # fmt: skip
+]
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", rich_help_panel="How", show_default=False,
+        "--force",
+        rich_help_panel="How",
+        show_default=False,
         help="Run even what is estimated to take more than ten minutes.",
     ),
-]  # fmt: skip
+]
 Fields = Annotated[
     bool,
     typer.Option(
-        "--fields", rich_help_panel="How", show_default=False,
+        "--fields",
+        rich_help_panel="How",
+        show_default=False,
         help="Only list the schedule's tiling fields and precisions.",
     ),
-]  # fmt: skip
+]
 
 
 @app.verb(
     "run",
     ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
-    (
-        "npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1",
-        "another model and device",
-    ),
+    ("npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1", "another model and device"),
     ("npusim run flash --fields", "which tiling fields and precisions there are"),
     ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
-    (
-        "npusim run flash --tensors qkv.safetensors --rows all",
-        "your own Q, K and V, every row",
-    ),
-    (
-        "npusim run flash -C flags.cross_core_latency_cycles=1000",
-        "what if flags were slower",
-    ),
+    ("npusim run flash --tensors qkv.safetensors --rows all", "your own Q, K and V, every row"),
+    ("npusim run flash -C flags.cross_core_latency_cycles=1000", "what if flags were slower"),
     ("npusim run pasa --report", "and a page to look at: runs/<name>/report.html"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
 )
@@ -117,9 +123,13 @@ def run(
     runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
     """
     written = {
-        "--out": out, "--trace": trace, "--save-output": save_output or None, "--report": report or None,
-        "--window": request.window, "--trace-groups": request.given().get("trace_groups"),
-    }  # fmt: skip
+        "--out": out,
+        "--trace": trace,
+        "--save-output": save_output or None,
+        "--report": report or None,
+        "--window": request.window,
+        "--trace-groups": request.given().get("trace_groups"),
+    }
     if fields:
         asked = {name: value for name, value in request.given().items() if name != "hw"}
         refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
@@ -149,9 +159,13 @@ def run(
     with working(f"simulating {request.schedule}") as progress:
         result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
         tensor = save_output or request.tensors is not None
-        folder = None if no_save else save_run(
-            result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
-        )  # fmt: skip
+        folder = (
+            None
+            if no_save
+            else save_run(
+                result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
+            )
+        )
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 

@@ -19,10 +19,7 @@ app = Verbs()
 
 @app.verb(
     "validate",
-    (
-        "npusim validate measured.yaml --band 0.15",
-        "times: each residual, exit code 1 outside",
-    ),
+    ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
     ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
@@ -35,23 +32,15 @@ def validate(
     *,
     only: Annotated[
         str | None,
-        typer.Option(
-            "--only", metavar="GLOB", help="Cases by name, schedule or device; the rest is counted."
-        ),
+        typer.Option("--only", metavar="GLOB", help="Cases by name, schedule or device; the rest is counted."),
     ] = None,
     band: Annotated[
         float | None,
-        typer.Option(
-            "--band",
-            metavar="FRACTION",
-            min=0,
-            help="Relative error allowed where the file states none.",
-        ),
+        typer.Option("--band", metavar="FRACTION", min=0, help="Relative error allowed where the file states none."),
     ] = None,
     method: Annotated[str, o.told("method")] = "auto",
     template: Annotated[
-        bool,
-        typer.Option("--template", show_default=False, help="Print a commented file of timings to begin with."),
+        bool, typer.Option("--template", show_default=False, help="Print a commented file of timings to begin with.")
     ] = False,
     json: o.Json = False,
 ) -> None:

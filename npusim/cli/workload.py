@@ -24,9 +24,7 @@ app = Verbs(
     ),
 )
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A packaged workload, or your own .yaml.")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged workload, or your own .yaml.")]
 
 
 @app.verb("list", ("npusim workload list --json", "for a script"))
@@ -103,26 +101,20 @@ def import_one(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A model's config.json.")],
     *,
     tensor_parallel: Annotated[
-        int,
-        typer.Option(
-            "--tensor-parallel", "--tp", metavar="N", min=1, help="Devices that share the heads."
-        ),
+        int, typer.Option("--tensor-parallel", "--tp", metavar="N", min=1, help="Devices that share the heads.")
     ] = 1,
     seq: Annotated[
         int | None,
         typer.Option("--seq", metavar="TOKENS", parser=o.count("--seq"), help="Default length of a run: 8k."),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Sequences.")] = 1,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help="Of the workload.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Of the workload.")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
         typer.Option("--dtype", help="Of Q, K and V.", show_default="the config's, or float16"),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default="stdout"),
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default="stdout")
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -131,9 +123,7 @@ def import_one(
 
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise SpecError(f"--out {out}: workload files end in .yaml")
-    load = import_config(
-        config, tensor_parallel=tensor_parallel, seq=seq, batch=batch, name=name, dtype=dtype
-    )
+    load = import_config(config, tensor_parallel=tensor_parallel, seq=seq, batch=batch, name=name, dtype=dtype)
     if json:
         content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
         show_document("workload.import", workload=content, not_modelled=load.left_out())

@@ -12,15 +12,7 @@ from pydantic import Field, model_validator
 from npusim.config.document import read_document, read_text
 from npusim.config.load import validated
 from npusim.config.measurements import TilingValue
-from npusim.config.model import (
-    NonNegativeInt,
-    PositiveInt,
-    SpecModel,
-    StrictBool,
-    StrictFloat,
-    Text,
-    fault_at,
-)
+from npusim.config.model import NonNegativeInt, PositiveInt, SpecModel, StrictBool, StrictFloat, Text, fault_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,9 +76,7 @@ class BaselineFile(Case):
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
-    expect: ExpectedCycles | None = Field(
-        default=None, description="absent: written by `npusim check --update`"
-    )
+    expect: ExpectedCycles | None = Field(default=None, description="absent: written by `npusim check --update`")
 
 
 class Candidate(SpecModel):
@@ -138,9 +128,7 @@ class DecisionFile(Case):
     problem: dict[str, PositiveInt] | None = Field(default=None, description="m, n, k of gemm, or bytes of copy")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     numerics: StrictBool = Field(default=True, description="whether the best points' outputs are looked at")
-    expect: ExpectedDecision | None = Field(
-        default=None, description="absent: written by `npusim check --update`"
-    )
+    expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")
 
 
 def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:

@@ -84,6 +84,5 @@ class AmplifiedData(SpecModel):
 
 # A new recipe is a new member here; its generator stands beside the others in `numerics`.
 DataRecipe = Annotated[
-    NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData,
-    Field(discriminator="kind"),
+    NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData, Field(discriminator="kind")
 ]

@@ -11,25 +11,12 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from npusim.config.engine import (
-    DmaEngine,
-    EngineSpec,
-    FixpipeEngine,
-    MatrixEngine,
-    VectorEngine,
-)
+from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.config.installed import clash, installed
 from npusim.config.launch import LaunchSpec
 from npusim.config.limits import fault_in, slow_link
 from npusim.config.model import Name, SpecModel, Text, fault_at
-from npusim.config.quantity import (
-    Choice,
-    Positive,
-    PositiveWhole,
-    Quantity,
-    Sourced,
-    WholeQuantity,
-)
+from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
 GM = "GM"
@@ -78,9 +65,7 @@ class GlobalMemorySpec(SpecModel):
 
     capacity_bytes: PositiveWhole
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
-    request_min_bytes: PositiveWhole = Field(
-        description="transfers are split into requests of this at least"
-    )
+    request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of this at least")
 
 
 class L2Spec(SpecModel):
@@ -108,9 +93,7 @@ class MemorySpec(SpecModel):
 class LinkSpec(SpecModel):
     """A bandwidth that all cores share."""
 
-    bytes_per_s: Positive = Field(
-        description="reached, summed over all cores, by reads and writes together"
-    )
+    bytes_per_s: Positive = Field(description="reached, summed over all cores, by reads and writes together")
 
 
 class FlagsSpec(SpecModel):
@@ -176,9 +159,7 @@ class DeviceSpec(SpecModel):
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
     links: dict[str, LinkSpec]
-    stated: Facts = Field(
-        default_factory=dict, alias="facts", description="known, but read by no model yet"
-    )
+    stated: Facts = Field(default_factory=dict, alias="facts", description="known, but read by no model yet")
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
@@ -360,6 +341,4 @@ def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
 
 def _known(key: str, value: str, allowed: set[str]) -> None:
     if value not in allowed:
-        raise fault_at(
-            key, f"{value!r} does not exist here; there are: {', '.join(sorted(allowed))}"
-        )
+        raise fault_at(key, f"{value!r} does not exist here; there are: {', '.join(sorted(allowed))}")

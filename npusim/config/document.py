@@ -176,9 +176,7 @@ class _Builder:
             path = f"{key}.{name}" if key else name
             if name in result:
                 first = self.places[path]
-                raise SpecError(
-                    f"{self.file}:{line}  {path}: duplicate key; first given in line {first.line}"
-                )
+                raise SpecError(f"{self.file}:{line}  {path}: duplicate key; first given in line {first.line}")
             self.places[path] = Place(self.file, line)
             result[name] = self.value(path, value_node)
         return result

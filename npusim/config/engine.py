@@ -37,8 +37,7 @@ class RouteSpec(SpecModel):
     latency_cycles: WholeQuantity
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
     unaligned_factor: Positive | None = Field(
-        default=None,
-        description="time for rows in GM that start inside a request, over rows that start with one",
+        default=None, description="time for rows in GM that start inside a request, over rows that start with one"
     )
     unaligned_bytes_per_cycle: Positive | None = Field(
         default=None, description="rate of rows in GM that start inside a block of 32 bytes"
@@ -172,9 +171,7 @@ class VectorOpSpec(SpecModel):
     slope_cycles_per_repeat: Positive
     head_cycles: WholeQuantity
     tail_cycles: WholeQuantity
-    slope_conflict_cycles_per_repeat: Positive | None = Field(
-        default=None, description="two sources in one bank group"
-    )
+    slope_conflict_cycles_per_repeat: Positive | None = Field(default=None, description="two sources in one bank group")
     slope_read_write_conflict_cycles_per_repeat: Positive | None = Field(
         default=None, description="a source and the destination in one bank"
     )
@@ -228,7 +225,16 @@ class ScalarEngine(SpecModel):
 
 
 EngineSpec = Annotated[
-    DmaEngine | FixpipeEngine | MatrixEngine | WarpMatrixEngine | VectorEngine | ScalarEngine
-    | LanePipe | SharedMemoryPipe | WarpIssue | GroupMatrixEngine | LocalMemoryPipe,
+    DmaEngine
+    | FixpipeEngine
+    | MatrixEngine
+    | WarpMatrixEngine
+    | VectorEngine
+    | ScalarEngine
+    | LanePipe
+    | SharedMemoryPipe
+    | WarpIssue
+    | GroupMatrixEngine
+    | LocalMemoryPipe,
     Field(discriminator="model"),
 ]

@@ -21,13 +21,7 @@ from npusim.config.huggingface_models import (
 )
 from npusim.config.messages import explain
 from npusim.config.model import HeadCount, PositiveInt
-from npusim.config.workload import (
-    WORKLOAD_SCHEMA,
-    LatentAttention,
-    Unmodelled,
-    Workload,
-    shared_heads,
-)
+from npusim.config.workload import WORKLOAD_SCHEMA, LatentAttention, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
 # Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
@@ -47,24 +41,16 @@ class HuggingFaceConfig(BaseModel):
 
     model_type: str = ""
     hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model"))
-    heads: HeadCount = Field(
-        validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads")
-    )
+    heads: HeadCount = Field(validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads"))
     kv_heads: HeadCount | None = Field(
-        None,
-        validation_alias=AliasChoices("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+        None, validation_alias=AliasChoices("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
     )
-    multi_query: bool = Field(
-        False, validation_alias=AliasChoices("multi_query", "multi_query_attention")
-    )
+    multi_query: bool = Field(False, validation_alias=AliasChoices("multi_query", "multi_query_attention"))
     new_decoder_architecture: bool = False
-    layers: PositiveInt = Field(
-        validation_alias=AliasChoices("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-    )
+    layers: PositiveInt = Field(validation_alias=AliasChoices("num_hidden_layers", "num_layers", "n_layer", "n_layers"))
     head_dim: PositiveInt | None = Field(None, validation_alias=AliasChoices("head_dim", "kv_channels"))
     intermediate_size: PositiveInt | None = Field(
-        None,
-        validation_alias=AliasChoices("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+        None, validation_alias=AliasChoices("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     )
     vocab_size: PositiveInt | None = None
     activation: str | None = Field(
@@ -219,9 +205,7 @@ def _line(text: str, key: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _head_sizes(
-    path: Path, text: str, config: HuggingFaceConfig
-) -> tuple[int, int, LatentAttention | None]:
+def _head_sizes(path: Path, text: str, config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | None]:
     """Return the sizes of query/key heads and of value heads, and MLA's ranks if it is MLA."""
     nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     if config.kv_lora_rank is not None:
@@ -229,10 +213,7 @@ def _head_sizes(
             wanted = "qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
             raise _fault(path, text, [("kv_lora_rank", f"latent attention also needs {wanted}")])
         latent = LatentAttention(
-            q_lora_rank=config.q_lora_rank,
-            kv_lora_rank=config.kv_lora_rank,
-            nope_head_dim=nope,
-            rope_head_dim=rope,
+            q_lora_rank=config.q_lora_rank, kv_lora_rank=config.kv_lora_rank, nope_head_dim=nope, rope_head_dim=rope
         )
         return nope + rope, value, latent
     if config.head_dim is not None:

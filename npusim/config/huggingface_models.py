@@ -43,35 +43,53 @@ def _family(*sizes: int | None, **more: Any) -> Mapping[str, Any]:
 
 
 _GELU = "gelu_pytorch_tanh"
-_QWEN: Mapping[str, Any] = MappingProxyType(
-    {"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28}
-)
+_QWEN: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28})
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": _family(4096, 11008, 32, 32, hidden_act="silu"),
-        "mistral": _family(
-            4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8, sliding_window=4096
-        ),
+        "mistral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8, sliding_window=4096),
         "mixtral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8),
         "qwen2": _family(4096, 22016, 32, 32, **_QWEN),
         "qwen3": _family(4096, 22016, 32, 32, head_dim=128, **_QWEN),
-        "gemma": _family(
-            3072, 24576, 28, 16, hidden_act=_GELU, num_key_value_heads=16, head_dim=256
-        ),
+        "gemma": _family(3072, 24576, 28, 16, hidden_act=_GELU, num_key_value_heads=16, head_dim=256),
         "gemma2": _family(
-            2304, 9216, 26, 8, hidden_act=_GELU, num_key_value_heads=4, head_dim=256,
-            query_pre_attn_scalar=256, sliding_window=4096, attn_logit_softcapping=50.0,
+            2304,
+            9216,
+            26,
+            8,
+            hidden_act=_GELU,
+            num_key_value_heads=4,
+            head_dim=256,
+            query_pre_attn_scalar=256,
+            sliding_window=4096,
+            attn_logit_softcapping=50.0,
         ),
         "gemma3_text": _family(
-            2304, 9216, 26, 8, hidden_act=_GELU, num_key_value_heads=4, head_dim=256,
-            query_pre_attn_scalar=256, sliding_window=4096,
+            2304,
+            9216,
+            26,
+            8,
+            hidden_act=_GELU,
+            num_key_value_heads=4,
+            head_dim=256,
+            query_pre_attn_scalar=256,
+            sliding_window=4096,
         ),
         "deepseek_v3": _family(
-            7168, 18432, 61, 128, hidden_act="silu", num_key_value_heads=128, q_lora_rank=1536,
-            kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            7168,
+            18432,
+            61,
+            128,
+            hidden_act="silu",
+            num_key_value_heads=128,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
         ),
     }
-)  # fmt: skip
+)
 #: Multimodal configs whose text part may leave out its own type.
 _TEXT_TYPES = MappingProxyType({"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"})
 _INHERITED = ("torch_dtype", "dtype")

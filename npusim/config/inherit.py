@@ -120,6 +120,4 @@ def _is_branch(value: object) -> TypeGuard[dict[str, object]]:
 
 def _copied(data: dict[str, object]) -> dict[str, object]:
     """Return mappings copied to any depth; anchors may share them, and merging writes to them."""
-    return {
-        key: _copied(value) if isinstance(value, dict) else value for key, value in data.items()
-    }
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in data.items()}

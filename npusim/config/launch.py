@@ -14,22 +14,13 @@ from npusim.config.quantity import Quantity, WholeQuantity
 class LaunchSpec(SpecModel):
     """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity = Field(
-        description="of a call that is waited for, beside its cores' time"
-    )
-    block_dispatch_cycles: WholeQuantity = Field(
-        description="before a core's first instruction of a launch"
-    )
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
+    block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
-        default=None,
-        description="of a kernel's task duration on one core group, beside its time: dispatch and end",
+        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
     )
-    task_all_s: Quantity | None = Field(
-        default=None, description="the same on all core groups; absent: as on one"
-    )
-    gap_s: Quantity | None = Field(
-        default=None, description="between two kernels, one issued behind the other"
-    )
+    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
     )
@@ -39,9 +30,7 @@ class LaunchSpec(SpecModel):
         parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
         missing = [name for name, part in parts.items() if part is None]
         if missing and len(missing) < len(parts):
-            raise fault_at(
-                missing[0], f"missing; {', '.join(parts)} are stated together, or none of them"
-            )
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
         return self
 
     def times(self, core_s: float, shares: Sequence[float]) -> tuple[dict[str, float], float]:

@@ -69,9 +69,7 @@ def slow_link(key: str, bytes_per_s: float, clock_hz: float) -> PydanticCustomEr
 
 
 def _range(key: str) -> tuple[float, float]:
-    return next(
-        (limits for unit, limits in RANGES.items() if f"_{key}".endswith(unit)), (0, float("inf"))
-    )
+    return next((limits for unit, limits in RANGES.items() if f"_{key}".endswith(unit)), (0, float("inf")))
 
 
 def _number(value: float) -> str:

@@ -9,15 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_document
 from npusim.config.load import validated
-from npusim.config.model import (
-    HeadCount,
-    PositiveInt,
-    SpecModel,
-    StrictBool,
-    StrictFloat,
-    Text,
-    fault_at,
-)
+from npusim.config.model import HeadCount, PositiveInt, SpecModel, StrictBool, StrictFloat, Text, fault_at
 from npusim.config.problem import Problem
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import shared_heads
@@ -69,9 +61,7 @@ def _tiling_value(value: object) -> int | float | str:
 
 Range = Annotated[Interval, PlainValidator(_interval), WithJsonSchema(_interval_schema())]
 TilingValue = Annotated[
-    int | float | str,
-    PlainValidator(_tiling_value),
-    WithJsonSchema({"type": ["number", "string"]}),
+    int | float | str, PlainValidator(_tiling_value), WithJsonSchema({"type": ["number", "string"]})
 ]
 PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 
@@ -180,11 +170,7 @@ class MeasuredWorkload(SpecModel):
 
     def problem(self) -> Problem:
         """Return the attention problem of one device; raise `SpecError` if it is none."""
-        given = {
-            name: value
-            for name, value in self
-            if value is not None and name in Problem.model_fields
-        }
+        given = {name: value for name, value in self if value is not None and name in Problem.model_fields}
         devices = self.tensor_parallel or 1
         if devices > 1:
             queries = self.heads or 1
@@ -218,9 +204,7 @@ class _Options(SpecModel):
         return found
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
-    tiling: dict[str, TilingValue] | None = Field(
-        default=None, description="absent: the schedule's default"
-    )
+    tiling: dict[str, TilingValue] | None = Field(default=None, description="absent: the schedule's default")
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
     timing: Timing | None = Field(
         default=None,

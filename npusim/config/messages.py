@@ -64,9 +64,7 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     return f"; allowed: {', '.join(allowed)}"
 
 
-def explain(
-    error: ValidationError, data: object = None, model: type | None = None
-) -> Iterator[tuple[str, str]]:
+def explain(error: ValidationError, data: object = None, model: type | None = None) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the text of each fault; ``data`` is what was validated, as ``model``.
 
     Of a hardware file (the default) a missing number is said to need basis and source, of any other
@@ -120,9 +118,7 @@ def _child(node: object, part: str | int) -> object:
     return None
 
 
-def _explain_one(
-    details: ErrorDetails, wanted: Mapping[str, str] | None
-) -> Iterator[tuple[str, str]]:
+def _explain_one(details: ErrorDetails, wanted: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
     """Yield the key below the fault's place (often none) and the text."""
     kind, value = details["type"], details["input"]
     context = details.get("ctx", {})
@@ -141,11 +137,7 @@ def _explain_one(
 
 
 def _text(
-    kind: str,
-    value: object,
-    context: dict[str, object],
-    details: ErrorDetails,
-    wanted: Mapping[str, str] | None,
+    kind: str, value: object, context: dict[str, object], details: ErrorDetails, wanted: Mapping[str, str] | None
 ) -> str:
     if kind == "missing":
         key = str(details["loc"][-1])
@@ -154,8 +146,7 @@ def _text(
         return f"missing; {wanted[key]}" if wanted.get(key) and len(details["loc"]) == 1 else "missing"
     if kind == "bare_value":
         return (
-            f"{value!r} has no basis and no source; write "
-            f'{{value: {value}, basis: {" | ".join(BASES)}, source: "..."}}'
+            f'{value!r} has no basis and no source; write {{value: {value}, basis: {" | ".join(BASES)}, source: "..."}}'
         )
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {value!r}"

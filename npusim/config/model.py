@@ -34,7 +34,7 @@ def file_name(text: str) -> str:
             "{text}",
             {
                 "text": f"{shown} {what}; a name is part of file names: at most {LONGEST_NAME} printable "
-                "characters, no / \\ : * ? \" < > |, no dot in front"
+                'characters, no / \\ : * ? " < > |, no dot in front'
             },
         )
     return text
@@ -61,9 +61,7 @@ class SpecModel(BaseModel):
         if unknown:
             # The text is made in `messages`, which knows the place; this is for direct callers.
             raise PydanticCustomError(
-                "unknown_keys",
-                "unknown keys {unknown}; allowed: {allowed}",
-                {"unknown": unknown, "allowed": allowed},
+                "unknown_keys", "unknown keys {unknown}; allowed: {allowed}", {"unknown": unknown, "allowed": allowed}
             )
         return data
 

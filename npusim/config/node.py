@@ -65,9 +65,7 @@ class DriverSpec(SpecModel):
         default=None, description="that serve one transfer; missing: all"
     )
     core: Text | None = Field(default=None, description="kind of core taken away; missing: none")
-    memory_touches_factor: Quantity = Field(
-        description="bytes read and written in device memory for each byte sent"
-    )
+    memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
     @property
@@ -252,9 +250,7 @@ class NodeDevice(DeviceSpec):
     @classmethod
     def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
         """Return ``device`` as one of ``node``."""
-        links = {
-            name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()
-        }
+        links = {name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()}
         if node.pcie is not None:
             links["pcie"] = LinkSpec(bytes_per_s=node.pcie.bytes_per_s)
         if node.cpu is not None:
@@ -353,9 +349,7 @@ def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
     return steps[0] in type(node).model_fields
 
 
-def load_machine(
-    hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None
-) -> DeviceSpec:
+def load_machine(hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path or as it is loaded.
 
     ``overrides`` are ``-C key=value``.  Raises `SpecError` as `load_device` and `load_node_device`.

@@ -35,7 +35,7 @@ _UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "cores.sm.engines.LDG.queue_depth_count": f"{_ASCEND}: a block's stages bound its loads",
                 "cores.sm.engines.LSU.phases.32.*": "accesses of 32 bits, which no schedule makes",
             }
-        ),
+        )
     }
 )
 #: What a device that is described for its values only is read for.
@@ -66,12 +66,11 @@ def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | N
     unread = _UNREAD.get(device.family, {})
     return next((reader for pattern, reader in unread.items() if fnmatchcase(key, pattern)), None)
 
+
 Machine = TypeVar("Machine", bound=BaseModel)
 
 
-def apply_overrides(
-    device: Machine, overrides: Mapping[str, object], *, in_node: bool = False
-) -> Machine:
+def apply_overrides(device: Machine, overrides: Mapping[str, object], *, in_node: bool = False) -> Machine:
     """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain

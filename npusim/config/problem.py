@@ -76,8 +76,7 @@ class Problem(Sizes):
     )
     dtype: Dtype = "float16"
     scale: StrictFloat = Field(
-        default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)),
-        description="factor of QK^T",
+        default_factory=lambda data: 1.0 / math.sqrt(data.get("head_dim", 1)), description="factor of QK^T"
     )
     layout: Layout = "bnsd"
     q_scale: InputScale = 1.0
@@ -101,13 +100,9 @@ class Problem(Sizes):
                 f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q"
             )
         if self.causal and self.causal_offset < 0:
-            raise SpecError(
-                f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0"
-            )
+            raise SpecError(f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0")
         if self.is_scaled and self.dtype != "float8_e4m3fn":
-            raise SpecError(
-                f"q_scale, k_scale, v_scale: only float8_e4m3fn inputs have them, not {self.dtype}"
-            )
+            raise SpecError(f"q_scale, k_scale, v_scale: only float8_e4m3fn inputs have them, not {self.dtype}")
         if self.scale == 0:
             raise SpecError("scale: 0 makes all keys equal; must not be 0")
         return self

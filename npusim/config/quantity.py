@@ -76,26 +76,24 @@ class Sourced(SpecModel):
     @model_validator(mode="after")
     def _fitted_names_its_cases(self) -> Self:
         if (self.basis == "fitted") != bool(self.fitted_on):
-            raise PydanticCustomError(
-                "fitted_on", "`fitted_on` names the cases of a fitted value, and of no other"
-            )
+            raise PydanticCustomError("fitted_on", "`fitted_on` names the cases of a fitted value, and of no other")
         return self
 
 
 class Quantity(Sourced):
     """A number with its basis and source; its unit is the suffix of its key."""
 
-    value: Annotated[
-        int | float, PlainValidator(_check_number), WithJsonSchema({"type": "number", "minimum": 0})
-    ] = Field(description="the number, in the unit that its key ends in")
+    value: Annotated[int | float, PlainValidator(_check_number), WithJsonSchema({"type": "number", "minimum": 0})] = (
+        Field(description="the number, in the unit that its key ends in")
+    )
 
 
 class WholeQuantity(Quantity):
     """A quantity that is a whole number: bytes, counts, whole cycles."""
 
-    value: Annotated[
-        int, PlainValidator(_check_whole_number), WithJsonSchema({"type": "integer", "minimum": 0})
-    ] = Field(description="the whole number, in the unit that its key ends in")
+    value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"type": "integer", "minimum": 0})] = (
+        Field(description="the whole number, in the unit that its key ends in")
+    )
 
 
 class Choice(Sourced, Generic[ChoiceValue]):

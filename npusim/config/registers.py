@@ -26,9 +26,15 @@ def _table(device: str) -> _Table:
             if not row["registers_per_thread"]:
                 continue
             key = (
-                row["schedule"], row["dtype"], int(row["head_dim"]), row["causal"] == "True", int(row["block_q"]),
-                int(row["block_kv"]), int(row["stages"]), int(row["warps"]),
-            )  # fmt: skip
+                row["schedule"],
+                row["dtype"],
+                int(row["head_dim"]),
+                row["causal"] == "True",
+                int(row["block_q"]),
+                int(row["block_kv"]),
+                int(row["stages"]),
+                int(row["warps"]),
+            )
             sizes = row["registers_per_thread"], row["spilled_registers"], row["shared_bytes"], row["loop_accesses"]
             found[key] = (int(sizes[0]), int(sizes[1]), int(sizes[2]), int(sizes[3]))
     return found

@@ -63,10 +63,16 @@ def _table() -> dict[tuple[str, str], tuple[str, Validated]]:
     with (packaged_folder("hwconfigs") / FILE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             free = int(row["untouched"])
-            found[row["device"], row["schedule"]] = row["numbers"], Validated(
-                int(row["cases"]), float(row["median"]), float(row["most"]), free,
-                float(row["untouched_median"]) if free else None,
-            )  # fmt: skip
+            found[row["device"], row["schedule"]] = (
+                row["numbers"],
+                Validated(
+                    int(row["cases"]),
+                    float(row["median"]),
+                    float(row["most"]),
+                    free,
+                    float(row["untouched_median"]) if free else None,
+                ),
+            )
     return found
 
 

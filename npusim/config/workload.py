@@ -39,7 +39,6 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 IGNORABLE = ("window", "softcap", *UNMODELLED)
 
 
-
 Positive = Annotated[StrictFloat, Field(gt=0)]
 
 
@@ -70,9 +69,7 @@ class Workload(SpecModel):
     description: Text
     source: Text = Field(description="where the shapes come from")
     heads: HeadCount = Field(description="query heads of the layer")
-    kv_heads: HeadCount = Field(
-        default_factory=lambda data: data.get("heads", 1), description="default: heads"
-    )
+    kv_heads: HeadCount = Field(default_factory=lambda data: data.get("heads", 1), description="default: heads")
     head_dim: PositiveInt
     value_head_dim: PositiveInt = Field(
         default_factory=lambda data: data.get("head_dim", 1), description="default: head_dim"
@@ -85,19 +82,13 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    sliding_window: PositiveInt | None = Field(
-        default=None, description="keys that a query of a sliding layer sees"
-    )
+    sliding_window: PositiveInt | None = Field(default=None, description="keys that a query of a sliding layer sees")
     sliding_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
         description="layers with that window; default: all",
     )
-    softcap: Positive | None = Field(
-        default=None, description="scores s become softcap * tanh(s / softcap)"
-    )
-    scale: Positive | None = Field(
-        default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)"
-    )
+    softcap: Positive | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    scale: Positive | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
     )
@@ -202,8 +193,7 @@ class Workload(SpecModel):
         refused = [f"{name} ({what})" for name, what in found.items() if name not in ignore]
         if refused:
             raise SpecError(
-                f"workload {self.name}: {', '.join(refused)}: not modelled; "
-                f"to run without: --ignore {','.join(found)}"
+                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(found)}"
             )
         return tuple(f"{name} ({what})" for name, what in found.items())
 
@@ -231,9 +221,7 @@ def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
         return f"{devices} does not divide {heads} query heads; possible: {_joined(divisors)}{note}"
     if devices in unfit:
         fit = _joined([n for n in divisors if n not in unfit])
-        return (
-            f"{devices} neither divides nor is a multiple of {kv_heads} KV heads; possible: {fit}"
-        )
+        return f"{devices} neither divides nor is a multiple of {kv_heads} KV heads; possible: {fit}"
     return None
 
 

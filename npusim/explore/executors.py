@@ -205,9 +205,12 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
         try:
             if cluster == "local":
                 local = distributed.LocalCluster(
-                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None,
+                    n_workers=jobs,
+                    threads_per_worker=1,
+                    processes=True,
+                    dashboard_address=None,
                     silence_logs=logging.ERROR,
-                )  # fmt: skip
+                )
             else:
                 asyncio.run(asyncio.wait_for(_greet(cluster), PATIENCE_S))
             client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)

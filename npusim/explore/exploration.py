@@ -270,10 +270,18 @@ def explore(
     if len(schedules) > 1:
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
-        jobs=jobs, cluster=cluster, store=None if out is None else Path(out), resume=resume, exhaustive=exhaustive,
-        check_all=check_all, pareto=pareto, max_rmse=max_rmse, finite=finite, studies=studies or not auto,
+        jobs=jobs,
+        cluster=cluster,
+        store=None if out is None else Path(out),
+        resume=resume,
+        exhaustive=exhaustive,
+        check_all=check_all,
+        pareto=pareto,
+        max_rmse=max_rmse,
+        finite=finite,
+        studies=studies or not auto,
         on_outcome=on_outcome,
-    )  # fmt: skip
+    )
     return search(request, axes, options)
 
 

@@ -36,16 +36,28 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 __all__ = [
-    "PRECISION", "SIZES", "Asking", "Bits", "Job", "Surveyed", "Swayed", "at", "compute_bits", "evaluate", "narrow",
-    "precision_fields", "prove", "survey", "swayed", "why_not",
-]  # fmt: skip
+    "PRECISION",
+    "SIZES",
+    "Asking",
+    "Bits",
+    "Job",
+    "Surveyed",
+    "Swayed",
+    "at",
+    "compute_bits",
+    "evaluate",
+    "narrow",
+    "precision_fields",
+    "prove",
+    "survey",
+    "swayed",
+    "why_not",
+]
 
 #: The axis whose values are presets of the precision.
 PRECISION = "precision"
 #: Axes that are options of a run besides its tiling and precision.
-SIZES = (
-    "schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype",
-)  # fmt: skip
+SIZES = ("schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
 #: Seconds of a core's work behind which no launch is hidden.
 LONG_S = 1.0
 #: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
@@ -272,11 +284,21 @@ def _outcome(
     room = {n: 1 - used / there for n, (used, there) in kept.items() if there}
     tightest = min(room, key=lambda n: room[n], default="")
     return Outcome(
-        index, point, "ok",
-        cycles=timing.cycles, latency_us=timing.latency_s * 1e6, method=timing.method, band=timing.band,
-        busiest=busiest, busy_share=share, ignored=", ".join(ignored), bound_us=bound or None,
-        hbm_bytes=timing.link_bytes.get("hbm"), head_room=room.get(tightest), tightest=tightest,
-    )  # fmt: skip
+        index,
+        point,
+        "ok",
+        cycles=timing.cycles,
+        latency_us=timing.latency_s * 1e6,
+        method=timing.method,
+        band=timing.band,
+        busiest=busiest,
+        busy_share=share,
+        ignored=", ".join(ignored),
+        bound_us=bound or None,
+        hbm_bytes=timing.link_bytes.get("hbm"),
+        head_room=room.get(tightest),
+        tightest=tightest,
+    )
 
 
 def _busiest(timing: TimingResult) -> tuple[str, float]:

@@ -16,17 +16,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import (
-    Asking,
-    Bits,
-    Job,
-    Surveyed,
-    compute_bits,
-    evaluate,
-    narrow,
-    prove,
-    survey,
-)
+from npusim.explore.points import Asking, Bits, Job, Surveyed, compute_bits, evaluate, narrow, prove, survey
 from npusim.explore.setting import Setting, setting_of
 from npusim.explore.space import chunks
 from npusim.explore.store import Outcome, open_store
@@ -113,12 +103,15 @@ class Search:
         error = self.error(index)
         return min(
             (
-                o.latency_us for i, o in self.outcomes.items()
-                if o.status == "ok" and o.latency_us is not None and self.groups[i] == self.groups[index]
+                o.latency_us
+                for i, o in self.outcomes.items()
+                if o.status == "ok"
+                and o.latency_us is not None
+                and self.groups[i] == self.groups[index]
                 and self.error(i) <= error
             ),
             default=math.inf,
-        )  # fmt: skip
+        )
 
     def error(self, index: int) -> float:
         """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
@@ -354,11 +347,13 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], opt
         workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
         if options.store is not None:
             about = {
-                "version": npusim.__version__, "request": setting.digest(options.needs_bits, options.exhaustive),
-                "schedules": list(setting.schedules), "points": len(points),
+                "version": npusim.__version__,
+                "request": setting.digest(options.needs_bits, options.exhaustive),
+                "schedules": list(setting.schedules),
+                "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "limits": options.limits,
-            }  # fmt: skip
+            }
             search.store = stack.enter_context(open_store(options.store, about, resume=options.resume))
             search.resume(about)
         search.run(workers)

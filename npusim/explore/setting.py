@@ -103,10 +103,13 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, 
     schedules, notes = _chosen(request, schedules, studies=studies)
     tiling = dict(cast("Any", request.tiling) or {})
     request = replace(
-        request, schedule=schedules[0], hw=request.machine() if "hw" not in given else request.hw,
-        overrides=None if "hw" not in given else request.overrides, tiling=tiling,
+        request,
+        schedule=schedules[0],
+        hw=request.machine() if "hw" not in given else request.hw,
+        overrides=None if "hw" not in given else request.overrides,
+        tiling=tiling,
         workload=request.load() if request.problem is None else None,
-    )  # fmt: skip
+    )
     free = {name: _known(replace(request, schedule=name)) for name in schedules}
     keys = tuple(n for n in given if n not in (*SIZES, *chain(*free.values())) and _is_key(request, n))
     # What one schedule has and another has not is an axis of that one; what none has is refused.

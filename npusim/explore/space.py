@@ -168,13 +168,9 @@ def _range(field: str, text: str) -> Sequence[int | Span]:
         start, stop = (int(end) if not end.isidentifier() else end for end in ends[:2])
         (step,) = map(int, ends[2:])
     except ValueError:
-        raise TilingError(
-            f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers"
-        ) from None
+        raise TilingError(f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers") from None
     if step <= 0 or (isinstance(start, int) and isinstance(stop, int) and start > stop):
-        raise TilingError(
-            f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed"
-        )
+        raise TilingError(f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed")
     if isinstance(start, int) and isinstance(stop, int):
         return _listed(f"field {field!r}", start, stop, step)
     return (Span(start, stop, step),)

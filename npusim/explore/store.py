@@ -33,9 +33,23 @@ SCHEMA = 1
 _READ = "key, number, point, outcome"
 Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
 FIGURES = (
-    "status", "cycles", "latency_us", "method", "band", "busiest", "busy_share", "ignored", "reason", "bound_us",
-    "relative_rmse", "is_finite", "hbm_bytes", "head_room", "tightest", "same_as",
-)  # fmt: skip
+    "status",
+    "cycles",
+    "latency_us",
+    "method",
+    "band",
+    "busiest",
+    "busy_share",
+    "ignored",
+    "reason",
+    "bound_us",
+    "relative_rmse",
+    "is_finite",
+    "hbm_bytes",
+    "head_room",
+    "tightest",
+    "same_as",
+)
 
 
 @dataclass(frozen=True)
@@ -183,9 +197,7 @@ def _locked(path: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SpecError(
-                f"{path}: another search is writing to it; give another file (--out)"
-            ) from None
+            raise SpecError(f"{path}: another search is writing to it; give another file (--out)") from None
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
         yield
@@ -228,9 +240,7 @@ def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = Fal
     except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
         raise SpecError(_damaged(path, error)) from None
     if schema != SCHEMA and not any_schema:
-        raise SpecError(
-            f"{path}: has schema {schema}, this npusim reads {SCHEMA}; search anew, to another file (-o)"
-        )
+        raise SpecError(f"{path}: has schema {schema}, this npusim reads {SCHEMA}; search anew, to another file (-o)")
     return found
 
 
@@ -272,9 +282,7 @@ def check_table(path: Path) -> None:
     except (csv.Error, StopIteration, ValueError):  # the last of Arrow: not a Parquet file
         names = []
     if tuple(names[-len(FIGURES) :]) != FIGURES:
-        raise SpecError(
-            f"{path}: is no table of npusim explore: give another file (--out), or remove it"
-        )
+        raise SpecError(f"{path}: is no table of npusim explore: give another file (--out), or remove it")
 
 
 def export(path: Path, outcomes: Sequence[Outcome]) -> None:

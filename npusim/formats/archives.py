@@ -63,11 +63,7 @@ def check_archive(path: Path) -> None:
 def _claimed_bytes(stream: IO[bytes]) -> int:
     """Return how many bytes of data an array's header speaks of; raise `ValueError` if it is no header."""
     version = np.lib.format.read_magic(stream)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
     count = 1
     for size in shape:  # whole numbers of Python: they do not overflow

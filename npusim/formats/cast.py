@@ -24,16 +24,7 @@ Overflow = Literal["inf", "nan", "saturate", "ascend_saturate"]
 #: Rounding modes and the number the kernels know them by.  ``none`` and ``rint`` are the Ascend
 #: names (CAST_NONE, CAST_RINT) of nearest even.
 ROUNDINGS: Mapping[str, int] = MappingProxyType(
-    {
-        "nearest_even": 0,
-        "nearest_away": 1,
-        "toward_zero": 2,
-        "floor": 3,
-        "ceil": 4,
-        "odd": 5,
-        "none": 0,
-        "rint": 0,
-    }
+    {"nearest_even": 0, "nearest_away": 1, "toward_zero": 2, "floor": 3, "ceil": 4, "odd": 5, "none": 0, "rint": 0}
 )
 OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate")
 NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")

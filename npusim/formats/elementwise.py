@@ -34,9 +34,7 @@ def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ..
             continue
         values = np.asarray(array)
         if values.dtype != fmt.dtype:
-            raise FormatError(
-                f"operand {position} has dtype {values.dtype}; {fmt.name} needs {fmt.dtype}"
-            )
+            raise FormatError(f"operand {position} has dtype {values.dtype}; {fmt.name} needs {fmt.dtype}")
         checked.append(values)
     return tuple(checked)
 

@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npusim.formats.exponential import (
-    LN2,
-    LN2_ERROR,
-    LN2_HIGH,
-    LN2_LOW,
-    LOG2_E,
-    RELATIVE_ERROR,
-    expm1_polynomial,
-)
+from npusim.formats.exponential import LN2, LN2_ERROR, LN2_HIGH, LN2_LOW, LOG2_E, RELATIVE_ERROR, expm1_polynomial
 from npusim.formats.jit import bits_float64, float32_bits, fma32, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_sum
 

@@ -103,17 +103,13 @@ class _Cache(FunctionCache):
         super().__init__(function)
         # Files of numba's own form, which an earlier npusim left, have other names.
         base = f"{self._impl.filename_base}.checked"
-        self._cache_file = _CheckedFiles(
-            self._cache_path, base, sources_stamp(Path(function.__code__.co_filename))
-        )
+        self._cache_file = _CheckedFiles(self._cache_path, base, sources_stamp(Path(function.__code__.co_filename)))
 
     def save_overload(self, sig: object, data: object) -> None:
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _say_once(
-                f"compiled kernels cannot be kept in {self._cache_path}: {error.strerror or error}"
-            )
+            _say_once(f"compiled kernels cannot be kept in {self._cache_path}: {error.strerror or error}")
 
 
 def _cache_in(folder: str, function: Any) -> _Cache | None:

@@ -38,17 +38,13 @@ def _check(values: Any, fmt: FloatFormat, role: str, name: str) -> Array:
     """Return an operand as an array of its format's dtype with at least two axes."""
     array = np.asarray(values)
     if array.dtype != fmt.dtype:
-        raise FormatError(
-            f"{name}: {role} is {fmt.name}, needs dtype {fmt.dtype}; got {array.dtype}"
-        )
+        raise FormatError(f"{name}: {role} is {fmt.name}, needs dtype {fmt.dtype}; got {array.dtype}")
     if array.ndim < 2:
         raise FormatError(f"{name}: {role} of shape {array.shape}; needs at least two axes")
     return array
 
 
-def _check_shapes(
-    a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
-) -> tuple[int, ...]:
+def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic) -> tuple[int, ...]:
     """Return the shape of the result.
 
     Raises
@@ -61,15 +57,11 @@ def _check_shapes(
     if depth != b_depth:
         raise FormatError(f"{name}: A has K = {depth}, B has K = {b_depth}")
     if depth % arithmetic.k:
-        raise FormatError(
-            f"{name}: K = {depth} is not a multiple of the instruction's K = {arithmetic.k}"
-        )
+        raise FormatError(f"{name}: K = {depth} is not a multiple of the instruction's K = {arithmetic.k}")
     try:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise FormatError(
-            f"{name}: leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast"
-        ) from None
+        raise FormatError(f"{name}: leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast") from None
     shape = (*lead, rows, columns)
     if c is not None:
         try:
@@ -97,14 +89,7 @@ def checked_operands(
     return first, second, third, _check_shapes(first, second, third, arithmetic)
 
 
-def matmul(
-    a: Any,
-    b: Any,
-    c: Any = None,
-    *,
-    arithmetic: str | MmaArithmetic,
-    threads: int | None = None,
-) -> Array:
+def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, threads: int | None = None) -> Array:
     """Return ``a @ b + c`` as chained instructions of one matrix unit compute it.
 
     Parameters
@@ -147,9 +132,7 @@ def matmul(
     return matmul_on_path(a, b, c, arithmetic=chosen, threads=thread_count(threads), path=None)
 
 
-def matmul_on_path(
-    a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads: int, path: Path | None
-) -> Array:
+def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads: int, path: Path | None) -> Array:
     """As :func:`matmul`, on a given path (tests compare them); None chooses the fastest."""
     first, second, third, shape = checked_operands(a, b, c, arithmetic)
     out = np.zeros(shape, np.float64 if arithmetic.acc.name == "float64" else np.float32)

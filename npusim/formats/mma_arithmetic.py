@@ -97,6 +97,5 @@ class MmaArithmetic:
         kept = "" if self.kept_fraction_bits is None else f" E8M{self.kept_fraction_bits}"
         late = ", c added last" if self.c_mode == "late" else ""
         return (
-            f"{self.name}: {self.method}, blocks of {self.block}{width}, "
-            f"{self.rounding}{kept}{late} [{self.evidence}]"
+            f"{self.name}: {self.method}, blocks of {self.block}{width}, {self.rounding}{kept}{late} [{self.evidence}]"
         )

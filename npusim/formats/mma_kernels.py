@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats.jit import (
-    bits_float32,
-    bits_float64,
-    float32_bits,
-    fma32,
-    fma64,
-    inline,
-    kernel,
-)
+from npusim.formats.jit import bits_float32, bits_float64, float32_bits, fma32, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_lane
 
 if TYPE_CHECKING:

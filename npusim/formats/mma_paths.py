@@ -239,10 +239,7 @@ def multiply(problem: Problem, threads: int, path: Path | None) -> None:
     elif small or is_scalar_only(unit):
         from npusim.formats import mma_scalar
 
-        operands = (
-            operand_values(problem.a, unit.a, unit, -1),
-            operand_values(problem.b, unit.b, unit, -2),
-        )
+        operands = (operand_values(problem.a, unit.a, unit, -1), operand_values(problem.b, unit.b, unit, -2))
         index = (problem.a_of, problem.b_of)
         mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(unit))
         return

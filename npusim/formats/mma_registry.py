@@ -44,9 +44,7 @@ def _formats_of(inputs: str) -> tuple[str, str]:
     return _FORMAT_OF_INPUT[inputs[:4]], _FORMAT_OF_INPUT[inputs[4:]]
 
 
-def _fused(
-    name: str, *, block: int, fraction: int, evidence: Evidence = "published-model"
-) -> MmaArithmetic:
+def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "published-model") -> MmaArithmetic:
     """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
     _, _, depth, inputs, acc = name.split(".")
     k = int(depth[1:])
@@ -114,9 +112,18 @@ def _sequential(
 ) -> MmaArithmetic:
     """Return the row of one fused multiply-add after the other."""
     return MmaArithmetic(
-        name=name, a_format=a_format, b_format=b_format, acc_format=acc_format, k=1, block=1, fraction_bits=None,
-        rounding="nearest_even", method="sequential", evidence=evidence, source=source,
-    )  # fmt: skip
+        name=name,
+        a_format=a_format,
+        b_format=b_format,
+        acc_format=acc_format,
+        k=1,
+        block=1,
+        fraction_bits=None,
+        rounding="nearest_even",
+        method="sequential",
+        evidence=evidence,
+        source=source,
+    )
 
 
 def _ascend() -> Iterator[MmaArithmetic]:
@@ -128,9 +135,7 @@ def _ascend() -> Iterator[MmaArithmetic]:
         yield replace(exact, k=k, block=k, method="exact")
         source = "assumption: float32 fused multiply-adds, ascending k"
         yield replace(exact, name=f"ascend.cube_fma.k{k}.{inputs}.f32", k=k, source=source)
-        truncating = _fused(
-            f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed"
-        )
+        truncating = _fused(f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed")
         yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
 
 
@@ -226,9 +231,7 @@ def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
     return replace(row, evidence="hardware-vectors", source=_SILICON)
 
 
-ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType(
-    {row.name: _with_evidence(row) for row in _rows()}
-)
+ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evidence(row) for row in _rows()})
 
 
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:

@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npusim.formats.jit import (
-    bits_float32,
-    bits_float64,
-    float32_bits,
-    float64_bits,
-    inline,
-    kernel,
-)
+from npusim.formats.jit import bits_float32, bits_float64, float32_bits, float64_bits, inline, kernel
 from npusim.formats.reduction_kernels import round_lane
 
 (

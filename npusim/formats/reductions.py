@@ -18,9 +18,7 @@ ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes")
 VECTOR_BLOCK_BYTES = 32
 
 
-def reduce_sum(
-    x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, start: Any = None
-) -> Array:
+def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, start: Any = None) -> Array:
     """Return the sum of ``x`` along its last axis, every addition rounded to ``fmt``.
 
     Parameters
@@ -85,9 +83,7 @@ def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
     try:
         return np.broadcast_to(first, values.shape[:-1])
     except ValueError:
-        raise FormatError(
-            f"start of shape {first.shape} does not fit results of shape {values.shape[:-1]}"
-        ) from None
+        raise FormatError(f"start of shape {first.shape} does not fit results of shape {values.shape[:-1]}") from None
 
 
 def _plan(target: FloatFormat) -> tuple[int, int, float] | None:

@@ -123,9 +123,7 @@ def _vectors(path: Path, name: str, arrays: Mapping[str, Array]) -> MmaVectors:
     wanted["D"] = wanted["C"]
     for role, shape in wanted.items():
         if typed[role].shape != shape:
-            raise TensorError(
-                f"{path}: {name}/{role} has shape {typed[role].shape}; A and B need {shape}"
-            )
+            raise TensorError(f"{path}: {name}/{role} has shape {typed[role].shape}; A and B need {shape}")
     if depth == 0 or depth % unit.k:
         raise TensorError(f"{path}: {name}/A has K = {depth}; {unit.name} adds {unit.k} at a time")
     kind = arrays.get(f"{name}/kind")

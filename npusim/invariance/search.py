@@ -9,15 +9,7 @@ from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.invariance.aspects import (
-    ASPECTS,
-    Variant,
-    of_element,
-    other_orders,
-    splits_of,
-    sums,
-    variants,
-)
+from npusim.invariance.aspects import ASPECTS, Variant, of_element, other_orders, splits_of, sums, variants
 from npusim.invariance.paths import Place, compute, first_difference, parting, structure
 from npusim.numerics.inputs import recipe_source
 from npusim.request import Request
@@ -199,9 +191,14 @@ class _Examination:
     """A call as it is run, and its variants."""
 
     def __init__(
-        self, request: Request, base: RunResult, problem: Problem, ranks: int, hidden: int | None,
+        self,
+        request: Request,
+        base: RunResult,
+        problem: Problem,
+        ranks: int,
+        hidden: int | None,
         on_tried: Callable[[int, int], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request, self.base, self.problem, self.ranks, self.hidden = request, base, problem, ranks, hidden
         self.on_tried, self.count = on_tried, 0
         self.source = recipe_source(problem)
@@ -218,8 +215,9 @@ class _Examination:
         """Return the findings, in the order of `ASPECTS`."""
         ways = {name: listed for name, listed in variants(self.base, self.problem).items() if name in vary}
         total = sum(map(len, ways.values())) + (2 if "order" in vary else 0)
-        findings = {name: self._finding(name, [self._tell(self._try(v), total) for v in of], of)
-                    for name, of in ways.items()}  # fmt: skip
+        findings = {
+            name: self._finding(name, [self._tell(self._try(v), total) for v in of], of) for name, of in ways.items()
+        }
         if "order" in vary:
             findings["order"] = self._orders(total)
         listed = tuple(findings[name] for name in ASPECTS if name in findings)
@@ -236,10 +234,18 @@ class _Examination:
     def _run(self, variant: Variant, more: Mapping[str, object] | None = None) -> RunResult:
         problem = self.problem.model_copy(update=dict(variant.sizes))
         tiling = {**self.fields, **variant.tiling, **(more or {})}
-        return run_request(Request(
-            self.request.schedule, problem=problem, hw=self.base.device, tiling=tiling, method=self.request.method,
-            precision=self.request.precision, arithmetic=self.request.arithmetic,
-        ), is_bare=True)  # fmt: skip
+        return run_request(
+            Request(
+                self.request.schedule,
+                problem=problem,
+                hw=self.base.device,
+                tiling=tiling,
+                method=self.request.method,
+                precision=self.request.precision,
+                arithmetic=self.request.arithmetic,
+            ),
+            is_bare=True,
+        )
 
     def _try(self, variant: Variant) -> Tried:
         try:
@@ -270,9 +276,7 @@ class _Examination:
         if program is not None:
             return compute(program, self.place, group, self.source, self.heads)
         if self._computed is None:
-            self._computed = compute(
-                self.base.program, self.place, self.problem.group_size, self.source, self.heads
-            )
+            self._computed = compute(self.base.program, self.place, self.problem.group_size, self.source, self.heads)
         return self._computed
 
     def _moved(self, position: int) -> HeadSource:

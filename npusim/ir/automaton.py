@@ -71,9 +71,14 @@ class Automaton:
     """
 
     def __init__(
-        self, program: TileProgram, endpoints: Sequence[Endpoint], shapes: Sequence[Shape],
-        starts: Iterable[State], contested: frozenset[str], alike: Mapping[int, Piece] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        program: TileProgram,
+        endpoints: Sequence[Endpoint],
+        shapes: Sequence[Shape],
+        starts: Iterable[State],
+        contested: frozenset[str],
+        alike: Mapping[int, Piece] | None = None,
+    ) -> None:
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
         self.nodes: list[Node] = []
@@ -127,9 +132,8 @@ class Automaton:
     # ---------------------------------------------------------------- following items
 
     def _follow(
-        self, parts: Iterable[Part], tails: list[tuple[int, int]], cursors: list[int], place: Place,
-        given: Environment,
-    ) -> list[tuple[int, int]]:  # fmt: skip
+        self, parts: Iterable[Part], tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
+    ) -> list[tuple[int, int]]:
         """Go through ``parts`` from ``tails``, moving ``cursors``; return the tails there are then."""
         for part in parts:
             if isinstance(part, LoopPart):
@@ -144,9 +148,8 @@ class Automaton:
         return tails
 
     def _loop(
-        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place,
-        given: Environment,
-    ) -> list[tuple[int, int]]:  # fmt: skip
+        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
+    ) -> list[tuple[int, int]]:
         """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
         if self.contested:  # regions hang on where the loop is
             return self._around(loop, tails, cursors, place, given)
@@ -163,9 +166,8 @@ class Automaton:
         return known[0]
 
     def _around(
-        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place,
-        given: Environment,
-    ) -> list[tuple[int, int]]:  # fmt: skip
+        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
+    ) -> list[tuple[int, int]]:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
         count, number = len(loop.indices), 0
         step = loop.indices[1] - loop.indices[0] if count > 1 else 0
@@ -218,9 +220,7 @@ class Automaton:
 
     def _regions(self, operation: Operation, given: Environment) -> tuple[RegionAccess, ...]:
         return tuple(
-            replace_region(access, given)
-            for access in operation.regions
-            if access.region.tensor.name in self.contested
+            replace_region(access, given) for access in operation.regions if access.region.tensor.name in self.contested
         )
 
     def _advance(self, piece: Piece) -> tuple[int, ...]:
@@ -237,8 +237,7 @@ class Automaton:
         """Return cursors relative to their ring's first one, apart from where in its period that is."""
         if self._is_periodic:
             return tuple(
-                c - cursors[b] + cursors[b] % p
-                for c, b, p in zip(cursors, self.bases, self._periods, strict=True)
+                c - cursors[b] + cursors[b] % p for c, b, p in zip(cursors, self.bases, self._periods, strict=True)
             )
         return tuple([c - cursors[b] for c, b in zip(cursors, self.bases, strict=True)])
 
@@ -261,14 +260,14 @@ class Automaton:
             for index, _, last in operation.uses:
                 cursors[index] += last
 
-    def _too_early(self, node: Node, operation: Operation, peer: Endpoint, need: int) -> ProgramError:  # fmt: skip
+    def _too_early(self, node: Node, operation: Operation, peer: Endpoint, need: int) -> ProgramError:
         verb = "commit" if peer.is_producer else "release"
         return ProgramError(
             f"{_prefix(operation)}{self.program.name}: {self.named(node, operation)} comes too early in program order; "
             f"list the {verb} of ring {peer.ring} number {need} on {peer.queue} before it"
         )
 
-    def _clobbered(self, node: Node, operation: Operation, mine: Endpoint, other: Endpoint) -> RaceError:  # fmt: skip
+    def _clobbered(self, node: Node, operation: Operation, mine: Endpoint, other: Endpoint) -> RaceError:
         found = (o for s in self.shapes for o in operations_of(s.parts))
         by = next((o for o in found if any(e == other.index for e, _, _ in o.uses)), None)
         what = f"{by.label} on {other.queue}" if by else f"queue {other.queue}, by no operation,"
@@ -304,9 +303,7 @@ def operations_of(parts: Iterable[Part]) -> Iterable[Operation]:
             yield from operations_of(part.parts)
 
 
-def bind(
-    loop: LoopPart, given: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]
-) -> Environment:
+def bind(loop: LoopPart, given: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> Environment:
     """Return what the symbols of a loop's body stand for at this place; ``ranges`` gets its index's ends."""
     inside: Environment = dict(given)
     first, last = min(loop.indices), max(loop.indices)
@@ -334,9 +331,11 @@ def coordinates_key(access: RegionAccess) -> object:
     """Return what two regions of the same bytes share, whichever loop over the same indices is meant."""
     r = access.region
     return (
-        r.tensor.name, r.rows, r.cols,
+        r.tensor.name,
+        r.rows,
+        r.cols,
         *(
             (v.constant, tuple((s.name, f) for s, f in v.terms.items())) if isinstance(v, Coordinate) else v
             for v in (r.batch, r.head, r.row, r.col)
         ),
-    )  # fmt: skip
+    )

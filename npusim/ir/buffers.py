@@ -53,9 +53,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.depth < 1:
-            raise ProgramError(
-                f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot"
-            )
+            raise ProgramError(f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot")
         if not 1 <= self.period <= self.depth:
             raise ProgramError(
                 f"ring {self.name}: acknowledgement period {self.period} must lie in 1..depth = {self.depth}, "
@@ -63,40 +61,19 @@ class Ring:
             )
 
     def fill(
-        self,
-        rows: int,
-        cols: int,
-        fmt: str,
-        *,
-        first: bool = True,
-        last: bool = True,
-        stride: int | None = None,
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
         """Return the producer's view of the slot being filled (waits if ``first``, commits if ``last``)."""
         return self._tile(True, rows, cols, fmt, stride, first, last)
 
     def front(
-        self,
-        rows: int,
-        cols: int,
-        fmt: str,
-        *,
-        first: bool = True,
-        last: bool = True,
-        stride: int | None = None,
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
         """Return a consumer's view of its front slot (waits if ``first``, releases if ``last``)."""
         return self._tile(False, rows, cols, fmt, stride, first, last)
 
     def _tile(
-        self,
-        is_producer: bool,
-        rows: int,
-        cols: int,
-        fmt: str,
-        stride: int | None,
-        first: bool,
-        last: bool,
+        self, is_producer: bool, rows: int, cols: int, fmt: str, stride: int | None, first: bool, last: bool
     ) -> RingTile:
         return RingTile(self, is_producer, rows, cols, stride or cols, fmt, 0, first, last)
 
@@ -140,15 +117,21 @@ class Allocator:
         return Tile(space, self._place(space, name, size, 1), rows, cols, cols, fmt)
 
     def ring(
-        self, space: str, name: str, slot_bytes: int, depth: int, *,
-        producers: Sequence[str], consumers: Sequence[str], flag: FlagKind = "binary", period: int = 1,
-    ) -> Ring:  # fmt: skip
+        self,
+        space: str,
+        name: str,
+        slot_bytes: int,
+        depth: int,
+        *,
+        producers: Sequence[str],
+        consumers: Sequence[str],
+        flag: FlagKind = "binary",
+        period: int = 1,
+    ) -> Ring:
         """Place a ring of ``depth`` slots."""
         slot = round_up(slot_bytes, self._space(space).alignment_bytes)
         offset = self._place(space, name, slot, depth)
-        ring = Ring(
-            name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period
-        )
+        ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period)
         self.rings.append(ring)
         return ring
 
@@ -169,9 +152,7 @@ class Allocator:
 
     def _space(self, space: str) -> AddressSpace:
         if space not in self.spaces:
-            raise ProgramError(
-                f"no memory {space!r} on this device; there are {', '.join(self.spaces)}"
-            )
+            raise ProgramError(f"no memory {space!r} on this device; there are {', '.join(self.spaces)}")
         return self.spaces[space]
 
     def _place(self, space: str, name: str, slot_bytes: int, depth: int) -> int:

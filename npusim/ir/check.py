@@ -92,17 +92,11 @@ def _check_dealt(program: TileProgram, phase: Phase) -> None:
             )
 
 
-def _check_held(
-    program: TileProgram, phase: str, held: Iterable[Ring], rings: Iterable[Ring]
-) -> None:
+def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: Iterable[Ring]) -> None:
     """Raise `RaceError` if a phase takes bytes in which an earlier one left slots that are not read yet."""
     for ring in rings:
         for other in held:
-            if (
-                other is not ring
-                and other.space == ring.space
-                and ring_bytes(other).overlaps(ring_bytes(ring))
-            ):
+            if other is not ring and other.space == ring.space and ring_bytes(other).overlaps(ring_bytes(ring)):
                 raise RaceError(
                     f"{program.name}: phase {phase} places ring {ring.name} where slots of ring {other.name} are not "
                     "read yet; a phase whose memory another one takes must read every slot it fills"

@@ -136,12 +136,13 @@ def alike(program: TileProgram, shapes: Iterable[Shape], contested: frozenset[st
     for number, piece in pieces.items():
         key: Hashable = tuple(
             (
-                op.queue, op.uses,
+                op.queue,
+                op.uses,
                 tuple({(s.ring, s.endpoint, rings[s.ring][op.queue, s.is_write, s.where]): None for s in op.slots}),
                 tuple({(t.space, spaces[t.space][op.queue, t.is_write, t.where]): None for t in op.tiles}),
             )
             for op in piece.operations
-        )  # fmt: skip
+        )
         if contested and any(a.region.tensor.name in contested for op in piece.operations for a in op.regions):
             key = number
         same[number] = found.setdefault(key, piece)

@@ -60,12 +60,7 @@ class Coordinate:
     __slots__ = ("constant", "is_affine", "kind", "terms")
 
     def __init__(
-        self,
-        terms: Mapping[Symbol, int],
-        constant: int = 0,
-        *,
-        is_affine: bool = True,
-        kind: type = int,
+        self, terms: Mapping[Symbol, int], constant: int = 0, *, is_affine: bool = True, kind: type = int
     ) -> None:
         self.terms, self.constant, self.is_affine, self.kind = terms, constant, is_affine, kind
 
@@ -122,9 +117,7 @@ class Coordinate:
 
     def _refuse(self, verb: str) -> NoReturn:
         frame = sys._getframe(2)
-        while frame.f_back and (
-            frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)
-        ):
+        while frame.f_back and (frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)):
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
@@ -286,9 +279,7 @@ def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -
         parts = zip(*values, strict=True)
         return _like(kind, [twin(p, f"{name}[{i}]", found) for i, p in enumerate(parts)])
     if (names := _field_names(kind)) is not None:
-        return _remade(
-            kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names}
-        )
+        return _remade(kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names})
     if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
         return first
     raise TypeError(name)

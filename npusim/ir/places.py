@@ -129,13 +129,13 @@ class PlaceTable:
                     self.regions.add(*self._region_use(op, access))
 
     def _add_overlaid(
-        self, used: Mapping[int, set[tuple[int, bool]]], queues: Mapping[str, set[int]],
+        self,
+        used: Mapping[int, set[tuple[int, bool]]],
+        queues: Mapping[str, set[int]],
         tiles: dict[tuple[str, Use], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give rings that share bytes with other rings or with tiles a use of all their bytes."""
-        extents = {
-            r: (self.program.rings[r].space, ring_bytes(self.program.rings[r])) for r in used
-        }
+        extents = {r: (self.program.rings[r].space, ring_bytes(self.program.rings[r])) for r in used}
         for ring, (space, extent) in extents.items():
             others = [e for r, (s, e) in extents.items() if r != ring and s == space]
             others += [use.where for s, use in tiles if s == space]  # type: ignore[misc]
@@ -159,11 +159,7 @@ class PlaceTable:
     # ---------------------------------------------------------------- what operations touch
 
     def accesses(
-        self,
-        op: Operation,
-        cursors: Sequence[int],
-        start: Sequence[int],
-        regions: Iterable[RegionAccess],
+        self, op: Operation, cursors: Sequence[int], start: Sequence[int], regions: Iterable[RegionAccess]
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the places that an operation touches and what each conflicts with.
 
@@ -184,9 +180,7 @@ class PlaceTable:
                 yield from _placed(self.memories[ring.space], whole)
         for tile in op.tiles:
             if tile.space in self.memories:
-                yield from _placed(
-                    self.memories[tile.space], Use(tile.where, op.queue, tile.is_write)
-                )
+                yield from _placed(self.memories[tile.space], Use(tile.where, op.queue, tile.is_write))
         for access in regions:
             yield from _placed(self.regions, self._region_use(op, access)[0])
 
@@ -213,10 +207,7 @@ class PlaceTable:
                 if found.where.start < 0:  # type: ignore[union-attr]
                     setter = self.automaton.endpoints[-1 - found.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
-                    return (
-                        f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,",
-                        found,
-                    )
+                    return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", found)
                 start = ring.offset_bytes + slot * ring.slot_bytes
                 return _bytes_text(found.where, start, f"{ring.space} (ring {ring.name})"), found  # type: ignore[arg-type]
         for space, places in self.memories.items():

@@ -169,7 +169,4 @@ class TileProgram:
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
-        return {
-            name: (self.used_bytes.get(name, 0), space.capacity_bytes)
-            for name, space in self.spaces.items()
-        }
+        return {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}

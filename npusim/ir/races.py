@@ -71,9 +71,7 @@ class _Structure:
         nodes = []
         for number, node in enumerate(facts.automaton.nodes):
             operations, renamed, agents = facts.resolved_node(number)
-            nodes.append(
-                (tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items()))
-            )  # fmt: skip
+            nodes.append((tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items())))
         places = facts.places
         self.content = facts.queues, tuple(facts.flags), places.regions.base, tuple(places.dangers), tuple(nodes)
         self._digest = hash(self.content)
@@ -116,11 +114,7 @@ class _Facts:
         found = self._resolved.get(number)
         if found is None:
             node = self.automaton.nodes[number]
-            found = self._resolved[number] = (
-                self._resolve(node),
-                self.places.renamed(node),
-                self._agents(node),
-            )
+            found = self._resolved[number] = (self._resolve(node), self.places.renamed(node), self._agents(node))
         return found
 
     def _resolve(self, node: Node) -> list[Resolved]:
@@ -149,9 +143,7 @@ class _Facts:
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
         found = (1 << self.queues) - 1
         for peer, (first, end) in enumerate(pairwise(self.flags)):
-            awaited = (
-                required_count(e, cursors[e.index]) for e in self.endpoints if peer in e.peers
-            )
+            awaited = (required_count(e, cursors[e.index]) for e in self.endpoints if peer in e.peers)
             oldest = max(0, min(awaited, default=0) - 1 - cursors[peer] + end - first)
             for agent in range(first + oldest, end):
                 found |= 1 << agent
@@ -183,9 +175,11 @@ class _Facts:
                         continue
                     known[place].append(agents)
                     fresh[place, agents] = Witness(
-                        witness.node, witness.operation, 0 if hop == BLOCK else witness.laps + bool(hop),
+                        witness.node,
+                        witness.operation,
+                        0 if hop == BLOCK else witness.laps + bool(hop),
                         witness.blocks + (hop == BLOCK),
-                    )  # fmt: skip
+                    )
                 if fresh:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
@@ -226,9 +220,14 @@ class _Facts:
         return columns[: self.queues], flags
 
     def _left(
-        self, number: int, facts: Mapping[Fact, Witness], groups: Mapping[int, int], touched: Mapping[int, int],
-        known: Sequence[int], flags: Sequence[list[int]],
-    ) -> dict[Fact, Witness]:  # fmt: skip
+        self,
+        number: int,
+        facts: Mapping[Fact, Witness],
+        groups: Mapping[int, int],
+        touched: Mapping[int, int],
+        known: Sequence[int],
+        flags: Sequence[list[int]],
+    ) -> dict[Fact, Witness]:
         """Return the facts that some queue may still run into, with the agents that know them now."""
         operations, renamed, relevant = self._resolved[number]
         of_bit = {bit.bit_length() - 1: agents for agents, bit in groups.items()}
@@ -258,18 +257,21 @@ class _Facts:
             for at in _bits(bits):
                 own = at - len(of_bit)
                 left[renamed[place], agents_of[at]] = (
-                    facts[place, of_bit[at]]
-                    if own < 0
-                    else Witness(number, operations[own].operation, 0, 0)
+                    facts[place, of_bit[at]] if own < 0 else Witness(number, operations[own].operation, 0, 0)
                 )
         return left
 
     # ---------------------------------------------------------------- errors
 
     def _race(
-        self, number: int, position: int, places: tuple[int, int], unordered: int, groups: Mapping[int, int],
+        self,
+        number: int,
+        position: int,
+        places: tuple[int, int],
+        unordered: int,
+        groups: Mapping[int, int],
         facts: Mapping[Fact, Witness],
-    ) -> RaceError:  # fmt: skip
+    ) -> RaceError:
         """Return the error that names both operations, their iterations and the bytes."""
         automaton, (mine, other) = self.automaton, places
         node, operation = automaton.nodes[number], self._resolved[number][0][position].operation
@@ -285,11 +287,7 @@ class _Facts:
         line = f"{operation.source}: " if operation.source else ""
         first = automaton.named(automaton.nodes[earlier.node], earlier.operation)
         if earlier.blocks:
-            first += (
-                " of the block before"
-                if earlier.blocks == 1
-                else f" of {earlier.blocks} blocks before"
-            )
+            first += " of the block before" if earlier.blocks == 1 else f" of {earlier.blocks} blocks before"
         there = f" (yielded at {earlier.operation.source})" if earlier.operation.source else ""
         return RaceError(
             f"{line}{automaton.named(node, operation, earlier.laps)} {_verb(use)} {space} that {first} "

@@ -41,9 +41,7 @@ class Touched:
     access: RegionAccess
 
 
-def check_regions(
-    program: TileProgram, phase: Phase, shapes: Sequence[Shape]
-) -> tuple[frozenset[str], Ranges]:
+def check_regions(program: TileProgram, phase: Phase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
     """Return the tensors that queues of one block contend for (happens-before decides on them).
 
     Raises
@@ -161,8 +159,7 @@ def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
     """Return one region around all, which differ by constants; rows and columns only if heads agree."""
     first = regions[0]
     same = all(
-        _constant(r.head) == _constant(first.head) and _constant(r.batch) == _constant(first.batch)
-        for r in regions
+        _constant(r.head) == _constant(first.head) and _constant(r.batch) == _constant(first.batch) for r in regions
     )
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
@@ -183,14 +180,15 @@ def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, in
     if a.tensor.name != b.tensor.name:
         return False
     dimensions = (
-        (a.batch, 1, b.batch, 1), (a.head, 1, b.head, 1), (a.row, a.rows, b.row, b.rows), (a.col, a.cols, b.col, b.cols)
-    )  # fmt: skip
+        (a.batch, 1, b.batch, 1),
+        (a.head, 1, b.head, 1),
+        (a.row, a.rows, b.row, b.rows),
+        (a.col, a.cols, b.col, b.cols),
+    )
     return all(_may_overlap(*d, ranges) for d in dimensions)
 
 
-def _may_overlap(
-    a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbol, tuple[int, int]]
-) -> bool:
+def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
     """Return whether ``a .. a + a_size`` and ``b .. b + b_size`` may meet."""
     distance, low, high, step = _constant(b) - _constant(a), 0, 0, 0
     fixed: dict[Symbol, int] = defaultdict(int)
@@ -330,22 +328,20 @@ def _first_meeting(
 
 
 def _pair(
-    members: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], owners: npt.NDArray[np.int64],
+    members: npt.NDArray[np.int64],
+    boxes: npt.NDArray[np.int64],
+    owners: npt.NDArray[np.int64],
     writes: npt.NDArray[np.bool_],
-) -> tuple[int, int] | None:  # fmt: skip
+) -> tuple[int, int] | None:
     for i in members[writes[members]]:
-        meets = (boxes[members, :, 0] < boxes[i, :, 1]).all(1) & (
-            boxes[members, :, 1] > boxes[i, :, 0]
-        ).all(1)
+        meets = (boxes[members, :, 0] < boxes[i, :, 1]).all(1) & (boxes[members, :, 1] > boxes[i, :, 0]).all(1)
         others = members[meets & (owners[members] != owners[i])]
         if len(others):
             return int(i), int(others[0])
     return None
 
 
-def _meeting(
-    program: TileProgram, phase: Phase, a: tuple[Touched, int], b: tuple[Touched, int]
-) -> RaceError:
+def _meeting(program: TileProgram, phase: Phase, a: tuple[Touched, int], b: tuple[Touched, int]) -> RaceError:
     (one, first), (two, second) = a, b
     names = [program.queues[t.operation.queue].name for t in (one, two)]
     place = f"{one.operation.source}: " if one.operation.source else ""

@@ -44,9 +44,7 @@ class Residency:
     new_writes: Mapping[str, float] = field(default_factory=dict)
 
 
-def residency(
-    program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False
-) -> Residency:
+def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
     The slots between the cores live in L2 too and are subtracted.  Where writes go back, a region is written
@@ -59,13 +57,16 @@ def residency(
     for phase in program.phases:
         for touched in _scanned(Itself(phase.blocks), phase.touches, group_count):
             cache.step(touched)
-    writes = cache.written_back() if writes_back else {
-        name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
-        for name, t in program.tensors.items()
-    }  # fmt: skip
+    writes = (
+        cache.written_back()
+        if writes_back
+        else {
+            name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
+            for name, t in program.tensors.items()
+        }
+    )
     reads = {
-        name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0
-        for name in program.tensors
+        name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0 for name in program.tensors
     }
     others = max(1, group_count - 1)
     shared = {

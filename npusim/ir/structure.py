@@ -55,7 +55,7 @@ class Bytes:
         return any(
             left < self.width and left + other.width > 0 and row < self.rows and row + other.rows > 0
             for row, left in ((rows, column), (rows + 1, column - self.pitch))
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +231,7 @@ class Builder:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
         body = loop.body
         if not isinstance(loop.indices, range) and any(type(i) is not int for i in loop.indices):
-            raise ProgramError(
-                f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}"
-            )
+            raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}")
         if not isinstance(body, Body):
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, body, [index])
@@ -300,16 +298,12 @@ class Builder:
                         regions += self._region(operand, is_write)  # type: ignore[arg-type]
         except KeyError:
             known = ", ".join(self._queues)
-            raise self._fault(
-                op, iterator, f"is issued to no queue of the program; there are {known}"
-            ) from None
+            raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
         except ProgramError as error:
             if isinstance(error, OpaqueError):
                 raise
             raise self._fault(op, iterator, str(error)) from None
-        return Operation(
-            op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator)
-        )
+        return Operation(op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator))
 
     def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
         line = source_line(iterator)
@@ -320,12 +314,10 @@ class Builder:
     def _ring_of(self, tile: RingTile) -> int:
         number = self._rings.get(id(tile.ring))
         if number is None:
-            raise ProgramError(
-                f"works on ring {tile.ring.name}, which is not the program's ring of that name"
-            )
+            raise ProgramError(f"works on ring {tile.ring.name}, which is not the program's ring of that name")
         return number
 
-    def _slot(self, tile: RingTile, sides: Mapping[tuple[int, bool], int], is_write: bool) -> RingAccess:  # fmt: skip
+    def _slot(self, tile: RingTile, sides: Mapping[tuple[int, bool], int], is_write: bool) -> RingAccess:
         number = self._ring_of(tile)
         where = self._bytes(tile.offset_bytes, tile)
         if where.end > tile.ring.slot_bytes:
@@ -341,12 +333,7 @@ class Builder:
         if size is None:
             size = self._sizes[tile.fmt] = get_format(tile.fmt).size_bytes
         width, pitch, rows = tile.cols * size, tile.stride * size, tile.rows
-        if (
-            type(start) is not int
-            or type(width) is not int
-            or type(pitch) is not int
-            or type(rows) is not int
-        ):
+        if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
             raise ProgramError(
                 "touches on-chip bytes whose place or size hangs on an index; only coordinates of global memory may"
             )
@@ -362,13 +349,9 @@ class Builder:
     def _region(self, region: GlobalTile, is_write: bool) -> Iterator[RegionAccess]:
         tensor = region.tensor
         if type(region.rows) is not int or type(region.cols) is not int:
-            raise ProgramError(
-                f"touches a region of tensor {tensor.name} whose size hangs on an index"
-            )
+            raise ProgramError(f"touches a region of tensor {tensor.name} whose size hangs on an index")
         if region.rows < 1 or region.cols < 1:
-            raise ProgramError(
-                f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}"
-            )
+            raise ProgramError(f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}")
         known = self._tensors.setdefault(tensor.name, tensor)
         if known is not tensor and known != tensor:
             raise ProgramError(

@@ -74,13 +74,9 @@ class GlobalTensor:
             yield head * self.packed + row // each, row % each, count, row
             row += count
 
-    def tile(
-        self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None
-    ) -> GlobalTile:
+    def tile(self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None) -> GlobalTile:
         """Return a cut of one head's matrix; ``cols`` defaults to the rest of the row."""
-        return GlobalTile(
-            self, batch, head, row, rows, col, self.cols - col if cols is None else cols
-        )
+        return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +124,13 @@ class RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
         offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
-        return RingTile(
-            self.ring,
-            self.is_producer,
-            rows,
-            width,
-            self.stride,
-            self.fmt,
-            offset,
-            self.first,
-            self.last,
-        )
+        return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, self.first, self.last)
 
     def held(self, *, first: bool, last: bool) -> RingTile:
         """Return the same region with another handshake."""
         return RingTile(
-            self.ring, self.is_producer, self.rows, self.cols, self.stride, self.fmt,
-            self.offset_bytes, first, last,
-        )  # fmt: skip
+            self.ring, self.is_producer, self.rows, self.cols, self.stride, self.fmt, self.offset_bytes, first, last
+        )
 
     def slot(self, generation: int) -> Tile:
         """Return the bytes of this region in the slot of ``generation``."""

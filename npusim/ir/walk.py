@@ -59,16 +59,21 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
         first = len(found)
         sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
         for offset, (queue, is_producer) in enumerate(sides):
-            peers = tuple(
-                first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue
-            )
+            peers = tuple(first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue)
             found.append(
                 Endpoint(
-                    first + offset, ring.name, queue, is_producer, peers,
+                    first + offset,
+                    ring.name,
+                    queue,
+                    is_producer,
+                    peers,
                     1 - ring.depth if is_producer else 1,
-                    ring.period if is_producer else 1, ring.flag == "counter", ring.depth, number,
+                    ring.period if is_producer else 1,
+                    ring.flag == "counter",
+                    ring.depth,
+                    number,
                 )
-            )  # fmt: skip
+            )
     return tuple(found)
 
 
@@ -154,9 +159,7 @@ class Walker:
             index = self._by_side.get(side)
             if index is None:
                 role = "producer" if tile.is_producer else "consumer"
-                raise ProgramError(
-                    f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}"
-                )
+                raise ProgramError(f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}")
             first, last = found.get(index, (False, False))
             found[index] = (first or tile.first, last or tile.last)
         return found
@@ -216,10 +219,7 @@ class Template:
 
     def op_count(self) -> int:
         """Return the number of operations, loops unrolled."""
-        return sum(
-            p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p)
-            for p in self.parts
-        )
+        return sum(p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts)
 
 
 Bodies = dict[Hashable, Template]
@@ -308,7 +308,5 @@ class Templates:
         key = (phase.name, phase.shape(block))
         template = self._cache.get(key)
         if template is None:
-            template = self._cache[key] = compile_items(
-                self.walker, phase.body(block), self._bodies[phase.name]
-            )
+            template = self._cache[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
         return template

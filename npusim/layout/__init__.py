@@ -9,25 +9,10 @@
 Importing it imports no numpy.
 """
 
-from npusim.layout.algebra import (
-    Layout,
-    bundle,
-    coalesce,
-    complement,
-    composition,
-    fitted,
-    right_inverse,
-    row_major,
-)
+from npusim.layout.algebra import Layout, bundle, coalesce, complement, composition, fitted, right_inverse, row_major
 from npusim.layout.arrangement import Arrangement, arrangement
 from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
-from npusim.layout.execute import (
-    chained_product,
-    from_registers,
-    gather,
-    scatter,
-    to_registers,
-)
+from npusim.layout.execute import chained_product, from_registers, gather, scatter, to_registers
 from npusim.layout.fractal import nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
 from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants

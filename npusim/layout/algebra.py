@@ -188,9 +188,7 @@ def composition(outer: Layout, inner: Layout) -> Layout:
     if carries or any(mode is None for mode in pieces):
         raise LayoutError(f"{outer} after {inner} is no layout: the extents do not divide")
     found = [
-        _of_flat([(taken, step * source[digit][1]) for digit, taken, step in mode])
-        if mode
-        else Layout(extent, 0)
+        _of_flat([(taken, step * source[digit][1]) for digit, taken, step in mode]) if mode else Layout(extent, 0)
         for mode, (extent, _) in zip(pieces, inner.flat, strict=True)
     ]
     return _nested(unflatten(range(len(found)), inner.shape), found)
@@ -203,9 +201,7 @@ def _nested(places: IntTuple, found: Sequence[Layout]) -> Layout:
     return bundle(*(_nested(part, found) for part in places))
 
 
-def _pieces(
-    source: Sequence[tuple[int, int]], extent: int, stride: int
-) -> list[tuple[int, int, int]] | None:
+def _pieces(source: Sequence[tuple[int, int]], extent: int, stride: int) -> list[tuple[int, int, int]] | None:
     """Return ``extent`` places ``stride`` apart as (mode of ``source``, extent, step in it).
 
     None where they do not cut the modes evenly; no pieces where all are one place.

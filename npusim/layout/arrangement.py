@@ -84,8 +84,7 @@ class Arrangement:
         for name, size, unit, count in sizes:
             if count < 1 or size < 1 or size % (unit * count):
                 raise LayoutError(
-                    f"{fragment} in {self}: {size} {name} are no multiple of {unit * count} "
-                    f"({count} warps of {unit})"
+                    f"{fragment} in {self}: {size} {name} are no multiple of {unit * count} ({count} warps of {unit})"
                 )
             found.append(size // (unit * count))
         return found[0], found[1]

@@ -160,9 +160,7 @@ class Chain:
     def _flat(self, registers: Array) -> Array:
         expected = (self.tiles, WARP_LANES, self.accumulator.values)
         if registers.shape[-3:] != expected:
-            raise LayoutError(
-                f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})"
-            )
+            raise LayoutError(f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})")
         lead = registers.shape[:-3]
         return registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, expected[0] * expected[2])
 
@@ -194,17 +192,13 @@ class Chain:
         arrived: dict[tuple[int, int], int] = {}
         for number, shuffle in enumerate(self.shuffles):
             for lane, slots in enumerate(shuffle.slots):
-                arrived.update(
-                    ((lane, slot), own + number * packed + half) for half, slot in enumerate(slots)
-                )
+                arrived.update(((lane, slot), own + number * packed + half) for half, slot in enumerate(slots))
         found = []
         for start in range(0, len(self.sources[0]), packed):
             slots_of = range(start, start + packed)
             found.append(
                 {
-                    tuple(
-                        arrived.get((lane, slot), self.sources[lane][slot][1]) for slot in slots_of
-                    )
+                    tuple(arrived.get((lane, slot), self.sources[lane][slot][1]) for slot in slots_of)
                     for lane in range(WARP_LANES)
                 }
             )
@@ -285,13 +279,9 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
     if accumulator.operand != "C":
         raise LayoutError(f"{accumulator} is no accumulator: only C chains into a next product")
     if operand.operand == "C":
-        raise LayoutError(
-            f"{accumulator} -> {operand}: chain into A or B; C is added, not multiplied"
-        )
+        raise LayoutError(f"{accumulator} -> {operand}: chain into A or B; C is added, not multiplied")
     axis: Literal[0, 1] = 0 if operand.operand == "A" else 1
-    kept, wanted = (
-        (accumulator.rows, operand.rows) if axis == 0 else (accumulator.columns, operand.columns)
-    )
+    kept, wanted = (accumulator.rows, operand.rows) if axis == 0 else (accumulator.columns, operand.columns)
     if kept != wanted or accumulator.groups != operand.groups:
         raise LayoutError(
             f"{accumulator} -> {operand}: {kept} {'rows' if axis == 0 else 'columns'} in "
@@ -301,17 +291,11 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 
 
 def _sources(
-    accumulator: Fragment,
-    operand: Fragment,
-    where: Arrangement,
-    fed: tuple[int, ...],
-    axis: Literal[0, 1],
+    accumulator: Fragment, operand: Fragment, where: Arrangement, fed: tuple[int, ...], axis: Literal[0, 1]
 ) -> tuple[tuple[Source, ...], ...]:
     held: dict[tuple[int, int], Source] = {}
     extent = where.tile(accumulator)[1 - axis]
-    for tile, lane, value in product(
-        range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)
-    ):
+    for tile, lane, value in product(range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)):
         place = list(where.element(accumulator, lane, value))
         place[1 - axis] += tile * extent
         held[place[0], place[1]] = (lane, tile * accumulator.values + value)

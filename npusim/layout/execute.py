@@ -93,9 +93,7 @@ def from_registers(fragment: Fragment, arrangement: Arrangement, registers: Arra
     return blocks.swapaxes(-3, -2).reshape(*lead, down * height, across * width)
 
 
-def chained_product(
-    instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply
-) -> Array:
+def chained_product(instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply) -> Array:
     """Execute a warp's product of whole tiles on registers, k in rising order, by a ``multiply`` that chains.
 
     ``a``, ``b``, ``c``: registers of `to_registers`, ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)`` and
@@ -111,9 +109,7 @@ def chained_product(
     """
     if b.shape[-4] != a.shape[-3]:
         raise LayoutError(f"{instruction}: A has {a.shape[-3]} fragments along k, B {b.shape[-4]}")
-    stacked = (
-        _side_by_side(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True)
-    )
+    stacked = (_side_by_side(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True))
     whole = multiply(*stacked)
     down, across = c.shape[-4:-2]
     rows, columns = instruction.c.rows, instruction.c.columns
@@ -143,8 +139,7 @@ def _operands(instruction: Instruction) -> tuple[Fragment, Fragment, Fragment]:
 def _check_registers(fragment: Fragment, registers: Array) -> None:
     if registers.shape[-2:] != (WARP_LANES, fragment.values):
         raise LayoutError(
-            f"{fragment}: registers of shape {registers.shape}, "
-            f"wanted (..., {WARP_LANES}, {fragment.values})"
+            f"{fragment}: registers of shape {registers.shape}, wanted (..., {WARP_LANES}, {fragment.values})"
         )
 
 
@@ -167,9 +162,7 @@ def _holders(fragment: Fragment) -> tuple[Index, Index]:
     import numpy as np
 
     rows, columns = range(fragment.rows), range(fragment.columns)
-    places = [
-        [[fragment.holder(r, c, g) for c in columns] for r in rows] for g in range(fragment.groups)
-    ]
+    places = [[[fragment.holder(r, c, g) for c in columns] for r in rows] for g in range(fragment.groups)]
     lane, value = np.moveaxis(np.array(places, np.intp), -1, 0)
     return lane, value
 
@@ -179,9 +172,6 @@ def _warp_elements(fragment: Fragment, arrangement: Arrangement) -> tuple[Index,
     """Return the row and column in the warp's tile of each (lane, value)."""
     import numpy as np
 
-    places = [
-        [arrangement.element(fragment, lane, v) for v in range(fragment.values)]
-        for lane in range(WARP_LANES)
-    ]
+    places = [[arrangement.element(fragment, lane, v) for v in range(fragment.values)] for lane in range(WARP_LANES)]
     row, column = np.moveaxis(np.array(places, np.intp), -1, 0)
     return row, column

@@ -49,9 +49,7 @@ def zz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout
 def _fractal(order: str, rows: int, columns: int, fractal: tuple[int, int]) -> Layout:
     height, width = fractal
     if rows % height or columns % width:
-        raise LayoutError(
-            f"{order}: a tile of {rows} x {columns} is no whole number of {height} x {width} fractals"
-        )
+        raise LayoutError(f"{order}: a tile of {rows} x {columns} is no whole number of {height} x {width} fractals")
     down, across = rows // height, columns // width
     block = height * width
     outer = (block, block * down) if order[0] == "n" else (block * across, block)

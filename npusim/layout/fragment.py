@@ -137,9 +137,7 @@ class Fragment:
         """
         fixed = 0 if axis == "row" else 1
         extent = self.columns if axis == "row" else self.rows
-        first = {
-            self.holder(0, i)[0] if fixed == 0 else self.holder(i, 0)[0] for i in range(extent)
-        }
+        first = {self.holder(0, i)[0] if fixed == 0 else self.holder(i, 0)[0] for i in range(extent)}
         here = min(first)
         masks = {lane ^ here for lane in first}
         return tuple(m for m in sorted(masks) if m and m & (m - 1) == 0)

@@ -92,13 +92,7 @@ class Instruction:
         raise LayoutError(f"{self.name} has no operand {name!r}: choose a, b or c")
 
 
-def instruction(
-    name: str,
-    *,
-    acc: str = "f32",
-    a: str = "row",
-    b: str = "col",
-) -> Instruction:
+def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> Instruction:
     """Return an instruction by its shape.
 
     Parameters
@@ -157,29 +151,28 @@ def _volta(acc: Accumulator, a: Order, b: Order) -> Instruction:
     lanes = Layout(((4, 2), 4), ((1, 16), 4))
 
     def fragment(operand: Operand, order: Order, rows: int, columns: int) -> Fragment:
-        layout = (
-            _accumulator(steps, bits)
-            if operand == "C"
-            else _piecewise(operand, order, rows, columns)
-        )
+        layout = _accumulator(steps, bits) if operand == "C" else _piecewise(operand, order, rows, columns)
         width = bits if operand == "C" else _HALF_BITS
         return Fragment("m8n8k4", operand, order, rows, columns, width, layout, lanes)
 
     return Instruction(
-        "m8n8k4", side, side, depth, acc,
-        a=fragment("A", a, side, depth), b=fragment("B", b, depth, side),
-        c=fragment("C", "row", side, side), steps=steps,
-    )  # fmt: skip
+        "m8n8k4",
+        side,
+        side,
+        depth,
+        acc,
+        a=fragment("A", a, side, depth),
+        b=fragment("B", b, depth, side),
+        c=fragment("C", "row", side, side),
+        steps=steps,
+    )
 
 
 def _steps(bits: int) -> tuple[Step, ...]:
     """Return the steps: four lanes write 64 bits each, down the rows of one B half at a time."""
     rows = _PIECE_BITS // bits  # values of four lanes over the four columns of a B half
     starts = [(half, row) for half in (0, 1) for row in range(0, _THREADGROUP, rows)]
-    return tuple(
-        Step(i, row, _THREADGROUP * half, rows, _THREADGROUP, half)
-        for i, (half, row) in enumerate(starts)
-    )
+    return tuple(Step(i, row, _THREADGROUP * half, rows, _THREADGROUP, half) for i, (half, row) in enumerate(starts))
 
 
 def _accumulator(steps: tuple[Step, ...], bits: int) -> Layout:
@@ -236,11 +229,15 @@ def _ampere(name: str, acc: Accumulator) -> Instruction:
         return Fragment(name, operand, order, height, width, bits, layout, lanes)
 
     return Instruction(
-        name, rows, columns, depth, acc,
+        name,
+        rows,
+        columns,
+        depth,
+        acc,
         a=fragment("A", "row", rows, depth, _HALF_BITS),
         b=fragment("B", "col", depth, columns, _HALF_BITS),
         c=fragment("C", "row", rows, columns, _HALF_BITS if acc == "f16" else 2 * _HALF_BITS),
-    )  # fmt: skip
+    )
 
 
 def _blocks(rows: int, columns: int, *, is_transposed: bool) -> Layout:

@@ -54,9 +54,7 @@ class BankModel:
 
 #: The V100's shared memory: 32 banks of 4 bytes; 32, 16 and 8 lanes a phase for 32-, 64- and
 #: 128-bit accesses; returns pack where lanes n and n^1, or n and n^2, agree (volta.md §4.1).
-VOLTA_BANKS = BankModel(
-    banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4: 32, 8: 16, 16: 8}), pair_masks=(1, 2)
-)
+VOLTA_BANKS = BankModel(banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4: 32, 8: 16, 16: 8}), pair_masks=(1, 2))
 
 
 def phases(
@@ -98,9 +96,7 @@ def phases(
     return tuple(found)
 
 
-def wavefronts(
-    addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False
-) -> int:
+def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
     """Return the cycles that a shared-memory access of a warp takes in the banks.
 
     32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.  Parameters and
@@ -171,8 +167,7 @@ def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> SwizzledLayo
     base, row = chunk.bit_length() - 1, columns.bit_length() - 1
     if left or columns & (columns - 1) or row - base < _SWIZZLE_BITS:
         raise LayoutError(
-            f"rows of {columns} elements cannot be swizzled: needs a power of two, "
-            f"at least {chunk << _SWIZZLE_BITS}"
+            f"rows of {columns} elements cannot be swizzled: needs a power of two, at least {chunk << _SWIZZLE_BITS}"
         )
     plain = Layout((rows, columns), (columns, 1))
     return SwizzledLayout(Swizzle(_SWIZZLE_BITS, base, row - base), plain)
@@ -219,9 +214,7 @@ def fragment_addresses(
         places = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
         elements = [memory(row, column) for row, column in places]
         if elements != list(range(elements[0], elements[0] + count)):
-            raise LayoutError(
-                f"{fragment}, lane {lane}: its {count} values from {places[0]} on do not lie together"
-            )
+            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {places[0]} on do not lie together")
         found.append(elements[0] * element_bytes)
     return tuple(found)
 

@@ -63,9 +63,7 @@ def logical_product(layout: Layout, tiler: Tiler) -> Layout:
     return bundle(layout, composition(complement(layout, layout.size * copies.cosize), copies))
 
 
-def _by_mode(
-    layout: Layout, tiler: tuple[Tiler, ...], apply: Callable[[Layout, Tiler], Layout]
-) -> list[Layout]:
+def _by_mode(layout: Layout, tiler: tuple[Tiler, ...], apply: Callable[[Layout, Tiler], Layout]) -> list[Layout]:
     if len(tiler) > layout.rank:
         raise LayoutError(f"{layout} has {layout.rank} modes, its tiler {len(tiler)} parts")
     parts = [apply(mode, part) for mode, part in zip(layout.modes, tiler, strict=False)]

@@ -41,9 +41,17 @@ class Machine:
         return tiling, ""
 
     def product(
-        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *,
-        is_transposed: bool = False, arithmetic: str = "", role: str = "result",
-    ) -> Sequence[Phase | tuple[Phase, Any]]:  # fmt: skip
+        self,
+        label: str,
+        a: GlobalTensor,
+        b: GlobalTensor,
+        c: GlobalTensor,
+        tiling: Any,
+        *,
+        is_transposed: bool = False,
+        arithmetic: str = "",
+        role: str = "result",
+    ) -> Sequence[Phase | tuple[Phase, Any]]:
         """Return C = A B, or A B^T, of every head, in tiles of ``block_m`` x ``block_n``."""
         tile = tiling.block_m, tiling.block_n
         return [gemm(label, a, b, c, tile, is_transposed=is_transposed, arithmetic=arithmetic, role=role)]

@@ -107,9 +107,7 @@ class Frame:
         """Return whether the loop goes along an operand or result, tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
-    def cut(
-        self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None
-    ) -> GlobalTile:
+    def cut(self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
         """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
         tensor, axes = self.tensor(n, cell), self.phase.names[n].axes
         is_shared = tensor.role == "constant"

@@ -44,9 +44,11 @@ class Moves:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
         l2 = self.device.memory.l2
         return residency(
-            self._program, self.device.group_count.value, l2.capacity_bytes.value,
+            self._program,
+            self.device.group_count.value,
+            l2.capacity_bytes.value,
             writes_back=l2.writes is not None and l2.writes.value == "back",
-        )  # fmt: skip
+        )
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""
@@ -79,9 +81,7 @@ class Moves:
         latency = route.latency_cycles.value
         if not route.links:
             # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
-            return Cost(
-                ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency)))
-            )
+            return Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency))))
         latency += self._miss_latency(step.srcs[0])
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
 
@@ -89,9 +89,7 @@ class Moves:
         """Return an operand's bytes in a memory: those of its elements, where nothing is padded."""
         return operand.payload_bytes
 
-    def _through_memory(
-        self, step: Step, route: RouteSpec, port: float
-    ) -> Iterator[tuple[str, float]]:
+    def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:
         """Yield what a move through GM pays beside its bytes: the constant's name, and cycles.
 
         Which addresses a tile has is not known here, as blocks of one shape have one cost: rows are

@@ -53,9 +53,7 @@ def _tiles(frame: Frame, n: str, cell: Cell) -> Iterator[Visit]:
         yield Visit(0, cell.first, cell.last - cell.first)
 
 
-def _visited(
-    frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Sequence[Cell]
-) -> Iterator[Touch]:
+def _visited(frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Sequence[Cell]) -> Iterator[Touch]:
     """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
     share = frame.sharing(n)
     longest: dict[tuple[object, ...], tuple[int, int, int, Cell]] = {}

@@ -14,11 +14,8 @@ PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
 PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
 #: The queue whose busy time a quantity of a measurement file is held against.
 MEASURED_PIPES = MappingProxyType(
-    {
-        "mac_us": "aic.CUBE", "mte1_us": "aic.MTE1", "mte2_us": "aic.MTE2", "fixp_us": "aic.FIXP",
-        "vec_us": "aiv0.VECTOR",
-    }
-)  # fmt: skip
+    {"mac_us": "aic.CUBE", "mte1_us": "aic.MTE1", "mte2_us": "aic.MTE2", "fixp_us": "aic.FIXP", "vec_us": "aiv0.VECTOR"}
+)
 
 
 #: Kinds of core of which a core group has several, numbered from 0.

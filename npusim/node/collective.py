@@ -60,12 +60,7 @@ class Collective:
 
 
 def collective(
-    kind: Kind,
-    algorithm: Algorithm,
-    ranks: int,
-    order: Sequence[int] | None = None,
-    *,
-    is_ordered: bool = False,
+    kind: Kind, algorithm: Algorithm, ranks: int, order: Sequence[int] | None = None, *, is_ordered: bool = False
 ) -> Collective:
     """Return a collective among ``ranks``; ``order`` lists them around the ring.
 

@@ -90,9 +90,7 @@ def _closed(
     return AlphaBeta(form.alpha_s + rounds * start, 1.0 / (1.0 / form.bytes_per_s + share))
 
 
-def alpha_beta(
-    chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode
-) -> AlphaBeta:
+def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode) -> AlphaBeta:
     """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
 
     Rounds follow one another; in each the slowest of its links, engines and drivers decides.

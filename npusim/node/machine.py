@@ -231,12 +231,7 @@ class RunningCollective:
         self.past.known[id(self.plan)] = took, moved
 
     def _rank(
-        self,
-        chunk: int,
-        rank: int,
-        ready: list[list[Event]],
-        sent: list[list[Event]],
-        sizes: list[list[int]],
+        self, chunk: int, rank: int, ready: list[list[Event]], sent: list[list[Event]], sizes: list[list[int]]
     ) -> Steps:
         """Take one chunk of one rank through all rounds."""
         yield self.arrived[rank]
@@ -253,12 +248,7 @@ class RunningCollective:
             for index in own:
                 if transfers[index].source == rank:
                     self.env.process(
-                        self._transfer(
-                            transfers[index],
-                            ready[number],
-                            sent[number][index],
-                            sizes[number][index],
-                        )
+                        self._transfer(transfers[index], ready[number], sent[number][index], sizes[number][index])
                     )
             if own:
                 yield AllOf(self.env, [sent[number][index] for index in own])

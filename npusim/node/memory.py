@@ -96,8 +96,11 @@ def plan(
             "vocabulary": HALF * p.vocab * p.hidden,
             "reserve": 0 if node.reserve_bytes is None else node.reserve_bytes.value,
         },
-        element * p.batch * (p.seq_kv + output), p.layers, p.ranks, host,
-    )  # fmt: skip
+        element * p.batch * (p.seq_kv + output),
+        p.layers,
+        p.ranks,
+        host,
+    )
 
 
 def paper_layers(p: ModelProblem, capacity_bytes: int, *, output: int = 0) -> float:
@@ -169,6 +172,4 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
 def _on(p: ModelProblem, ranks: int) -> ModelProblem:
     """Return the model on other many devices."""
     heads, kv_heads = p.heads * p.ranks, p.kv_heads * p.ranks
-    return p.model_copy(
-        update={"ranks": ranks, "heads": max(1, heads // ranks), "kv_heads": max(1, kv_heads // ranks)}
-    )
+    return p.model_copy(update={"ranks": ranks, "heads": max(1, heads // ranks), "kv_heads": max(1, kv_heads // ranks)})

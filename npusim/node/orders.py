@@ -67,9 +67,7 @@ class Sums:
     the rows in one block (or two, if the program has one).
     """
 
-    def __init__(
-        self, node: NodeSpec, topology: Topology, calls: Sequence[CollectiveOp], fmt: str
-    ) -> None:
+    def __init__(self, node: NodeSpec, topology: Topology, calls: Sequence[CollectiveOp], fmt: str) -> None:
         self.node, self.topology, self.fmt = node, topology, fmt
         self._plans: dict[tuple[CollectiveCall, bool], Plan] = {}
         self._squares = self._norm = 0.0
@@ -107,17 +105,20 @@ class Sums:
         return self._plans[key]
 
     def _sum(
-        self, call: CollectiveCall, first_byte: int, terms: Sequence[Array], *, is_ordered: bool = False,
+        self,
+        call: CollectiveCall,
+        first_byte: int,
+        terms: Sequence[Array],
+        *,
+        is_ordered: bool = False,
         watch: Watch | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """Return the sum of a part of the message of ``call``."""
         plan, first = self._plan(call, is_ordered=is_ordered), first_byte // call.element_bytes
         edges = [[e - first for e in chunk] for chunk in shard_edges(plan, call.size_bytes)]
         return execute(plan.collective, terms, self.fmt, edges, watch)[0]
 
-    def _in(
-        self, order: Order, call: CollectiveCall, row: int, row_bytes: int, terms: Sequence[Array]
-    ) -> Array:
+    def _in(self, order: Order, call: CollectiveCall, row: int, row_bytes: int, terms: Sequence[Array]) -> Array:
         """Return the sum of the rows from ``row`` on in another order, whose messages are cut elsewhere."""
         columns = row_bytes // call.element_bytes
         end, found = row + len(terms[0]) // columns, []

@@ -61,9 +61,14 @@ class Communication:
     def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
         """Return the collective over a block's rows."""
         call = CollectiveCall(
-            self.kind, self.algorithm, self.driver, block.rows * self.row_bytes, is_overlapped, self.servers,
+            self.kind,
+            self.algorithm,
+            self.driver,
+            block.rows * self.row_bytes,
+            is_overlapped,
+            self.servers,
             self.element_bytes,
-        )  # fmt: skip
+        )
         engine = self.queue.partition(".")[2]
         return CollectiveOp(f"{self.kind} {index}", self.queue, engine, (), call=call, row=block.row, rows=block.rows)
 
@@ -97,14 +102,10 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
         sizes = [b - a for a, b in pairwise(cuts)]
         if min(sizes) >= 1:
             return list(zip(cuts[:-1], sizes, strict=True))
-    raise TilingError(
-        f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}"
-    )
+    raise TilingError(f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}")
 
 
-def node_program(
-    name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int
-) -> TileProgram:
+def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int) -> TileProgram:
     """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order, each then reduced."""
     tasks: list[Task] = []
     for index, block in enumerate(blocks):
@@ -119,16 +120,12 @@ def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_b
     """Return the kernels of a block of rows, the first of them after other tasks."""
     found = []
     for number, kernel in enumerate(block.kernels):
-        op = KernelOp(
-            f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows
-        )  # fmt: skip
+        op = KernelOp(f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows)
         found.append(Task(op, () if number else after, size_bytes))
     return found
 
 
-def task_program(
-    name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()
-) -> TileProgram:
+def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:
     """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are one device's.
 
     ``queues`` are listed first, before those that only tasks name.
@@ -142,10 +139,15 @@ def task_program(
 
     parts = [(q, *q.split(".", 1)) for q in named]
     return TileProgram(
-        name=name, queues=tuple(Queue(q, core, engine, "host") for q, core, engine in parts),
-        rings=tuple(allocator.rings), spaces=dict(allocator.spaces), used_bytes=dict(allocator.peak_bytes), tensors={},
-        phases=(Phase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),), flops=flops * ranks,
-    )  # fmt: skip
+        name=name,
+        queues=tuple(Queue(q, core, engine, "host") for q, core, engine in parts),
+        rings=tuple(allocator.rings),
+        spaces=dict(allocator.spaces),
+        used_bytes=dict(allocator.peak_bytes),
+        tensors={},
+        phases=(Phase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),),
+        flops=flops * ranks,
+    )
 
 
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:

@@ -49,9 +49,7 @@ def execute(
     """
     shapes = {a.shape for a in inputs}
     if len(inputs) != collective.ranks or len(shapes) != 1:
-        raise TensorError(
-            f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} of one shape"
-        )
+        raise TensorError(f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} of one shape")
     held = [np.array(a).reshape(-1) for a in inputs]
     size = held[0].size
     if edges is None:

@@ -72,17 +72,27 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
     overhead = {OVERHEAD: overhead_s} if overhead_s else {}
     seconds = total("latency_s") + overhead_s
     return replace(
-        first, cycles=cycles, latency_s=seconds, times_s=dict.fromkeys(first.times_s, seconds),
-        traced_cycles=first.cycles, queues=_queues(parts, cycles),
-        term_cycles=summed("term_cycles"), operations=round(total("operations")),
+        first,
+        cycles=cycles,
+        latency_s=seconds,
+        times_s=dict.fromkeys(first.times_s, seconds),
+        traced_cycles=first.cycles,
+        queues=_queues(parts, cycles),
+        term_cycles=summed("term_cycles"),
+        operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},
         approximation=max((t.approximation for t, _ in parts if t.approximation), key=lambda a: a.band, default=None),
-        attention_s=total("attention_s"), linear_s=total("linear_s"), allreduce_s=total("allreduce_s"),
-        exposed_s=total("exposed_s"), overlap_s=total("overlap_s"), alone_s=total("alone_s"),
-        closed_form_s=total("closed_form_s"), parts_s={**summed("parts_s"), **overhead},
+        attention_s=total("attention_s"),
+        linear_s=total("linear_s"),
+        allreduce_s=total("allreduce_s"),
+        exposed_s=total("exposed_s"),
+        overlap_s=total("overlap_s"),
+        alone_s=total("alone_s"),
+        closed_form_s=total("closed_form_s"),
+        parts_s={**summed("parts_s"), **overhead},
         running_s=(sum(t.running_s[0] * n for t, n in parts), sum(t.running_s[1] * n for t, n in parts)),
-    )  # fmt: skip
+    )
 
 
 def _queues(parts: Sequence[tuple[NodeTiming, int]], cycles: int) -> tuple[tuple[QueueUse, ...], ...]:

@@ -95,9 +95,14 @@ class _Counters:
 
 class _Simulation:
     def __init__(
-        self, program: TileProgram, node: NodeSpec, device: DeviceSpec, timer: KernelTimer, ranks: int | None,
+        self,
+        program: TileProgram,
+        node: NodeSpec,
+        device: DeviceSpec,
+        timer: KernelTimer,
+        ranks: int | None,
         trace_groups: frozenset[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.program, self.node, self.spec, self.trace_groups = program, node, device, trace_groups
         self.timer = timer
         self.env = Environment()
@@ -172,9 +177,7 @@ class _Simulation:
                 event = counters.reached(wait.peer, wait.count)
                 if event is not None:
                     began = int(env.now)
-                    self.stuck[rank, use.queue] = (
-                        f"{op.label} waits for {self.causes[wait.endpoint]}"
-                    )
+                    self.stuck[rank, use.queue] = f"{op.label} waits for {self.causes[wait.endpoint]}"
                     yield event
                     del self.stuck[rank, use.queue]
                     self._stall(use, self.causes[wait.endpoint], began)
@@ -268,9 +271,7 @@ class _Simulation:
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
-        closed = [
-            p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)
-        ]
+        closed = [p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)]
         is_alone = not self.kernels
         return NodeTiming(
             method=_method(work for _, work in self.kernels),
@@ -296,10 +297,7 @@ class _Simulation:
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
             alone_s=sum(w.launch_fs + w.alone_fs for _, w in self.kernels) / FEMTOSECONDS,
             closed_form_s=sum(closed),
-            modes=tuple(
-                f"{c.algorithm} by {c.driver} ({p.mode_name})"
-                for c, p in zip(self.calls, plans, strict=True)
-            ),
+            modes=tuple(f"{c.algorithm} by {c.driver} ({p.mode_name})" for c, p in zip(self.calls, plans, strict=True)),
         )
 
     def _busiest_links(self) -> dict[str, int]:

@@ -51,14 +51,10 @@ class Topology:
 
     def _add(self, name: str, link: NodeLink) -> None:
         if link.bytes_per_s.value <= 0:
-            raise SpecError(
-                f"{self.name}: links.{name}.bytes_per_s: a link needs a bandwidth above 0"
-            )
+            raise SpecError(f"{self.name}: links.{name}.bytes_per_s: a link needs a bandwidth above 0")
         match link.model:
             case "full_mesh":
-                pairs: list[tuple[Vertex, Vertex]] = [
-                    (a, b) for a in range(self.ranks) for b in range(a)
-                ]
+                pairs: list[tuple[Vertex, Vertex]] = [(a, b) for a in range(self.ranks) for b in range(a)]
             case "switch":
                 self.graph.add_node(name)
                 pairs = [(a, name) for a in range(self.ranks)]
@@ -78,10 +74,7 @@ class Topology:
 
     def _check(self) -> None:
         parts = sorted(
-            (
-                sorted(v for v in part if isinstance(v, int))
-                for part in nx.weakly_connected_components(self.graph)
-            ),
+            (sorted(v for v in part if isinstance(v, int)) for part in nx.weakly_connected_components(self.graph)),
             key=lambda part: (-len(part), part),
         )
         cut_off = [str(v) for part in parts[1:] for v in part]
@@ -105,10 +98,7 @@ class Topology:
     @property
     def is_full_mesh(self) -> bool:
         """Whether every pair of devices has a link of its own."""
-        return all(
-            self.graph.has_edge(a, b)
-            for a in range(self.ranks) for b in range(self.ranks) if a != b
-        )  # fmt: skip
+        return all(self.graph.has_edge(a, b) for a in range(self.ranks) for b in range(self.ranks) if a != b)
 
     def ring(self) -> tuple[int, ...]:
         """Return the devices in an order in which neighbours share a link, fast links first.

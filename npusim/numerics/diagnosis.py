@@ -187,24 +187,29 @@ class Probe:
         wave = self.resonance
         return Diagnosis(
             nan_row_percent=100 * nan_row_fraction,
-            key_min=key_min, key_max=key_max, raw_score_min=raw_min, raw_score_max=raw_max,
-            resonance_cosine=wave.cosine, resonance_frequency=wave.frequency,
-            resonance_phase_degrees=wave.phase_degrees, resonance_share_percent=100 * wave.share,
+            key_min=key_min,
+            key_max=key_max,
+            raw_score_min=raw_min,
+            raw_score_max=raw_max,
+            resonance_cosine=wave.cosine,
+            resonance_frequency=wave.frequency,
+            resonance_phase_degrees=wave.phase_degrees,
+            resonance_share_percent=100 * wave.share,
             sink_mass_percent=100 * sink_mass,
-            shifted_key_min=shifted_min, shifted_key_max=shifted_max,
-            score_min=score_min, score_max=score_max,
-            underflow_percent=zeroed, zeroed_mass_percent=mass, product_mass_percent=product,
+            shifted_key_min=shifted_min,
+            shifted_key_max=shifted_max,
+            score_min=score_min,
+            score_max=score_max,
+            underflow_percent=zeroed,
+            zeroed_mass_percent=mass,
+            product_mass_percent=product,
             saturated_count=saturated,
-        )  # fmt: skip
+        )
 
-    def _underflow(
-        self, other_mass: float
-    ) -> tuple[float | None, float | None, float | None, float | None]:
+    def _underflow(self, other_mass: float) -> tuple[float | None, float | None, float | None, float | None]:
         """Return pairs zeroed, mass zeroed, the product of the paper (percent), and saturations."""
         u = self.underflow
         if not u.visible or not u.rows:
             return None, None, None, None
         product = u.zeroed_others / max(1, u.visible_others) * other_mass
-        return (
-            100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated),
-        )  # fmt: skip
+        return (100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated))

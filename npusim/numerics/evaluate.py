@@ -72,9 +72,8 @@ def evaluate(
     wanted = chosen_heads(problem, heads)
     probe = Probe(problem) if diagnose else None
     done, written = execute_rows(
-        program, inputs, rows, wanted, problem.group_size,
-        observers=(probe,) if probe else (), progress=progress,
-    )  # fmt: skip
+        program, inputs, rows, wanted, problem.group_size, observers=(probe,) if probe else (), progress=progress
+    )
     references, known = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
@@ -134,9 +133,14 @@ def execute_rows(
 
 
 def needed_blocks(
-    program: TileProgram, rows: Choice, heads: Container[int], group_size: int = 1, *, output: str = "o",
+    program: TileProgram,
+    rows: Choice,
+    heads: Container[int],
+    group_size: int = 1,
+    *,
+    output: str = "o",
     batches: Container[int] | None = None,
-) -> dict[str, Sequence[Any]]:  # fmt: skip
+) -> dict[str, Sequence[Any]]:
     """Return by phase the blocks that the chosen rows of ``output`` need."""
     tensor = program.tensors[output]
     blocks = [
@@ -206,9 +210,8 @@ def _blocks(phase: Phase, rows: Choice, output: GlobalTensor) -> list[Any]:
         return [b for b in phase.blocks if b.row == last]
     wanted = np.asarray(sorted(rows))
     return [
-        b for b in phase.blocks
-        if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
-    ]  # fmt: skip
+        b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
+    ]
 
 
 def _needed(phase: Phase, blocks: Sequence[OutputBlock], group_size: int) -> list[Any]:
@@ -222,9 +225,7 @@ def _needed(phase: Phase, blocks: Sequence[OutputBlock], group_size: int) -> lis
     return [
         b
         for b in phase.blocks
-        if any(
-            b.row < end and start < b.row + b.rows for start, end in rows.get((b.batch, b.head), ())
-        )
+        if any(b.row < end and start < b.row + b.rows for start, end in rows.get((b.batch, b.head), ()))
     ]
 
 
@@ -234,9 +235,7 @@ def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, i
     if count == total:
         return f"all {total} rows"
     per_head = sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()})
-    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (
-        ", …" if len(per_head) > 3 else ""
-    )
+    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 

@@ -39,13 +39,7 @@ class EventLog:
     first: dict[str, NumericEvent] = field(default_factory=dict)
     events: list[NumericEvent] = field(default_factory=list)
 
-    def look(
-        self,
-        resolved: ResolvedOp,
-        step: Step,
-        result: NDArray[Any],
-        sources: Sequence[NDArray[Any]],
-    ) -> None:
+    def look(self, resolved: ResolvedOp, step: Step, result: NDArray[Any], sources: Sequence[NDArray[Any]]) -> None:
         """Record where ``result`` is Inf or NaN although the step's sources were not.
 
         An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
@@ -75,17 +69,23 @@ class EventLog:
                 return
             row, col = (int(x[0]) for x in np.nonzero(where[lane]))
             event = NumericEvent(
-                kind, label, resolved.op.queue, self.phase, self.lanes[lane], dict(resolved.path), row, col,
-                int(where[lane].sum()), self.position,
-            )  # fmt: skip
+                kind,
+                label,
+                resolved.op.queue,
+                self.phase,
+                self.lanes[lane],
+                dict(resolved.path),
+                row,
+                col,
+                int(where[lane].sum()),
+                self.position,
+            )
             self.first.setdefault(kind, event)
             if len(self.events) < EVENTS_KEPT:
                 self.events.append(event)
 
 
-def _finite_and_number(
-    sources: Sequence[NDArray[Any]], shape: tuple[int, ...], is_matmul: bool
-) -> tuple[Any, Any]:
+def _finite_and_number(sources: Sequence[NDArray[Any]], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:
     """Return where all sources of an element are finite, and where none is NaN."""
     clean: Any = np.ones(shape, bool)
     known: Any = np.ones(shape, bool)

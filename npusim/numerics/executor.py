@@ -78,10 +78,7 @@ def execute(
     ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
     """
     state = Execution(TensorStore(program, inputs), observers=observers)
-    chosen = [
-        phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks)
-        for phase in program.phases
-    ]
+    chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
         for lanes in _lanes(phase, part):
@@ -92,9 +89,7 @@ def execute(
     return state
 
 
-def execute_operations(
-    program: TileProgram, phase: Phase, operations: Iterable[ResolvedOp], state: Execution
-) -> None:
+def execute_operations(program: TileProgram, phase: Phase, operations: Iterable[ResolvedOp], state: Execution) -> None:
     """Execute resolved operations of one core group one after the other, in the order given.
 
     Any order that the program's queues and flags allow leaves the same bits in ``state``; `execute`
@@ -118,9 +113,7 @@ def _lanes(phase: Phase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
 class _Lockstep:
     """Some blocks of one shape, executed operation by operation."""
 
-    def __init__(
-        self, program: TileProgram, phase: Phase, blocks: list[Any], state: Execution
-    ) -> None:
+    def __init__(self, program: TileProgram, phase: Phase, blocks: list[Any], state: Execution) -> None:
         self.program, self.phase, self.blocks = program, phase, blocks
         self.tensors, self.events, self.observers = state.tensors, state.events, state.observers
         self.store = BufferStore(program, len(blocks))
@@ -144,10 +137,7 @@ class _Lockstep:
 
     def _step(self, resolved: ResolvedOp, index: int, step: Step, same: list[Step]) -> None:
         fmt = step.dst.fmt
-        sources = [
-            self._read(resolved, source, [t.srcs[i] for t in same], fmt)
-            for i, source in enumerate(step.srcs)
-        ]
+        sources = [self._read(resolved, source, [t.srcs[i] for t in same], fmt) for i, source in enumerate(step.srcs)]
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
         result = apply(step.opcode, sources, before, fmt, step.attributes)

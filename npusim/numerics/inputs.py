@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.data import (
-    AmplifiedData,
-    HybridData,
-    NormalData,
-    ResonanceData,
-    SinkData,
-    UniformData,
-)
+from npusim.config.data import AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.errors import TensorError
 from npusim.formats.float_format import format_of_dtype
 
@@ -98,9 +91,7 @@ def _shape(problem: Problem, name: str) -> tuple[int, int]:
     return rows, problem.value_head_dim if name == "v" else problem.head_dim
 
 
-def _sink(
-    recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float
-) -> Array:
+def _sink(recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float) -> Array:
     values = rng.standard_normal(shape)
     if name == "q":
         # Of length 1/scale, a query's scaled scores on normal keys have variance 1.
@@ -112,9 +103,7 @@ def _sink(
     return values
 
 
-def _resonance(
-    recipe: ResonanceData, name: str, rng: np.random.Generator, shape: tuple[int, int]
-) -> Array:
+def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
     values = rng.standard_normal(shape)
     if name == "v":
         return values

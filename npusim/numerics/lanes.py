@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.layout import (
-    arrangement,
-    chain,
-    chained_product,
-    from_registers,
-    instruction,
-    to_registers,
-)
+from npusim.layout import arrangement, chain, chained_product, from_registers, instruction, to_registers
 from npusim.units import round_up
 
 if TYPE_CHECKING:

@@ -70,9 +70,7 @@ def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights
 
 
-def summarise_errors(
-    outputs: list[Array], references: list[NDArray[np.float64]], fmt: str
-) -> ErrorSummary:
+def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]], fmt: str) -> ErrorSummary:
     """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled.
 
     An output with NaN or Inf is at no distance: counts, but no figures (`ErrorSummary`).
@@ -132,9 +130,7 @@ def _relative(distance: float, norm: float) -> float:
 
 def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     """Return how many representable values lie between corresponding elements."""
-    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[
-        formats.get_format(fmt).size_bytes
-    ]
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[formats.get_format(fmt).size_bytes]
 
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)

@@ -23,9 +23,7 @@ Array = NDArray[Any]
 Semantics = Callable[[Sequence[Array], Array, str, Attributes], Array]
 
 
-def apply(
-    opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes
-) -> Array:
+def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
     """Return what a step writes.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
     row = SEMANTICS.get(opcode)
     if row is None:
@@ -56,9 +54,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
         b = np.concatenate([b, np.zeros((*b.shape[:-2], tail, b.shape[-1]), b.dtype)], axis=-2)
     if attributes.warp:
         start = before if attributes.accumulate else np.zeros_like(before)
-        return product_on_lanes(
-            a, b, start, attributes.warp, arithmetic, is_transposed=attributes.transpose_b
-        )
+        return product_on_lanes(a, b, start, attributes.warp, arithmetic, is_transposed=attributes.transpose_b)
     return formats.matmul(a, b, before if attributes.accumulate else None, arithmetic=arithmetic)
 
 

@@ -27,10 +27,7 @@ class BufferStore:
 
     def __init__(self, program: TileProgram, lanes: int) -> None:
         self.lanes = lanes
-        self._bytes = {
-            space: np.full((lanes, used), POISON, np.uint8)
-            for space, used in program.used_bytes.items()
-        }
+        self._bytes = {space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()}
 
     def view(self, tile: Tile) -> Array:
         """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
@@ -38,9 +35,12 @@ class BufferStore:
         fmt = get_format(tile.fmt)
         size = fmt.size_bytes
         return np.ndarray(
-            (self.lanes, tile.rows, tile.cols), fmt.dtype, memory, tile.offset_bytes,
+            (self.lanes, tile.rows, tile.cols),
+            fmt.dtype,
+            memory,
+            tile.offset_bytes,
             (memory.strides[0], tile.stride * size, size),
-        )  # fmt: skip
+        )
 
 
 class TensorStore:
@@ -70,9 +70,7 @@ class TensorStore:
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (tensor.rows, tensor.cols):
-            raise ProgramError(
-                f"tensor {tensor.name}: {values.shape} given, {(tensor.rows, tensor.cols)} needed"
-            )
+            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {(tensor.rows, tensor.cols)} needed")
         return values
 
     def read(self, tiles: list[GlobalTile]) -> Array:

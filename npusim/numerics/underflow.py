@@ -111,9 +111,7 @@ class Underflow:
         """Add the lost share of finished rows."""
         if not isinstance(row_sum, Tile):
             return
-        share = np.divide(
-            self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total)
-        )
+        share = np.divide(self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total))
         self.lost_mass += float(summed(share.ravel()))
         self.rows += int(np.isfinite(total).sum())
 

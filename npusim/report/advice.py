@@ -146,8 +146,7 @@ def _matrix(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advic
         return None
     startup = costs.get("startup_cycles", 0.0)
     return Advice(
-        f"the matrix unit is the limit, {percent(1 - startup / total)} of its time spent on "
-        "fractals (padding included)"
+        f"the matrix unit is the limit, {percent(1 - startup / total)} of its time spent on fractals (padding included)"
     )
 
 
@@ -158,9 +157,7 @@ def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice 
     for name, size in timing.link_bytes.items():
         share = size / seconds / record.device.link_bytes_per_s[name]
         if share >= LINK_SHARE:
-            text = (
-                f"{found.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
-            )
+            text = f"{found.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
             return Advice(text, "block_q", _larger)
     return None
 
@@ -182,8 +179,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advi
     share = percent(cycles / timing.cycles)
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
     text = (
-        f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of "
-        f"the kernel and {waits}"
+        f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of the kernel and {waits}"
     )
     return Advice(text, "depth", _deeper)
 

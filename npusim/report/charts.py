@@ -94,9 +94,7 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
             }
         )
     names = names_of(rows, "track")
-    x = alt.X(
-        "start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[start_us, end_us], nice=False)
-    )
+    x = alt.X("start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[start_us, end_us], nice=False))
     tips = tooltip(
         what="what",
         track="track",
@@ -114,11 +112,14 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
         base.transform_filter("datum.kind == 'wait'").mark_bar(height=3, style="wait"),
         ran.transform_filter("datum.colour == null").mark_bar(height={"band": 0.82}, style="quiet"),
         ran.transform_filter("datum.colour != null").mark_bar(height={"band": 0.82}, style="tile").encode(color=colour),
-        at.transform_filter("datum.label != ''").transform_calculate(mid="(datum.start_us + datum.end_us) / 2")
-        .mark_text(style="inside", clip=True).encode(x=alt.X("mid", type="quantitative"), text="label:N"),
-        at.transform_filter("datum.events != ''").mark_text(style="cross", text="×", fontSize=17)
+        at.transform_filter("datum.label != ''")
+        .transform_calculate(mid="(datum.start_us + datum.end_us) / 2")
+        .mark_text(style="inside", clip=True)
+        .encode(x=alt.X("mid", type="quantitative"), text="label:N"),
+        at.transform_filter("datum.events != ''")
+        .mark_text(style="cross", text="×", fontSize=17)
         .encode(x=alt.X("end_us", type="quantitative")),
-    ]  # fmt: skip
+    ]
     return finished(alt.layer(*layers), ROW_HEIGHT * len(names), slices=rows)
 
 
@@ -127,16 +128,23 @@ def use_of_tracks(parts: Sequence[Row]) -> Spec:
     alt = altair()
     names = names_of(parts, "track")
     end = max(p["end_us"] for p in parts)
-    chart = chart_of("parts").mark_bar(height={"band": 0.9}).encode(
-        x=alt.X("start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[0, end], nice=False)),
-        x2="end_us",
-        y=rows_axis(names),
-        color=alt.Color(
-            "busy", type="quantitative", title="busy",
-            scale=alt.Scale(domain=[0, 1], range="ramp"), legend=alt.Legend(format=".0%", orient="top"),
-        ),
-        tooltip=tooltip(track="track", start_us="from, us|us", end_us="to, us|us", busy="busy|share"),
-    )  # fmt: skip
+    chart = (
+        chart_of("parts")
+        .mark_bar(height={"band": 0.9})
+        .encode(
+            x=alt.X("start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[0, end], nice=False)),
+            x2="end_us",
+            y=rows_axis(names),
+            color=alt.Color(
+                "busy",
+                type="quantitative",
+                title="busy",
+                scale=alt.Scale(domain=[0, 1], range="ramp"),
+                legend=alt.Legend(format=".0%", orient="top"),
+            ),
+            tooltip=tooltip(track="track", start_us="from, us|us", end_us="to, us|us", busy="busy|share"),
+        )
+    )
     return finished(chart, ROW_HEIGHT * len(names), parts=parts)
 
 
@@ -145,16 +153,23 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, uni
     alt = altair()
     names, order = names_of(rows, "track"), {kind: at for at, kind in enumerate(kinds)}
     ordered = [{**row, "order": order[row["kind"]]} for row in rows]
-    chart = chart_of("parts").mark_bar(height={"band": 0.78}, style="tile").encode(
-        x=alt.X("value", type="quantitative", title=x_title, stack="zero"),
-        y=rows_axis(names),
-        color=alt.Color(
-            "kind", type="nominal", title=None, scale=alt.Scale(domain=list(kinds), range="category"),
-            legend=alt.Legend(orient="top", columns=2, labelLimit=200),
-        ),
-        order=alt.Order("order", type="quantitative"),
-        tooltip=tooltip(track="track", cause="what", value=f"{unit}|number", share="of the kernel|share"),
-    )  # fmt: skip
+    chart = (
+        chart_of("parts")
+        .mark_bar(height={"band": 0.78}, style="tile")
+        .encode(
+            x=alt.X("value", type="quantitative", title=x_title, stack="zero"),
+            y=rows_axis(names),
+            color=alt.Color(
+                "kind",
+                type="nominal",
+                title=None,
+                scale=alt.Scale(domain=list(kinds), range="category"),
+                legend=alt.Legend(orient="top", columns=2, labelLimit=200),
+            ),
+            order=alt.Order("order", type="quantitative"),
+            tooltip=tooltip(track="track", cause="what", value=f"{unit}|number", share="of the kernel|share"),
+        )
+    )
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)
 
 
@@ -165,11 +180,7 @@ def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
     base = chart_of("rows").encode(
         x=alt.X("value", type="quantitative", title=x_title, axis=alt.Axis(format=form, tickCount=6)),
         y=rows_axis(names, "name"),
-        tooltip=[
-            *tooltip(name="what"),
-            alt.Tooltip("value", type="quantitative", format=form),
-            *tooltip(text="note"),
-        ],
+        tooltip=[*tooltip(name="what"), alt.Tooltip("value", type="quantitative", format=form), *tooltip(text="note")],
     )
     text = base.mark_text(style="label", align="left", dx=5).encode(
         text=alt.Text("value", type="quantitative", format=form)
@@ -183,7 +194,10 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
         x=alt.X(
-            "value", type="quantitative", title=x_title, scale=alt.Scale(padding=50),
+            "value",
+            type="quantitative",
+            title=x_title,
+            scale=alt.Scale(padding=50),
             axis=alt.Axis(tickCount=6, format=form.replace("f", "~f")),
         ),
         y=rows_axis(parts, "part"),
@@ -229,9 +243,10 @@ def _apart(points: Sequence[Row]) -> list[Row]:
     found: list[Row] = []
     for point in sorted(points, key=lambda p: p["latency_us"]):
         near = [
-            p for p in found
+            p
+            for p in found
             # An eighth of the width is a name, a factor of 1.3 its height.
             if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
-        ]  # fmt: skip
+        ]
         found.append({**point, "below": bool(near) and not near[-1]["below"]})
     return found

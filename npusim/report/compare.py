@@ -177,9 +177,7 @@ def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
         "clock_hz": [s.clock_hz for s in c.sheets],
         "cycles": [s.cycles for s in c.sheets],
         "latency_us": [s.us(s.cycles or 0) + s.launch_us for s in c.sheets],
-        "parts": [
-            {**_part(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts
-        ],
+        "parts": [{**_part(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts],
         "causes": [[str(p) for p in latency.causes(i)] if i else [] for i in runs],
         "chains": [[{"unit": s.unit, **_part(s.part)} for s in steps] for steps in c.chains],
     }

@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 #: Parts of the difference that a chart shows; the table beside it has them all.
 SHOWN = 8
-KINDS = MappingProxyType({
-    "work": "operations", "links": "others on shared links or pipes", "wait": "waits",
-    "phase": "nothing to do in a phase", "end": "its last operation is over", "idle": "not busy", "launch": "launch",
-})  # fmt: skip
+KINDS = MappingProxyType(
+    {
+        "work": "operations",
+        "links": "others on shared links or pipes",
+        "wait": "waits",
+        "phase": "nothing to do in a phase",
+        "end": "its last operation is over",
+        "idle": "not busy",
+        "launch": "launch",
+    }
+)
 
 
 def comparison_part(c: Comparison) -> Part:
@@ -87,20 +94,26 @@ def _whole(c: Comparison, latency: Breakdown) -> Figure:
         total = sum(latency.us(p, i) for p in latency.parts)
         rows += [
             {
-                "track": sheet.label, "kind": KINDS[p.kind], "cause": str(p),
-                "value": round(latency.us(p, i), 3), "share": latency.us(p, i) / total,
+                "track": sheet.label,
+                "kind": KINDS[p.kind],
+                "cause": str(p),
+                "value": round(latency.us(p, i), 3),
+                "share": latency.us(p, i) / total,
             }
             for p in sorted(latency.parts, key=lambda p: list(KINDS).index(p.kind))
             if latency.us(p, i)
-        ]  # fmt: skip
+        ]
     kinds = [k for k in KINDS.values() if any(r["kind"] == k for r in rows)]
     unit = ", ".join(dict.fromkeys(latency.units))
     table = tuple((r["track"], r["cause"], f"{r['value']:,.2f}", percent(r["share"])) for r in rows)
     return Figure(
-        "whole", "What the latency is spent on",
+        "whole",
+        "What the latency is spent on",
         f"The account of {unit}, in the core group that ends last, and the launch.",
-        charts.stacked_bars(rows, kinds, x_title="time, us"), ("run", "what", "us", "of the latency"), table,
-    )  # fmt: skip
+        charts.stacked_bars(rows, kinds, x_title="time, us"),
+        ("run", "what", "us", "of the latency"),
+        table,
+    )
 
 
 def _against(c: Comparison) -> Iterator[Figure]:

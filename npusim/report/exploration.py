@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 _SHOWN_REASONS = 3
 #: How points without a time are counted, in the order of the heading.
 _COUNTED = (
-    ("ok", "simulated"), ("pruned", "pruned with proof"), ("infeasible", "do not fit"), ("merged", "merged"),
-    ("rejected", "rejected"), ("failed", "failed"),
-)  # fmt: skip
+    ("ok", "simulated"),
+    ("pruned", "pruned with proof"),
+    ("infeasible", "do not fit"),
+    ("merged", "merged"),
+    ("rejected", "rejected"),
+    ("failed", "failed"),
+)
 
 
 def exploration_blocks(
-    name: str, outcomes: Sequence[Outcome], scene_names: Sequence[str], *, total: int, top: int, is_pareto: bool,
+    name: str,
+    outcomes: Sequence[Outcome],
+    scene_names: Sequence[str],
+    *,
+    total: int,
+    top: int,
+    is_pareto: bool,
     swayed_by: Mapping[int, str] | None = None,
-) -> list[Block]:  # fmt: skip
+) -> list[Block]:
     """Return the ranking of each problem and device, the fastest first, and what became of the other points."""
     counts: Counter[str] = Counter(o.status for o in outcomes)
     count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
@@ -51,9 +61,12 @@ def exploration_blocks(
 
 
 def _ranking(
-    outcomes: Sequence[Outcome], apart: Sequence[str], chosen: Sequence[Outcome] | None, top: int,
+    outcomes: Sequence[Outcome],
+    apart: Sequence[str],
+    chosen: Sequence[Outcome] | None,
+    top: int,
     swayed_by: Mapping[int, str],
-) -> Iterator[Block]:  # fmt: skip
+) -> Iterator[Block]:
     ranked = sorted((o for o in outcomes if o.status == "ok"), key=lambda o: (o.latency_us or 0.0, o.index))
     best = best_of(outcomes)
     if best is None:
@@ -73,7 +86,7 @@ def _ranking(
                 Cell(f"{o.tightest} {percent(o.head_room or 0.0)} free" if o.tightest else ""),
                 Cell(o.method + (f" ±{percent(o.band)}" if o.band else "")),
             )
-        )  # fmt: skip
+        )
     error = ("rel. RMSE",) if has_bits else ()
     header = (*fields, "latency us", "cycles", "", *error, "busiest", "busy", "room", "method")
     yield Grid(header, ">" * len(fields) + ">>>" + ">" * has_bits + "<><<", tuple(rows))
@@ -133,9 +146,7 @@ def assurances(found: Exploration) -> list[Block]:
     return [Facts(tuple(facts))] if facts else []
 
 
-def what_if_blocks(
-    outcomes: Sequence[Outcome], device_keys: Sequence[str], schedules: Sequence[str]
-) -> list[Block]:
+def what_if_blocks(outcomes: Sequence[Outcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
     """Return, for each change of the device, what the best of each schedule gains over its first value."""
     if not device_keys:
         return []

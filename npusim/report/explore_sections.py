@@ -35,9 +35,7 @@ def rows_of(file: Path) -> list[Row]:
     rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
     missing = {"status", "latency_us"} - set(rows[0] if rows else ())
     if missing:
-        raise SpecError(
-            f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row"
-        )
+        raise SpecError(f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row")
     return rows
 
 
@@ -143,12 +141,14 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
     head = (*axes, "latency us", "cycles", "busiest", "busy")
     table = tuple(
         (
-            *(str(r.get(a)) for a in axes), f"{r['latency_us']:,.2f}", whole(int(r.get("cycles") or 0)),
+            *(str(r.get(a)) for a in axes),
+            f"{r['latency_us']:,.2f}",
+            whole(int(r.get("cycles") or 0)),
             str(r.get("busiest") or "-"),
             percent(r.get("busy_share") or 0.0),
         )
         for r in ranked[:LISTED]
-    )  # fmt: skip
+    )
     text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
     return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), head, table, is_wide=True)
 
@@ -160,9 +160,7 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
     for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
         spec, cells = map_of(alike, x, y)
-        table = tuple(
-            (c["x"], c["y"], "-" if c["value"] is None else f"{c['value']:,.2f}", c["what"]) for c in cells
-        )
+        table = tuple((c["x"], c["y"], "-" if c["value"] is None else f"{c['value']:,.2f}", c["what"]) for c in cells)
         text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
         yield Figure(f"map{number}", f"{x} and {y}", text, spec, (x, y, "latency us", "status"), table)
 

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from npusim.invariance import Finding, Invariance
 
 SCHEMA_VERSION = 1
-_SAID: Mapping[str, tuple[str, Style]] = MappingProxyType({
-    "cannot": ("no: same structure", "good"), "not seen": ("not on these inputs", "warn"),
-    "changes": ("yes", "bad"), "none": ("-", "dim"),
-})  # fmt: skip
+_SAID: Mapping[str, tuple[str, Style]] = MappingProxyType(
+    {
+        "cannot": ("no: same structure", "good"),
+        "not seen": ("not on these inputs", "warn"),
+        "changes": ("yes", "bad"),
+        "none": ("-", "dim"),
+    }
+)
 
 
 def invariance_table(found: Invariance) -> tuple[Block, ...]:
@@ -30,8 +34,9 @@ def invariance_table(found: Invariance) -> tuple[Block, ...]:
     what = f"the first sequence, {heads}, rows from {found.row} on"
     blocks: list[Block] = [
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
-        Facts((("bits of", (Cell(what),)),)), Grid(header, "<<<<><", rows),
-    ]  # fmt: skip
+        Facts((("bits of", (Cell(what),)),)),
+        Grid(header, "<<<<><", rows),
+    ]
     return (*blocks, Facts(tuple(details))) if details else tuple(blocks)
 
 
@@ -58,20 +63,27 @@ def invariance_document(found: Invariance, required: Collection[str] = ()) -> di
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "npusim.invariant",
-        "name": base.name, "schedule": base.schedule, "device": base.device.name, "precision": base.precision,
+        "name": base.name,
+        "schedule": base.schedule,
+        "device": base.device.name,
+        "precision": base.precision,
         "latency_us": None if base.timing is None else base.latency_us,
-        "row": found.row, "heads": found.heads,
+        "row": found.row,
+        "heads": found.heads,
         "aspects": {
             f.aspect: {
-                "verdict": f.verdict, "guarantee": f.guarantee or None, "cost_us": f.cost_us,
+                "verdict": f.verdict,
+                "guarantee": f.guarantee or None,
+                "cost_us": f.cost_us,
                 "cost_at": f.cost_at or None,
                 "tried": [
                     {
-                        "what": t.what, "same_structure": t.is_same_structure, "latency_us": t.latency_us,
+                        "what": t.what,
+                        "same_structure": t.is_same_structure,
+                        "latency_us": t.latency_us,
                         "reason": t.reason or None,
-                        "difference": t.difference and {
-                            "element": t.difference.element, "value": t.difference.value, "other": t.difference.other,
-                        },
+                        "difference": t.difference
+                        and {"element": t.difference.element, "value": t.difference.value, "other": t.difference.other},
                         "parted": t.parted or None,
                     }
                     for t in f.tried
@@ -80,4 +92,4 @@ def invariance_document(found: Invariance, required: Collection[str] = ()) -> di
             for f in found.findings
         },
         "required": {name: found.holds(name) for name in required},
-    }  # fmt: skip
+    }

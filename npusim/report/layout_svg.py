@@ -40,13 +40,9 @@ def picture_svg(picture: Picture) -> str:
     moving: list[str] = []
     for r, row in enumerate(picture.rows):
         y = top + r * _HEIGHT
-        parts.append(
-            _text(left - 9, y + _HEIGHT / 2 + 4, str(r), size=11, fill="#777", anchor="end")
-        )
+        parts.append(_text(left - 9, y + _HEIGHT / 2 + 4, str(r), size=11, fill="#777", anchor="end"))
         for c, square in enumerate(row):
-            (moving if square.needed_by else parts).append(
-                _square_svg(square, left + c * width, y, width)
-            )
+            (moving if square.needed_by else parts).append(_square_svg(square, left + c * width, y, width))
     parts += moving  # last, so that their frames lie over their neighbours
     for number, (label, text) in enumerate(words):
         y = below + _LINE * number
@@ -62,40 +58,19 @@ def _square_svg(square: Square, x: float, y: float, width: float) -> str:
     if not square.needed_by:
         box += 'stroke="white" stroke-width="1.5"/>'
         return box + _text(middle, y + _HEIGHT / 2 + 5, name, size=13, anchor="middle")
-    inner = (
-        f'<rect x="{x + 2:g}" y="{y + 2:g}" width="{width - 4}" height="{_HEIGHT - 4}" fill="none" '
-    )
+    inner = f'<rect x="{x + 2:g}" y="{y + 2:g}" width="{width - 4}" height="{_HEIGHT - 4}" fill="none" '
     dashes = ' stroke-dasharray="4 3"' if square.is_in_place else ""
-    box += (
-        'stroke="white" stroke-width="1.5"/>'
-        + inner
-        + f'stroke="{_MARK}" stroke-width="2"{dashes}/>'
-    )
+    box += 'stroke="white" stroke-width="1.5"/>' + inner + f'stroke="{_MARK}" stroke-width="2"{dashes}/>'
     sign = "+ " if square.is_in_place else "→ "
     return (
         box
         + _text(middle, y + 18, name, size=13, anchor="middle")
-        + _text(
-            middle,
-            y + 34,
-            sign + square.target,
-            size=12,
-            weight="bold",
-            fill=_MARK,
-            anchor="middle",
-        )
+        + _text(middle, y + 34, sign + square.target, size=12, weight="bold", fill=_MARK, anchor="middle")
     )
 
 
 def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: int,
-    weight: str = "normal",
-    fill: str = "#111",
-    anchor: str = "start",
+    x: float, y: float, text: str, *, size: int, weight: str = "normal", fill: str = "#111", anchor: str = "start"
 ) -> str:
     look = f'font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
     return f'<text x="{x:g}" y="{y:g}" {look}>{html.escape(text)}</text>'

@@ -64,9 +64,7 @@ class Picture:
 # ---------------------------------------------------------------- what is drawn
 
 
-def fragment_picture(
-    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
-) -> Picture:
+def fragment_picture(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
     """Return the picture of an operand: one group's tile, or the whole warp's if arranged.
 
     Raises `LayoutError` where there is no such operand or the arrangement does not fit.
@@ -80,18 +78,13 @@ def fragment_picture(
         elif fragment.group(lane) == 0:
             seats[fragment.coordinate(lane, value)] = (lane, value)
     squares = tuple(
-        tuple(Square(*seats[r, c], _colour(fragment, seats[r, c][0])) for c in range(columns))
-        for r in range(rows)
+        tuple(Square(*seats[r, c], _colour(fragment, seats[r, c][0])) for c in range(columns)) for r in range(rows)
     )
     note = _note(fragment, arrangement)
-    return Picture(
-        _title(instruction, fragment), note, squares, _fragment_facts(instruction, fragment)
-    )
+    return Picture(_title(instruction, fragment), note, squares, _fragment_facts(instruction, fragment))
 
 
-def chain_picture(
-    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
-) -> Picture:
+def chain_picture(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
     """Return the picture of an accumulator and of what its next product needs moved.
 
     Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
@@ -187,7 +180,7 @@ def _fragment_facts(instruction: Instruction, fragment: Fragment) -> Facts:
         ("layout", (Cell(map_text),)),
         ("lanes", (Cell(f"(thread, quad pair) -> lane = {fragment.lanes}"),)),
         ("registers", (Cell(f"{fragment.registers} a lane, {_counted(fragment.values)} of {fragment.bits} bits"),)),
-    ]  # fmt: skip
+    ]
     if fragment.groups == 1:
         del rows[1]
     if fragment.operand == "C":
@@ -276,15 +269,12 @@ def fragment_document(instruction: Instruction, operand: str) -> dict[str, objec
         "registers": fragment.registers,
         "row_butterflies": list(fragment.butterflies("row")),
         "map": [
-            [[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)]
-            for lane in lanes
+            [[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)] for lane in lanes
         ],
     }
 
 
-def chain_document(
-    instruction: Instruction, operand: str, arrangement: Arrangement | None = None
-) -> dict[str, object]:
+def chain_document(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> dict[str, object]:
     """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
     found = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
     return {

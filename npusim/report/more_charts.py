@@ -5,16 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.charts import (
-    CHART_HEIGHT,
-    ROW_HEIGHT,
-    altair,
-    chart_of,
-    finished,
-    names_of,
-    rows_axis,
-    tooltip,
-)
+from npusim.report.charts import CHART_HEIGHT, ROW_HEIGHT, altair, chart_of, finished, names_of, rows_axis, tooltip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,9 +40,7 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
         )
     ]
     scale = alt.Scale(type="log", nice=False)
-    x = alt.X(
-        "x", type="quantitative", scale=scale, title="operations a byte", axis=alt.Axis(format="~s", tickCount=6)
-    )
+    x = alt.X("x", type="quantitative", scale=scale, title="operations a byte", axis=alt.Axis(format="~s", tickCount=6))
     y = alt.Y("y", type="quantitative", scale=alt.Scale(type="log"), title="TFLOP/s", axis=alt.Axis(format="~g"))
     colour = alt.Color(
         "name", type="nominal", scale=alt.Scale(range="category"), legend=alt.Legend(orient="top", title="roof of")
@@ -139,12 +128,13 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
     )
     base = at.encode(x=x, x2="end")
     colour = alt.Color(
-        "error", type="quantitative", title="relative error",
-        scale=alt.Scale(type="log", range="ramp"), legend=alt.Legend(orient="top", format=".1e", tickCount=3),
-    )  # fmt: skip
-    middle = at.transform_calculate(mid="(datum.first_row + datum.end) / 2").encode(
-        x=alt.X("mid", type="quantitative")
+        "error",
+        type="quantitative",
+        title="relative error",
+        scale=alt.Scale(type="log", range="ramp"),
+        legend=alt.Legend(orient="top", format=".1e", tickCount=3),
     )
+    middle = at.transform_calculate(mid="(datum.first_row + datum.end) / 2").encode(x=alt.X("mid", type="quantitative"))
     has_errors = any(r["error"] for r in shown)
     layers = [
         *(
@@ -205,18 +195,22 @@ def score_bars(scores: Mapping[str, Any]) -> Spec:
     limit = math.log2(scores["largest"])
     rows = [
         {
-            "from": c["exponent"], "to": c["exponent"] + 1, "count": c["count"],
+            "from": c["exponent"],
+            "to": c["exponent"] + 1,
+            "count": c["count"],
             "beyond": 2.0 ** c["exponent"] >= scores["largest"],
             "what": f"2^{c['exponent']} to 2^{c['exponent'] + 1}",
         }
         for c in scores["counts"]
-    ]  # fmt: skip
+    ]
     least, most = min(r["from"] for r in rows), max((limit, *(r["to"] for r in rows)))
     x = alt.X(
-        "from", type="quantitative", title="magnitude of the scores, as a power of 2",
+        "from",
+        type="quantitative",
+        title="magnitude of the scores, as a power of 2",
         scale=alt.Scale(domain=[min(max(least, most - 40) - 1, limit - 8), most + 2], nice=False),
         axis=alt.Axis(tickMinStep=1),
-    )  # fmt: skip
+    )
     y = alt.Y(
         "count",
         type="quantitative",

@@ -32,9 +32,7 @@ TENSOR_FILE = "output.safetensors"
 REPORT_FILE = "report.html"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_OWN_FILES = frozenset(
-    {RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()}
-)
+_OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
 
 #: Where the header of a safetensors file begins, behind its length.
 _HEADER_AT = 8
@@ -54,9 +52,7 @@ def check_writable(folder: Path) -> None:
     """
     place = _check_place(folder)
     if place == Path.cwd():
-        raise OutputError(
-            f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out"
-        )
+        raise OutputError(f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out")
     if not place.exists():
         return
     if not place.is_dir():
@@ -88,9 +84,7 @@ def _check_place(path: Path) -> Path:
     place = Path(os.path.realpath(path))
     above = next((p for p in path.parents if os.path.lexists(p)), Path())
     if place.is_symlink() or not above.is_dir():
-        raise OutputError(
-            f"{path}: cannot be written: {path if above.is_dir() else above} is not a folder"
-        )
+        raise OutputError(f"{path}: cannot be written: {path if above.is_dir() else above} is not a folder")
     there = place if place.is_mount() else place.parent
     existing = next(p for p in (there, *there.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -149,9 +143,7 @@ def _page(result: RunResult, record: RunRecord, drawn: dict[str, object]) -> str
     return run_page(record, drawn, Trial(result))
 
 
-def save_trace(
-    result: RunResult, path: str | Path, window: tuple[float, float] | None = None
-) -> Path:
+def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
     """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"

@@ -67,10 +67,16 @@ def page_html(title: str, parts: Sequence[Part]) -> str:
     data = {"themes": {name: theme(name) for name in ("light", "dark")}, "charts": {f.key: f.spec for f in figures}}
     draw = (TEMPLATES / "draw.js").read_text(encoding="utf-8")
     return shown.get_template("page.html").render(
-        title=title, parts=parts, version=__version__, style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
-        vega=_vega(), draw=draw, hashes=[_hash(_vega()), _hash(draw)], data=_inline(data),
+        title=title,
+        parts=parts,
+        version=__version__,
+        style=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        vega=_vega(),
+        draw=draw,
+        hashes=[_hash(_vega()), _hash(draw)],
+        data=_inline(data),
         kind_of=lambda b: type(b).__name__,
-    )  # fmt: skip
+    )
 
 
 def svg(spec: dict[str, Any], width: int = 700) -> str:

@@ -130,12 +130,14 @@ def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
     keys = sorted(dict.fromkeys(key for found in rows for key in found), key=lambda key: order[key[0]])
     return tuple(
         Part(
-            kind, name, tuple(found.get((kind, name), 0) for found in rows),
+            kind,
+            name,
+            tuple(found.get((kind, name), 0) for found in rows),
             tuple(dict.fromkeys(queue for known in givers for queue in known.get(name, ()))),
         )
         for kind, name in keys
         if any(found.get((kind, name)) for found in rows)
-    )  # fmt: skip
+    )
 
 
 def _units(sheets: Sequence[Sheet]) -> tuple[str, ...]:

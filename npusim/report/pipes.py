@@ -94,9 +94,7 @@ def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueUse]]:
     return cores
 
 
-def _row(
-    record: RunRecord, group: int, core: str, queues: Iterable[QueueUse]
-) -> dict[str, PipeValue]:
+def _row(record: RunRecord, group: int, core: str, queues: Iterable[QueueUse]) -> dict[str, PipeValue]:
     own = list(queues)
     kind = _kind(own[0].queue)
     number = core[len(kind) :] or "0"

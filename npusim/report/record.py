@@ -176,10 +176,7 @@ def _device(device: DeviceSpec) -> DeviceRecord:
         digest=device.digest(),
         clock_hz=float(device.clock_hz.value),
         group_count=device.group_count.value,
-        link_bytes_per_s={
-            name: float(link.bytes_per_s.value)
-            for name, link in device.links.items()
-        },
+        link_bytes_per_s={name: float(link.bytes_per_s.value) for name, link in device.links.items()},
     )
 
 
@@ -216,15 +213,10 @@ def units_of(queues: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
     return tuple(q for q in queues if q.is_pipe) or queues
 
 
-def _constants(
-    device: DeviceSpec, timing: TimingResult, busy_cycles: int
-) -> tuple[ConstantRecord, ...]:
+def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:
     """Return the constants behind the busy cycles, the largest share first."""
     basis = {key: fact.basis for key, fact in device.facts()}
-    found = [
-        ConstantRecord(key, basis.get(key, "unknown"), cycles)
-        for key, cycles in timing.term_cycles.items()
-    ]
+    found = [ConstantRecord(key, basis.get(key, "unknown"), cycles) for key, cycles in timing.term_cycles.items()]
     stretched = busy_cycles - sum(c.cycles for c in found)
     if stretched > 0:
         of_links = {basis.get(f"links.{name}.bytes_per_s") for name in device.links}

@@ -73,5 +73,3 @@ def place_of(runs: Sequence[Path]) -> Path:
 
 def _folder(run: Path) -> Path:
     return run.parent if run.name == RESULT_FILE else run
-
-

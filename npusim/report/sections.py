@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord, TimingRecord
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
-    "busy", "waits for data", "waits for room", "no instruction", "pipe taken by others", "idle",
+    "busy",
+    "waits for data",
+    "waits for room",
+    "no instruction",
+    "pipe taken by others",
+    "idle",
     "nothing left to do",
-)  # fmt: skip
+)
 #: Constants that a page lists, the largest share first.
 CONSTANTS = 12
 
@@ -158,9 +163,13 @@ def _time(timing: TimingRecord) -> Figure:
     kinds = [k for k in (BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE) if k in used]
     table = tuple((r["track"], r["cause"], f"{r['value']:,.2f}", percent(r["share"])) for r in rows)
     return Figure(
-        "time", "Where the time goes", _time_text(timing),
-        charts.stacked_bars(rows, kinds, x_title="time, us"), ("pipe", "what", "us", "of the kernel"), table,
-    )  # fmt: skip
+        "time",
+        "Where the time goes",
+        _time_text(timing),
+        charts.stacked_bars(rows, kinds, x_title="time, us"),
+        ("pipe", "what", "us", "of the kernel"),
+        table,
+    )
 
 
 def _time_text(timing: TimingRecord) -> str:
@@ -202,12 +211,15 @@ def _windows(drawn: dict[str, Any]) -> Iterator[Figure]:
         )
         how = "A colour is a tile of keys on its way through the pipes; thin grey bars are waits: point at one."
         yield Figure(
-            f"window{number}", f"Timeline: {window['name'].lower()}",
+            f"window{number}",
+            f"Timeline: {window['name'].lower()}",
             f"{notes.get(window['name'], '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us "
             f"of one core group. {how}",
             charts.tracks(slices, window["start_us"], window["end_us"]),
-            ("pipe", "what", "from, us", "to, us", "loop", "block"), rows, is_wide=True,
-        )  # fmt: skip
+            ("pipe", "what", "from, us", "to, us", "loop", "block"),
+            rows,
+            is_wide=True,
+        )
 
 
 def _use(drawn: dict[str, Any]) -> Figure:
@@ -220,10 +232,13 @@ def _use(drawn: dict[str, Any]) -> Figure:
     ]
     rows = tuple((track, percent(sum(v) / len(v)), percent(min(v)), percent(max(v))) for track, v in found.items())
     return Figure(
-        "use", "Utilisation over the whole run",
+        "use",
+        "Utilisation over the whole run",
         "How busy each pipe of the core group was, from first to last.",
-        charts.use_of_tracks(parts), ("pipe", "mean", "least", "most"), rows,
-    )  # fmt: skip
+        charts.use_of_tracks(parts),
+        ("pipe", "mean", "least", "most"),
+        rows,
+    )
 
 
 # ---------------------------------------------------------------- roofs and memories
@@ -245,12 +260,15 @@ def _roofline(record: RunRecord, timing: TimingRecord) -> Figure:
     ]
     rows = tuple(
         (
-            lv["name"], format_bytes(timing.link_bytes[lv["name"]]), f"{lv['bytes_per_s'] / 1e9:,.0f} GB/s",
-            f"{at.peak_flops_per_s / lv['bytes_per_s']:,.0f}", f"{lv['intensity']:,.0f}",
+            lv["name"],
+            format_bytes(timing.link_bytes[lv["name"]]),
+            f"{lv['bytes_per_s'] / 1e9:,.0f} GB/s",
+            f"{at.peak_flops_per_s / lv['bytes_per_s']:,.0f}",
+            f"{lv['intensity']:,.0f}",
             percent(at.attained_flops_per_s / min(at.peak_flops_per_s, lv["intensity"] * lv["bytes_per_s"])),
         )
         for lv in levels
-    )  # fmt: skip
+    )
     text = (
         f"{at.attained_flops_per_s / 1e12:,.1f} of {at.peak_flops_per_s / 1e12:,.1f} TFLOP/s, kernel alone. "
         "Triangles are the ridges: left of one, that memory is the limit. Diamonds are this run "
@@ -264,12 +282,14 @@ def _roofline(record: RunRecord, timing: TimingRecord) -> Figure:
 def _memories(found: Sequence[Row]) -> Figure:
     rows = tuple(
         (
-            m["name"], format_bytes(m["used_bytes"]), format_bytes(m["capacity_bytes"]),
+            m["name"],
+            format_bytes(m["used_bytes"]),
+            format_bytes(m["capacity_bytes"]),
             percent(m["used_bytes"] / m["capacity_bytes"]),
             "-" if m["held_bytes"] is None else format_bytes(m["held_bytes"]),
         )
         for m in found
-    )  # fmt: skip
+    )
     fullest = max(found, key=lambda m: m["used_bytes"] / m["capacity_bytes"])
     text = (
         f"{fullest['name']} is the fullest: {percent(fullest['used_bytes'] / fullest['capacity_bytes'])}. The wide "
@@ -287,12 +307,14 @@ def _errors(record: RunRecord, drawn: dict[str, Any]) -> Figure:
     found = drawn["rows"]
     rows = tuple(
         (
-            r["head"], f"{r['first_row']}..{r['last_row']}",
+            r["head"],
+            f"{r['first_row']}..{r['last_row']}",
             "not finite" if r["error"] is None else f"{r['error']:.2e}",
-            whole(r["nonfinite_rows"]), whole(r["overflows"]),
+            whole(r["nonfinite_rows"]),
+            whole(r["overflows"]),
         )
         for r in found
-    )  # fmt: skip
+    )
     broken, overflowed = sum(r["nonfinite_rows"] for r in found), sum(r["overflows"] for r in found)
     finite = [r for r in found if r["error"] is not None]
     text = f"{whole(broken)} rows are not finite (red), {whole(overflowed)} elements overflowed on the way (crosses). "
@@ -302,17 +324,13 @@ def _errors(record: RunRecord, drawn: dict[str, Any]) -> Figure:
         text += f"Worst where finite: head {worst['head']}, {rows_of}, {worst['error']:.2e}."
     sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
     header = ("head", "rows", "relative error", "rows not finite", "overflows")
-    return Figure(
-        "errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows
-    )
+    return Figure("errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows)
 
 
 def _scores(scores: dict[str, Any]) -> Figure:
     total = sum(c["count"] for c in scores["counts"]) + scores["zero_count"] + scores["nonfinite_count"]
     largest = scores["largest"]
-    beyond = scores["nonfinite_count"] + sum(
-        c["count"] for c in scores["counts"] if 2.0 ** c["exponent"] >= largest
-    )
+    beyond = scores["nonfinite_count"] + sum(c["count"] for c in scores["counts"] if 2.0 ** c["exponent"] >= largest)
     text = (
         f"Magnitudes of {whole(total)} scores before they are stored as {scores['format']}, whose largest number is "
         f"{largest:,.6g}. {'None lies' if not beyond else f'{percent(beyond / total)} lie'} beyond it."
@@ -344,9 +362,7 @@ def _constants(timing: TimingRecord) -> Figure:
         {"name": basis, "value": share, "text": ", ".join(c.key for c in timing.constants if c.basis == basis)[:300]}
         for basis, share in shares.items()
     ]
-    text = (
-        "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
-    )
+    text = "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
     return Figure(
         "constants",
         "What the time rests on",

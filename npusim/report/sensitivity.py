@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 def sensitivity_document(found: Iterable[Sensitivity]) -> list[dict[str, object]]:
     """Return one entry a constant, the strongest first."""
     return [
-        {
-            "key": s.key,
-            "value": s.value,
-            "basis": s.basis,
-            "minus_20_percent": s.lower,
-            "plus_20_percent": s.higher,
-        }
+        {"key": s.key, "value": s.value, "basis": s.basis, "minus_20_percent": s.lower, "plus_20_percent": s.higher}
         for s in found
     ]
 
@@ -30,9 +24,12 @@ def sensitivity_table(found: Iterable[Sensitivity]) -> tuple[Block, ...]:
     """Return the change of latency with each constant a fifth lower and a fifth higher."""
     rows = tuple(
         (
-            Cell(s.key), Cell(f"{s.value:g}"), Cell(s.basis),
-            Cell(f"{s.lower * 100:+.1f} %"), Cell(f"{s.higher * 100:+.1f} %"),
+            Cell(s.key),
+            Cell(f"{s.value:g}"),
+            Cell(s.basis),
+            Cell(f"{s.lower * 100:+.1f} %"),
+            Cell(f"{s.higher * 100:+.1f} %"),
         )
         for s in found
-    )  # fmt: skip
+    )
     return (Grid(("constant", "value", "basis", "-20 %", "+20 %"), "<><>>", rows),)

@@ -110,11 +110,14 @@ def sheet_of(run: RunResult | RunRecord | str | Path, label: str) -> Sheet:
     record = run if isinstance(run, RunRecord) else record_of(run)
     timing = record.timing
     return Sheet(
-        label, dict(_inputs(record)), record, record.device.clock_hz,
+        label,
+        dict(_inputs(record)),
+        record,
+        record.device.clock_hz,
         None if timing is None else timing.cycles,
         0.0 if timing is None else round(timing.launch_us, 6),  # a difference of floats: to the picosecond
         {} if timing is None else {u.name: u for u in _units(timing)},
-    )  # fmt: skip
+    )
 
 
 def _labels(runs: list[Any]) -> list[str]:
@@ -142,12 +145,14 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
             continue
         own = _unprefixed(queue)
         yield Unit(
-            queue.queue, queue.busy_cycles, queue.is_pipe,
+            queue.queue,
+            queue.busy_cycles,
+            queue.is_pipe,
             {w.label: (w.times, w.cycles) for w in account.work if w.unit == queue.queue},
             None if queue.is_pipe else {own(cause): cycles for cause, cycles in queue.stalls.items()},
             {p.name: p.cycles for p in account.phases if queue.queue in p.idle},
             {own(cause): who for cause, who in account.givers.get(queue.queue, {}).items()},
-        )  # fmt: skip
+        )
 
 
 def _unprefixed(queue: QueueUse) -> Any:

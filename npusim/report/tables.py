@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 
 from npusim.machines.tracks import track_of
 from npusim.report.advice import BOUND_SHARE, advise, decoding
-from npusim.report.bottleneck import (
-    basis_shares,
-    bottleneck,
-    deciding_group,
-    group_ends,
-    main_stall,
-    queues_of,
-)
+from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, group_ends, main_stall, queues_of
 from npusim.report.text import Block, Cell, Facts, Grid, Heading, Style, cells, percent, whole
 from npusim.timing.result import KINDS, method_text
 from npusim.units import format_bytes, format_duration
@@ -39,9 +32,7 @@ _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the
 def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
     """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
     timing = record.timing
-    blocks: list[Block] = [
-        Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
-    ]
+    blocks: list[Block] = [Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")]
     after = _numerics(record)
     if timing is None:
         blocks.append(Facts((*_inputs(record), ("latency", cells("not modelled on this device")))))
@@ -95,10 +86,7 @@ def _inputs(record: RunRecord) -> tuple[Fact, ...]:
         *((("ignored", (Cell(", ".join(record.ignored), "warn"),)),) if record.ignored else ()),
         (
             "device",
-            cells(
-                f"{device.group_count} {parts} at {device.clock_hz / 1e9:.2f} GHz, "
-                f"file digest {device.digest}"
-            ),
+            cells(f"{device.group_count} {parts} at {device.clock_hz / 1e9:.2f} GHz, file digest {device.digest}"),
         ),
         ("tiling", cells(tiling_text(record.tiling))),
     )
@@ -155,8 +143,7 @@ def _roofline(at: Roofline) -> tuple[str, str]:
     roof = "matrix units allow" if at.intensity >= at.ridge else "device memory allows"
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
-        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} "
-        "(cores alone)",
+        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (cores alone)",
         f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
         f"ridge {at.ridge:,.0f}",
     )
@@ -242,9 +229,7 @@ def _links(record: RunRecord, timing: TimingRecord) -> Grid:
         rate = size / seconds if seconds else 0.0
         share = rate / record.device.link_bytes_per_s[name]
         least = f"{size / timing.compulsory_bytes:,.2f}x" if timing.compulsory_bytes else ""
-        rows.append(
-            cells(name, format_bytes(size), least, f"{rate / 1e9:,.0f} GB/s", percent(share))
-        )
+        rows.append(cells(name, format_bytes(size), least, f"{rate / 1e9:,.0f} GB/s", percent(share)))
     header = ("link", "bytes", "of compulsory", "achieved", "of its bandwidth")
     return Grid(header, "<>>>>", tuple(rows))
 
@@ -287,8 +272,7 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> list[str]:
         f"resonance: Q against K {figures['resonance_phase_degrees']:.0f} degrees at frequency "
         f"{figures['resonance_frequency']:.0f}, {figures['resonance_share_percent']:.0f} % of the mean "
         f"score; mean cosine {figures['resonance_cosine']:.3f}",
-        f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % "
-        "of the mass",
+        f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % of the mass",
     ]
     if "underflow_percent" in figures:
         found.append(
@@ -308,9 +292,7 @@ def _error(bits: NumericRecord) -> str:
             f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
         )
     ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
-    return (
-        f"relative RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
-    )
+    return f"relative RMSE {_figure(bits.rmse)}   max |error| {_figure(bits.max_abs_error)}   max ULP {ulp}"
 
 
 def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
@@ -318,9 +300,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> list[Cell]:
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or not (bits.nan_count or bits.inf_count):
         return []  # presets of a node are formats of sums: none was tried
-    found = [
-        f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite
-    ]
+    found = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if found:
         return [Cell(f"finite on the same sample: {', '.join(found)}", "good")]
     return [Cell("no preset of this device's schedules is finite on the same sample", "bad")]
@@ -331,10 +311,7 @@ def _spread(found: Spread) -> str:
         return f"with {found.arithmetic}: outputs are not finite"
     if not found.differing:
         return f"with {found.arithmetic} the same bits"
-    return (
-        f"with {found.arithmetic} {percent(found.differing)} of outputs differ, "
-        f"relative RMSE {_figure(found.rmse)}"
-    )
+    return f"with {found.arithmetic} {percent(found.differing)} of outputs differ, relative RMSE {_figure(found.rmse)}"
 
 
 def _constants(timing: TimingRecord) -> list[Fact]:

@@ -67,14 +67,11 @@ class Timeline:
 
     def within(self, start: int, end: int) -> Timeline:
         """Return what lies in a window, slices that reach beyond it left whole."""
-        tracks = {
-            t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()
-        }
+        tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
         kept = {id(s) for slices in tracks.values() for s in slices}
         flows = [f for f in self.flows if id(f.source[1]) in kept and id(f.target[1]) in kept]
         levels = {name: list(_levels(found, start, end)) for name, found in self.counters.items()}
         return replace(self, tracks=tracks, flows=flows, counters=levels)
-
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
         """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""

@@ -27,9 +27,15 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "cases": [
             {
-                "name": r.name, "group": r.group, "quantity": r.quantity, "measured": _measured(r.measured),
-                "predicted": r.predicted, "relative_error": r.relative_error, "timing": r.timing,
-                "host_decides": r.is_floor, "fitted": r.is_fitted,
+                "name": r.name,
+                "group": r.group,
+                "quantity": r.quantity,
+                "measured": _measured(r.measured),
+                "predicted": r.predicted,
+                "relative_error": r.relative_error,
+                "timing": r.timing,
+                "host_decides": r.is_floor,
+                "fitted": r.is_fitted,
             }
             for r in report.residuals
         ],
@@ -40,11 +46,9 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
             "within_band": report.within_band,
             "left_out": report.left_out,
             "not_predicted": list(report.faults),
-            "groups": {
-                name: {"kendall_tau": g.kendall_tau, "regret": g.regret} for name, g in report.groups.items()
-            },
+            "groups": {name: {"kendall_tau": g.kendall_tau, "regret": g.regret} for name, g in report.groups.items()},
         },
-    }  # fmt: skip
+    }
 
 
 def _counts(found: dict[str, VectorReport]) -> dict[str, dict[str, object]]:
@@ -68,17 +72,9 @@ def _bits_table(report: BitsReport) -> tuple[Block, ...]:
     rows = []
     for name, r in sorted({**report.vectors, **report.kernels}.items()):
         style: Style = "good" if r.matched == r.total else "bad"
-        rows.append(
-            (
-                Cell(name),
-                Cell(whole(r.matched), style),
-                Cell(whole(r.total)),
-                Cell(r.first_mismatch or ""),
-            )
-        )
+        rows.append((Cell(name), Cell(whole(r.matched), style), Cell(whole(r.total)), Cell(r.first_mismatch or "")))
     verdict = Cell(
-        f"{whole(report.matched)} of {whole(report.total)} outputs equal",
-        "good" if report.is_passed else "bad",
+        f"{whole(report.matched)} of {whole(report.total)} outputs equal", "good" if report.is_passed else "bad"
     )
     facts: list[tuple[str, tuple[Cell, ...]]] = [("bits", (verdict,))]
     if report.left_out:
@@ -91,18 +87,9 @@ def _bits_table(report: BitsReport) -> tuple[Block, ...]:
 
 
 def _times_table(report: TimesReport) -> tuple[Block, ...]:
-    summary = [
-        (
-            "error",
-            cells(
-                f"median {percent(report.median_abs_error)}, worst {percent(report.worst_abs_error)}"
-            ),
-        ),
-    ]
+    summary = [("error", cells(f"median {percent(report.median_abs_error)}, worst {percent(report.worst_abs_error)}"))]
     if report.within_band is not None:
-        summary.append(
-            ("in band", cells(f"{percent(report.within_band)} of the quantities with a band"))
-        )
+        summary.append(("in band", cells(f"{percent(report.within_band)} of the quantities with a band")))
     if report.fitted:
         others, own = len(report.counted) - len(report.fitted), percent(median_error(report.fitted))
         text = f"{others} of {len(report.counted)}, median {percent(report.untouched_abs_error)}; of fitted ones {own}"
@@ -119,9 +106,7 @@ def _times_table(report: TimesReport) -> tuple[Block, ...]:
     if report.faults:
         summary.append(("not predicted", (Cell(f"{len(report.faults)} cases", "bad"),)))
     for name, g in report.groups.items():
-        summary.append(
-            (name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}"))
-        )
+        summary.append((name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}")))
     return (
         Heading("times, predicted against measured", report.source),
         Grid(

@@ -42,7 +42,8 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
         (s.name, s.family): s
         for s in chain(
             *(flash.FLASH, pasa.SCHEDULES, flash.FAST, *(m.SCHEDULES for m in (fp8, split_kv, standard, gemm))),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)), flash.VOLTA_FLASH,
+            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)),
+            flash.VOLTA_FLASH,
         )
     }
 )
@@ -91,9 +92,7 @@ def find_schedule(name: str, family: str) -> Schedule:
         return replace(outside, family=family, tiling=outside.elsewhere)
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
-        raise SpecError(
-            f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}"
-        )
+        raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")
     known = sorted({*(n for n, _ in SCHEDULES), *plugins.offered()})
     near = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

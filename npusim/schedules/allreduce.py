@@ -50,8 +50,7 @@ class CollectiveTiling(Tiling):
         default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
-        default="auto",
-        description="order of the transfers; auto: mesh where every pair has a link, else ring",
+        default="auto", description="order of the transfers; auto: mesh where every pair has a link, else ring"
     )
 
 
@@ -62,9 +61,7 @@ class AllReduceTiling(CollectiveTiling):
         default="allreduce", description="which collective"
     )
     servers: int = Field(
-        default=1,
-        ge=1,
-        description="equal servers, joined device by device; one of them is simulated",
+        default=1, ge=1, description="equal servers, joined device by device; one of them is simulated"
     )
 
 
@@ -74,10 +71,7 @@ class OverlapTiling(CollectiveTiling):
     # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
     blocks: int = Field(default=2, ge=1, description="blocks of rows; 1: nothing overlaps")
     first_share: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="rows in the first block, of all; default: as in the others",
+        default=None, gt=0, lt=1, description="rows in the first block, of all; default: as in the others"
     )
 
 
@@ -109,9 +103,7 @@ def check_ranks(node: NodeSpec, ranks: int) -> None:
         raise TilingError(f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices")
 
 
-def build(
-    problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums
-) -> TileProgram:
+def build(problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums) -> TileProgram:
     """Return a collective over all devices of a node, ``problem.bytes`` on each."""
     node = device.node
     ranks = node.device_count.value
@@ -134,8 +126,14 @@ def element_bytes(precision: PartialSums) -> int:
 
 SCHEDULES = (
     Schedule(
-        name="allreduce", family=NODE_FAMILY, summary="a collective by itself: start, protocol, bandwidth",
-        tiling=AllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), problem=CopyProblem, hw="ascend_910b2_x8",
+        name="allreduce",
+        family=NODE_FAMILY,
+        summary="a collective by itself: start, protocol, bandwidth",
+        tiling=AllReduceTiling,
+        precisions=PRECISIONS,
+        default_precision="float16",
+        build=cast("Builder", build),
+        problem=CopyProblem,
+        hw="ascend_910b2_x8",
     ),
-)  # fmt: skip
+)

@@ -59,7 +59,9 @@ class FlashTiling(KernelFields, Blocks):
 
 
 #: Tiling fields of attention by core family; other families take blocks alone.
-ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType({"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields})
+ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
+    {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
+)
 
 
 def machine_of(device: DeviceSpec) -> Any:
@@ -70,9 +72,14 @@ def machine_of(device: DeviceSpec) -> Any:
 
 
 def schedule(
-    called: str, phases: PhasesFunction, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
-    tiling: type[Tiling] | Mapping[str, type[Tiling]] = Blocks, families: Sequence[str] = (), **more: Any,
-) -> tuple[Schedule, ...]:  # fmt: skip
+    called: str,
+    phases: PhasesFunction,
+    *,
+    precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] = Blocks,
+    families: Sequence[str] = (),
+    **more: Any,
+) -> tuple[Schedule, ...]:
     """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
 
     called
@@ -99,18 +106,22 @@ def schedule(
     elsewhere: type[Tiling] | None = None if families else Blocks
     elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
     for family in families or FAMILIES:
-        listed = precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
+        listed = (
+            precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
+        )
         if not listed:
             raise SpecError(f"schedule {called}: it needs at least one precision")
         fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
         left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
         one = Schedule(
-            name=called, family=family, tiling=fields, elsewhere=elsewhere, build=partial(_build, called, phases),
+            name=called,
+            family=family,
+            tiling=fields,
+            elsewhere=elsewhere,
+            build=partial(_build, called, phases),
             precisions=MappingProxyType({p.name: p for p in listed}),
-            **{
-                "default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more,
-            },
-        )  # fmt: skip
+            **{"default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more},
+        )
         found.append(one)
     return tuple(found)
 
@@ -124,7 +135,9 @@ def _build(
     tiling, notes = machine.fitted(tiling, problem, p)
     made = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
-        _refuse_powers_of_two(called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine))
+        _refuse_powers_of_two(
+            called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
+        )
     placed, said = list[tuple[Phase, Any]](), list[str](notes)
     for one in made:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
@@ -159,12 +172,18 @@ def _shape(phase: Phase) -> list[tuple[Opcode, str, tuple[str, ...]]]:
 
 
 def attention(
-    called: str, kernel: Kernel, *, precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
-    score: Callable[..., Any] | None = None, operands: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    called: str,
+    kernel: Kernel,
+    *,
+    precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
+    score: Callable[..., Any] | None = None,
+    operands: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     sees: Callable[[Any, Any], Sees] | None = None,
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
-    fields: type[Tiling] | None = None, tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING, **more: Any,
-) -> tuple[Schedule, ...]:  # fmt: skip
+    fields: type[Tiling] | None = None,
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING,
+    **more: Any,
+) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
     The kernel gets ``p``, the precision, ``scale``, which scores are multiplied by, and what else it asks for of these.
@@ -186,7 +205,7 @@ def attention(
         tiling = {
             f: new_class(fields.__name__, (fields, t), exec_body=lambda body: body.update(__doc__=fields.__doc__))
             for f, t in ATTENTION_TILING.items()
-        }  # fmt: skip
+        }
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @lru_cache(maxsize=4)  # of phases

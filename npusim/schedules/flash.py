@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
 FA2_FP32 = FlashPrecision(
-    "fa2_fp32", scores="float32", softmax="float32", exponential="float32", operand="input", running="float32",
-    product="float32", output="input", kernel="pto",
-)  # fmt: skip
+    "fa2_fp32",
+    scores="float32",
+    softmax="float32",
+    exponential="float32",
+    operand="input",
+    running="float32",
+    product="float32",
+    output="input",
+    kernel="pto",
+)
 HALF: Any = ["float16"] * 7
 PRECISIONS = MappingProxyType(
     {
@@ -46,7 +53,7 @@ PRECISIONS = MappingProxyType(
         # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
         "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
     }
-)  # fmt: skip
+)
 
 
 class TwoLevelTiling(FlashTiling):
@@ -90,10 +97,18 @@ class VoltaPrecision:
     def whole(self, dtype: str) -> FlashPrecision:
         """Return the formats of every intermediate for products of ``dtype``."""
         return FlashPrecision(
-            self.name, scores=self.acc_qk, softmax="float32", exponential="float32", operand=dtype, running="float32",
-            product=self.acc_pv, output=dtype, exp_variant=self.exp_variant, sum_order=self.sum_order,
+            self.name,
+            scores=self.acc_qk,
+            softmax="float32",
+            exponential="float32",
+            operand=dtype,
+            running="float32",
+            product=self.acc_pv,
+            output=dtype,
+            exp_variant=self.exp_variant,
+            sum_order=self.sum_order,
             accumulate="chained",
-        )  # fmt: skip
+        )
 
 
 def _needs_lanes(device: DeviceSpec) -> str:
@@ -102,10 +117,18 @@ def _needs_lanes(device: DeviceSpec) -> str:
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, summary="FlashAttention-2, online softmax")
 FAST = attention(
-    "two_level", flash, precisions=PRECISIONS, tiling=TwoLevelTiling, families=["ascend"],
+    "two_level",
+    flash,
+    precisions=PRECISIONS,
+    tiling=TwoLevelTiling,
+    families=["ascend"],
     summary="FastAttention: large blocks for matrix units, slices for vector units",
 ) + attention(
-    "unified", flash, precisions=PRECISIONS, tiling=UnifiedTiling, families=["ascend"],
+    "unified",
+    flash,
+    precisions=PRECISIONS,
+    tiling=UnifiedTiling,
+    families=["ascend"],
     summary="FastAttention's single-level tiling: one block for both units",
 )
 # Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read as they lie, by rows of the head.  S and O
@@ -113,7 +136,12 @@ FAST = attention(
 # 65504 as they do on the machine.  With float16 accumulators and quad pairs stacked 4x1 P lies where P V needs it;
 # everything else moves values across lanes (FastAttention section 4.3 and appendix C; `npusim.layout.chain`).
 VOLTA_FLASH = attention(
-    "volta_flash", flash, tiling=SmFields, families=["nvidia"], hw="v100", unsupported=_needs_lanes,
+    "volta_flash",
+    flash,
+    tiling=SmFields,
+    families=["nvidia"],
+    hw="v100",
+    unsupported=_needs_lanes,
     precisions=[VoltaPrecision(f"acc_fp{n}", f"float{n}", f"float{n}") for n in (16, 32)],
     summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
 )

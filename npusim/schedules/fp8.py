@@ -132,7 +132,14 @@ def inputs(device: DeviceSpec) -> Dtype | None:
 
 
 SCHEDULES = schedule(
-    "fp8_attention", phases, precisions=PRECISIONS, tiling={"ascend": Fp8Tiling, "nvidia": GpuFp8Tiling},
-    families=["ascend", "nvidia"], reads_scales=True, study=study, inputs=inputs, default_precision="hpc_ops",
+    "fp8_attention",
+    phases,
+    precisions=PRECISIONS,
+    tiling={"ascend": Fp8Tiling, "nvidia": GpuFp8Tiling},
+    families=["ascend", "nvidia"],
+    reads_scales=True,
+    study=study,
+    inputs=inputs,
+    default_precision="hpc_ops",
     summary="P cast to E4M3 with a scale, forward or reverse key order",
 )

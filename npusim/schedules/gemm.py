@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 STORED = FlashPrecision(
-    "stored", scores="input", softmax="float32", exponential="float32", operand="input", running="float32",
-    product="input", output="input",
-)  # fmt: skip
+    "stored",
+    scores="input",
+    softmax="float32",
+    exponential="float32",
+    operand="input",
+    running="float32",
+    product="input",
+    output="input",
+)
 
 
 def needs_groups(device: DeviceSpec) -> str:
@@ -41,7 +47,9 @@ class GemmFields(Tiling):
     block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
     block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
     load_k: int | None = Field(
-        default=None, ge=16, multiple_of=16,
+        default=None,
+        ge=16,
+        multiple_of=16,
         description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
     )
     swizzle: int = Field(
@@ -115,17 +123,32 @@ def rows_of_layer(problem: RowsProblem, tiling: RowsFields, _precision: FlashPre
 
 SCHEDULES = (
     *schedule(
-        "gemm", product, problem=GemmProblem, precisions=[STORED], families=["ascend", "nvidia"],
-        tiling={"ascend": GemmFields, "nvidia": GpuGemmFields}, unsupported=needs_groups,
+        "gemm",
+        product,
+        problem=GemmProblem,
+        precisions=[STORED],
+        families=["ascend", "nvidia"],
+        tiling={"ascend": GemmFields, "nvidia": GpuGemmFields},
+        unsupported=needs_groups,
         summary="a matrix product, to validate the machine",
     ),
     *schedule(
-        "copy", copy, problem=CopyProblem, precisions=[STORED], families=["ascend", "nvidia"],
-        tiling={"ascend": CopyFields, "nvidia": GpuCopyFields}, unsupported=needs_groups,
+        "copy",
+        copy,
+        problem=CopyProblem,
+        precisions=[STORED],
+        families=["ascend", "nvidia"],
+        tiling={"ascend": CopyFields, "nvidia": GpuCopyFields},
+        unsupported=needs_groups,
         summary="a copy through a core's memory, to validate the machine",
     ),
     *schedule(
-        "rows", rows_of_layer, problem=RowsProblem, precisions=[STORED], families=["ascend"], tiling=RowsFields,
+        "rows",
+        rows_of_layer,
+        problem=RowsProblem,
+        precisions=[STORED],
+        families=["ascend"],
+        tiling=RowsFields,
         summary="norm, rotary embedding or activation of a layer",
     ),
 )

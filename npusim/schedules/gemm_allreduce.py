@@ -9,13 +9,7 @@ from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
-from npusim.schedules.allreduce import (
-    PRECISIONS,
-    OverlapTiling,
-    PartialSums,
-    communication,
-    element_bytes,
-)
+from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -31,9 +25,7 @@ class GemmAllReduceTiling(OverlapTiling):
     blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
 
 
-def build(
-    problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
-) -> TileProgram:
+def build(problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
     """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
 
     Raises
@@ -58,8 +50,14 @@ def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
 
 SCHEDULES = (
     Schedule(
-        name="gemm_allreduce", family=NODE_FAMILY, summary="a product, its AllReduce beside the next rows",
-        tiling=GemmAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), problem=GemmProblem, hw="ascend_910b2_x8",
+        name="gemm_allreduce",
+        family=NODE_FAMILY,
+        summary="a product, its AllReduce beside the next rows",
+        tiling=GemmAllReduceTiling,
+        precisions=PRECISIONS,
+        default_precision="float16",
+        build=cast("Builder", build),
+        problem=GemmProblem,
+        hw="ascend_910b2_x8",
     ),
-)  # fmt: skip
+)

@@ -17,13 +17,7 @@ from npusim.errors import TilingError
 from npusim.node.kernel import Child, Kernel
 from npusim.node.memory import plan, refuse_too_large
 from npusim.node.program import COMPUTE, RowBlock, Task, block_tasks, cut_rows, task_program
-from npusim.schedules.allreduce import (
-    PRECISIONS,
-    OverlapTiling,
-    check_ranks,
-    communication,
-    element_bytes,
-)
+from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, check_ranks, communication, element_bytes
 from npusim.schedules.offload import attention_kernel, attention_tasks, check_host
 from npusim.schedules.registry import Schedule
 from npusim.schedules.tiling_allreduce import row_pieces
@@ -111,9 +105,7 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
     return plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
 
 
-def build(
-    problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums
-) -> TileProgram:
+def build(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
     """Return the layer of which a model has most."""
     return max(periods(problem, tiling, device, precision), key=lambda p: p.count).program
 
@@ -155,9 +147,7 @@ def layer_tasks(
     return tasks
 
 
-def _reduced(
-    tasks: list[Task], comm: Communication | None, index: int, block: RowBlock, *, is_overlapped: bool
-) -> int:
+def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: RowBlock, *, is_overlapped: bool) -> int:
     """Append the AllReduce of a block, where there is more than one device; return the number of its end."""
     if comm is not None:
         op = comm.op(index, block, is_overlapped=is_overlapped)
@@ -167,9 +157,7 @@ def _reduced(
 
 def _before(p: ModelProblem) -> tuple[Kernel, ...]:
     """Return what comes before attention: norm, the product with W_q, W_k and W_v, rotary embedding."""
-    turned = RowsProblem(
-        what="rotary", heads=p.heads + p.kv_heads, rows=p.rows, cols=p.head_dim // 2, dtype=p.dtype
-    )
+    turned = RowsProblem(what="rotary", heads=p.heads + p.kv_heads, rows=p.rows, cols=p.head_dim // 2, dtype=p.dtype)
     return (
         _rows(RowsProblem(what="norm", rows=p.rows, cols=p.hidden, dtype=p.dtype), "norm"),
         _product("qkv", p.rows, p.qkv_width, p.hidden, p),
@@ -207,8 +195,14 @@ def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bo
 
 SCHEDULES = (
     Schedule(
-        name="layer", family=NODE_FAMILY, summary="a whole model, layer by layer: prefill, or a decoding step",
-        tiling=LayerTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), problem=ModelProblem, hw="ascend_910b2_x8",
+        name="layer",
+        family=NODE_FAMILY,
+        summary="a whole model, layer by layer: prefill, or a decoding step",
+        tiling=LayerTiling,
+        precisions=PRECISIONS,
+        default_precision="float16",
+        build=cast("Builder", build),
+        problem=ModelProblem,
+        hw="ascend_910b2_x8",
     ),
-)  # fmt: skip
+)

@@ -120,10 +120,16 @@ def build(
 
 def _schedule(strategy: Strategy, summary: str) -> Schedule:
     return Schedule(
-        name=f"offload_{strategy}", family=NODE_FAMILY, summary=summary, tiling=OffloadTiling, precisions=PRECISIONS,
-        default_precision="stored", build=cast("Builder", partial(build, strategy)), problem=SharedProblem,
+        name=f"offload_{strategy}",
+        family=NODE_FAMILY,
+        summary=summary,
+        tiling=OffloadTiling,
+        precisions=PRECISIONS,
+        default_precision="stored",
+        build=cast("Builder", partial(build, strategy)),
+        problem=SharedProblem,
         hw="v100_x8",
-    )  # fmt: skip
+    )
 
 
 SCHEDULES = (

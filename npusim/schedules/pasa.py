@@ -40,12 +40,9 @@ class PasaOptions(Tiling):
         default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
-    beta: float = Field(
-        default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1"
-    )
+    beta: float = Field(default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1")
     optimise: bool = Field(
-        default=False,
-        description="move beta to the optimum next to it, M rounded as the inputs are (equations 20, 21)",
+        default=False, description="move beta to the optimum next to it, M rounded as the inputs are (equations 20, 21)"
     )
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
@@ -71,11 +68,12 @@ class GpuPasaTiling(GroupFields, PasaOptions):
 
 WIDEST: Any = ["float64"] * 7
 PRESETS = (
-    PasaPrecision("fp16_mean"), PasaPrecision("fp32_mean", mean="float32"),
+    PasaPrecision("fp16_mean"),
+    PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
     # For checking the algorithm only: nothing is rounded but by float64.
     replace(PasaPrecision("float64", *WIDEST), arithmetic="ieee.f64"),
-)  # fmt: skip
+)
 #: The golden kernel of an H200 adds up a row as a tree of halves (golden/README.md).
 PRECISIONS = MappingProxyType(
     {"ascend": PRESETS, "nvidia": tuple(replace(p, sum_order="tree_halves") for p in PRESETS)}
@@ -102,9 +100,7 @@ PREPARED = (128, 8192)
 def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) -> str:
     """Return the format of the products' inputs; raise `TilingError` for what PASA cannot do."""
     if tiling.beta >= 1:
-        raise TilingError(
-            f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)"
-        )
+        raise TilingError(f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)")
     if problem.dtype not in (HALF, "bfloat16", "float64"):
         raise TilingError(
             f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}; "
@@ -119,8 +115,7 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
     if precision.shifted != fmt:
         raise TilingError(
             f"shifted: M and K' in {precision.shifted}, but the matrix unit reads them beside inputs in {fmt}; "
-            f"use shifted={fmt}"
-            + (", or inputs in float64" if precision.shifted == "float64" else "")
+            f"use shifted={fmt}" + (", or inputs in float64" if precision.shifted == "float64" else "")
         )
     return fmt
 
@@ -152,7 +147,11 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
         raise TilingError(f"{what}: {machine.device.name} has no kernel that only scales or casts; {way}")
     shifted = _workspace(inputs.k, "k_shifted", precision.shifted)
     shift = Shift(
-        beta, alpha, problem.scale if tiling.scale_in == "scores" else None, is_ideal=tiling.correction == "ideal", fmt=precision.shifted
+        beta,
+        alpha,
+        problem.scale if tiling.scale_in == "scores" else None,
+        is_ideal=tiling.correction == "ideal",
+        fmt=precision.shifted,
     )
     sizes = tiling.block_q, tiling.block_kv
     cells = attention_cells(problem, *sizes, is_trimmed=False)
@@ -170,9 +169,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
 
 
-def _prepared(
-    given: AttentionTensors, fmt: str, scale: float | None
-) -> tuple[list[Phase], AttentionTensors]:
+def _prepared(given: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
     """Return what is done to the inputs first, and the tensors that the other phases read."""
     phases, changed = [], {}
     serves: tuple[Serves, ...] = ("rows", "kv_head", "kv_head")
@@ -184,11 +181,16 @@ def _prepared(
         is_cast = tensor.fmt != fmt
         phases.append(
             element_wise(
-                f"prepare_{tensor.name}", converted if is_cast else scaled, tensor, changed[n],
-                (PREPARED[0], min(tensor.cols, PREPARED[1])), scale=1.0 if factor is None else factor, through=WIDE,
+                f"prepare_{tensor.name}",
+                converted if is_cast else scaled,
+                tensor,
+                changed[n],
+                (PREPARED[0], min(tensor.cols, PREPARED[1])),
+                scale=1.0 if factor is None else factor,
+                through=WIDE,
                 serves=who,
             )
-        )  # fmt: skip
+        )
     return phases, replace(given, **changed)
 
 
@@ -197,7 +199,11 @@ def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
 
 
 SCHEDULES = schedule(
-    "pasa", phases, precisions=PRECISIONS, tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling, "": PasaOptions},
-    families=["ascend", "nvidia"], beside=tuple(p.name for p in PRESETS if p.name != "float64"),
+    "pasa",
+    phases,
+    precisions=PRECISIONS,
+    tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling, "": PasaOptions},
+    families=["ascend", "nvidia"],
+    beside=tuple(p.name for p in PRESETS if p.name != "float64"),
     summary="PASA: keys shifted by their block's pseudo-average, all float16",
 )

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 #: Fields whose values are names: what an exponential and an order of a row sum may be.
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
-        "sum_order": ORDERS,
-    }
+    {"exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]), "sum_order": ORDERS}
 )
 
 
@@ -38,9 +35,7 @@ class Precision(Protocol):
         """Return ``{intermediate: format}``."""
 
 
-def choose_precision(
-    schedule: str, presets: Mapping[str, Precision], default: str, text: str
-) -> Precision:
+def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
     Raises
@@ -64,9 +59,7 @@ def choose_precision(
         raise SpecError(f"precision {', '.join(names)}: one preset at most, then field=value")
     name = names[0] if names else default
     if name not in presets:
-        raise SpecError(
-            f"precision {name!r}: no preset of {schedule}{suggest(name, list(presets))}"
-        )
+        raise SpecError(f"precision {name!r}: no preset of {schedule}{suggest(name, list(presets))}")
     return _changed(presets[name], changes)
 
 
@@ -76,9 +69,7 @@ def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
     for key, text in changes.items():
         if key not in known:
             listed = ", ".join(known)
-            raise SpecError(
-                f"precision field {key!r}: {preset.name} has {listed}{suggest(key, known)}"
-            )
+            raise SpecError(f"precision field {key!r}: {preset.name} has {listed}{suggest(key, known)}")
         values[key] = _value(preset, key, text)
     if values:
         values["name"] = ",".join([preset.name, *(f"{k}={v}" for k, v in changes.items())])

@@ -156,9 +156,7 @@ class Schedule:
             wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
             raise SpecError(f"schedule {self.name} needs {wanted}")
         if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
-            raise SpecError(
-                f"schedule {self.name} does not undo scales of float8 inputs; all must be 1"
-            )
+            raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
 
 
 def _few_blocks(problem: AnyProblem) -> AnyProblem:

@@ -120,7 +120,10 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
 
 
 SCHEDULES = schedule(
-    "split_kv", phases, tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
+    "split_kv",
+    phases,
+    tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
     precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
-    families=["ascend", "nvidia"], summary="flash-decoding: keys split among blocks, partial outputs merged",
-)  # fmt: skip
+    families=["ascend", "nvidia"],
+    summary="flash-decoding: keys split among blocks, partial outputs merged",
+)

@@ -25,18 +25,10 @@ if TYPE_CHECKING:
 class StandardTiling(Tiling):
     """Tile of the two products, and rows of a block of the kernels between them."""
 
-    block_m: int = Field(
-        default=128, ge=16, le=128, multiple_of=16, description="rows of a tile of a product"
-    )
-    block_n: int = Field(
-        default=128, ge=16, le=256, multiple_of=16, description="columns of a tile of a product"
-    )
-    block_k: int = Field(
-        default=128, ge=16, le=128, multiple_of=16, description="piece of a sum loaded at once"
-    )
-    block_rows: int = Field(
-        default=128, ge=2, description="rows of a block of the element-wise kernels"
-    )
+    block_m: int = Field(default=128, ge=16, le=128, multiple_of=16, description="rows of a tile of a product")
+    block_n: int = Field(default=128, ge=16, le=256, multiple_of=16, description="columns of a tile of a product")
+    block_k: int = Field(default=128, ge=16, le=128, multiple_of=16, description="piece of a sum loaded at once")
+    block_rows: int = Field(default=128, ge=2, description="rows of a block of the element-wise kernels")
     operators: Literal["fused", "added", "eager", "eager_float32"] = Field(
         default="fused",
         description="four kernels of fused passes; eager (--eager): every operator a kernel; added: a mask is "
@@ -48,10 +40,13 @@ class GpuStandardFields(Tiling):
     """A block of the kernels between the products; these are a library's own choice."""
 
     block_elements: int | None = Field(
-        default=None, ge=256, le=131072, multiple_of=256,
+        default=None,
+        ge=256,
+        le=131072,
+        multiple_of=256,
         description="scores of a block of the kernels between the products, a row at least; default: so many that all "
         "multiprocessors have blocks",
-    )  # fmt: skip
+    )
     operators: Literal["added", "eager", "eager_float32"] = Field(
         default="added",
         description="between the products: a mask that is a tensor is added, or (--eager) one that fills a copy; "
@@ -75,7 +70,9 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
     else:  # a softmax has whole rows; what works on elements takes the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
-    return unfused(problem, tiling.operators, sizes, p, partial(_product, machine, tiling), reshapes=machine.reshapes_operands)
+    return unfused(
+        problem, tiling.operators, sizes, p, partial(_product, machine, tiling), reshapes=machine.reshapes_operands
+    )
 
 
 def _product(machine: Any, tiling: Any, *operands: Any, **more: Any) -> Any:
@@ -90,7 +87,11 @@ def _block_elements(p: Problem, cores: int) -> int:
 
 
 SCHEDULES = schedule(
-    "standard", phases, precisions=[UnfusedPrecision("framework")], families=["ascend", "nvidia"],
-    tiling={"ascend": StandardTiling, "nvidia": GpuStandardFields}, unsupported=needs_groups,
+    "standard",
+    phases,
+    precisions=[UnfusedPrecision("framework")],
+    families=["ascend", "nvidia"],
+    tiling={"ascend": StandardTiling, "nvidia": GpuStandardFields},
+    unsupported=needs_groups,
     summary="unfused: scores, scale and mask, softmax, values",
 )

@@ -17,13 +17,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, Kernel
 from npusim.node.program import RowBlock, cut_rows, node_program
-from npusim.schedules.allreduce import (
-    PRECISIONS,
-    OverlapTiling,
-    PartialSums,
-    communication,
-    element_bytes,
-)
+from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
 from npusim.schedules.gemm_allreduce import linear
 from npusim.schedules.registry import Schedule
 
@@ -39,8 +33,7 @@ class TilingAllReduceTiling(OverlapTiling):
     """Row blocks, who drives the collective, and which attention runs on a device."""
 
     attention: str = Field(
-        default="auto",
-        description="attention of one device; auto: two_level on ascend, flash on nvidia",
+        default="auto", description="attention of one device; auto: two_level on ascend, flash on nvidia"
     )
 
 
@@ -88,17 +81,20 @@ def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
         keys, offset = problem.seq_kv, problem.causal_offset + first
         if problem.causal:
             keys = min(keys, offset + count)
-        yield problem.model_copy(
-            update={"batch": 1, "seq_q": count, "seq_kv": keys, "causal_offset": offset}
-        )
+        yield problem.model_copy(update={"batch": 1, "seq_q": count, "seq_kv": keys, "causal_offset": offset})
         at += count
 
 
 SCHEDULES = (
     Schedule(
-        name="tiling_allreduce", family=NODE_FAMILY,
+        name="tiling_allreduce",
+        family=NODE_FAMILY,
         summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
-        tiling=TilingAllReduceTiling, precisions=PRECISIONS, default_precision="float16",
-        build=cast("Builder", build), problem=LayerProblem, hw="ascend_910b2_x8",
+        tiling=TilingAllReduceTiling,
+        precisions=PRECISIONS,
+        default_precision="float16",
+        build=cast("Builder", build),
+        problem=LayerProblem,
+        hw="ascend_910b2_x8",
     ),
-)  # fmt: skip
+)

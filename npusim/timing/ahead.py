@@ -64,12 +64,22 @@ def compile_engine() -> None:
 
     nothing = np.zeros(0, np.int64)
     program = Program(
-        op=np.zeros(1, OP_TYPE), wait=nothing.view(PAIR_TYPE), set=nothing, flow=nothing.view(FLOW_TYPE),
-        take=nothing.view(TAKE_TYPE), pipe=nothing, code=nothing.view(CODE_TYPE), operand=nothing,
-        entry=np.zeros((0, 1), np.int64), endpoint=nothing.view(ENDPOINT_TYPE), pair=nothing.view(PAIR_TYPE),
-        queue=nothing.view(QUEUE_TYPE), link=nothing.view(LINK_TYPE), member=nothing.view(MEMBER_TYPE),
+        op=np.zeros(1, OP_TYPE),
+        wait=nothing.view(PAIR_TYPE),
+        set=nothing,
+        flow=nothing.view(FLOW_TYPE),
+        take=nothing.view(TAKE_TYPE),
+        pipe=nothing,
+        code=nothing.view(CODE_TYPE),
+        operand=nothing,
+        entry=np.zeros((0, 1), np.int64),
+        endpoint=nothing.view(ENDPOINT_TYPE),
+        pair=nothing.view(PAIR_TYPE),
+        queue=nothing.view(QUEUE_TYPE),
+        link=nothing.view(LINK_TYPE),
+        member=nothing.view(MEMBER_TYPE),
         rule=nothing.view(RULE_TYPE),
-    )  # fmt: skip
+    )
     run_steady(program, build_machine(program, 1, 1), UNUSED, 0)
 
 

@@ -36,11 +36,7 @@ WIDE = 0.02
 
 
 def simulate(
-    program: TileProgram,
-    device: DeviceSpec,
-    *,
-    trace_groups: Collection[int] = (),
-    streams: Streams | None = None,
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
     """Return the time of ``program`` by the method that suits it; ``result.method`` names it.
 

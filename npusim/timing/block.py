@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    program: TileProgram,
-    device: DeviceSpec,
-    *,
-    trace_groups: Collection[int] = (),
-    streams: Streams | None = None,
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
     """Return the time of ``program`` on all core groups of ``device``.
 

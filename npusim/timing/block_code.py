@@ -192,11 +192,7 @@ class Code:
             count, repeat = 0, 0
             for part in parts:
                 if not part or not isinstance(part[0], str):
-                    own = [
-                        (OP, op, 0)
-                        for op in part
-                        if queues[self.operations[op].queue].issuer == issuer
-                    ]
+                    own = [(OP, op, 0) for op in part if queues[self.operations[op].queue].issuer == issuer]
                     self.instructions += own
                     count += len(own)
                     continue
@@ -296,9 +292,7 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         flow += [(links[name], size) for name, size in o.flows]
     op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take), *NO_SHARE))
     depths = zip(streams.queue_depths(), (streams.issuers.index(q.issuer) for q in queues), strict=True)
-    ends = [
-        (e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints
-    ]
+    ends = [(e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints]
     nothing = np.zeros((0, len(streams.issuers)), np.int64)
     return Program(
         op=_records(OP_TYPE, op),

@@ -34,7 +34,7 @@ from npusim.timing.block_machine import (
     WINDOW_AT,
     Machine,
     Program,
-)  # fmt: skip
+)
 from npusim.timing.block_shared import (
     begin_beside,
     first_due,

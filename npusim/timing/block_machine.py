@@ -26,10 +26,7 @@ OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
 #: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations; when that was, by the links'
 #: clock (``NOW``) and by its own (``MOMENT``).  ``FETCHED`` marks the calls fetched since, counted
 #: from instruction ``WINDOW_AT``, bit by bit.
-(
-    EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, REQUESTS,
-    SIZES,
-) = range(13)  # fmt: skip
+(EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(13)
 #: Later than any event.
 NEVER = 1 << 62
 #: In place of transfers in flight: the operation waits for its turn on shared pipes.
@@ -68,9 +65,22 @@ class Program(NamedTuple):
 #: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.cost.Share`); what
 #: follows is its cycles alone and what it asks for.
 OP_TYPE = record(
-    "queue", "occupancy", "latency", "issue", "waits", "sets", "flows", "takes", "kind", "work", "slots", "compare",
-    "special", "tensor", "memory",
-)  # fmt: skip
+    "queue",
+    "occupancy",
+    "latency",
+    "issue",
+    "waits",
+    "sets",
+    "flows",
+    "takes",
+    "kind",
+    "work",
+    "slots",
+    "compare",
+    "special",
+    "tensor",
+    "memory",
+)
 PAIR_TYPE = record("own", "peer")
 FLOW_TYPE = record("link", "bytes")
 TAKE_TYPE = record("pipe", "cycles")
@@ -113,9 +123,22 @@ class Machine(NamedTuple):
 #: counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait for.
 #: ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
 ENGINE_TYPE = record(
-    "op", "wait_at", "ready", "begun", "flying", "head", "length", "blocked", "next_waiter",
-    "free", "end", "busy", "done", "idle", "waited",
-)  # fmt: skip
+    "op",
+    "wait_at",
+    "ready",
+    "begun",
+    "flying",
+    "head",
+    "length",
+    "blocked",
+    "next_waiter",
+    "free",
+    "end",
+    "busy",
+    "done",
+    "idle",
+    "waited",
+)
 #: ``time``: when the operation was issued, or when its place became free.
 ENTRY_TYPE = record("op", "time")
 #: ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
@@ -131,9 +154,19 @@ STATE_TYPE = record("units", "updated", "load", "due", "flows", "bytes", "flow_c
 HEAP_TYPE = record("key", "engine")
 #: Clock, speed and number of arithmetic (0) and of products (1); what all of them ask for.
 ROOM_TYPE = record(
-    "units0", "units1", "speed0", "speed1", "count0", "count1", "slots", "compare", "special", "tensor", "memory",
+    "units0",
+    "units1",
+    "speed0",
+    "speed1",
+    "count0",
+    "count1",
+    "slots",
+    "compare",
+    "special",
+    "tensor",
+    "memory",
     "updated",
-)  # fmt: skip
+)
 RULE_TYPE = record("product_issue", "product_compare", "issue_product")
 #: ``free``: when the last operation on a pipe ends.
 USED_TYPE = record("free", "busy", "done")
@@ -170,10 +203,7 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
         "size": (plain, (SIZES,)),
         "span": (SPAN_TYPE, (spans,)),
     }
-    words = {
-        name: int(np.prod(shape)) * kind.itemsize // plain.itemsize
-        for name, (kind, shape) in layout.items()
-    }
+    words = {name: int(np.prod(shape)) * kind.itemsize // plain.itemsize for name, (kind, shape) in layout.items()}
     memory = np.zeros(sum(words.values()), plain)
     parts, at = {}, 0
     for name, (kind, shape) in layout.items():

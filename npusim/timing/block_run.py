@@ -40,9 +40,7 @@ class Run:
     def __init__(self, code: Code, classes: Classes, trace_groups: Collection[int] = ()) -> None:
         self.code, self.classes, self.streams = code, classes, code.streams
         self.trace_groups = frozenset(trace_groups)
-        self.starts = [
-            [code.sequence(own) if own else -1 for own in phase] for phase in classes.blocks
-        ]
+        self.starts = [[code.sequence(own) if own else -1 for own in phase] for phase in classes.blocks]
         self.masters = [busiest_dispatcher(code, phase) for phase in classes.blocks]
         is_traced = [not self.trace_groups.isdisjoint(groups) for groups in classes.groups]
         self.program = code.program([len(groups) for groups in classes.groups], is_traced)
@@ -159,9 +157,7 @@ class Booked(NamedTuple):
     stalled: Ints
 
 
-def uses_of(
-    streams: Streams, members: Sequence[Sequence[int]], booked: Booked
-) -> tuple[tuple[QueueUse, ...], ...]:
+def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) -> tuple[tuple[QueueUse, ...], ...]:
     """Return the use of every queue, group by group; the groups of a member share theirs."""
     names = [q.name for q in streams.program.queues]
     causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}

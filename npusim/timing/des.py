@@ -95,12 +95,19 @@ class Engine:
         "op",
         "spans",
         "use",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, sim: _Simulation, counters: list[Counter], name: str, depth: int, group: int,
-        number: int, pipes: Pipes, room: Room | None,
-    ) -> None:  # fmt: skip
+        self,
+        sim: _Simulation,
+        counters: list[Counter],
+        name: str,
+        depth: int,
+        group: int,
+        number: int,
+        pipes: Pipes,
+        room: Room | None,
+    ) -> None:
         self._number, self._pipes, self._is_served, self._room = number, pipes, False, room
         self._sim, self._counters = sim, counters
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
@@ -303,8 +310,7 @@ class _Simulation:
         self.program, self.device = streams.program, streams.device
         self.env = Environment()
         self.links = {
-            name: SharedLink(self.env, name, bytes_per_cycle(self.device, name))
-            for name in self.device.links
+            name: SharedLink(self.env, name, bytes_per_cycle(self.device, name)) for name in self.device.links
         }
         self.causes = [str(e) for e in streams.endpoints]
         self.spans: list[Span] = []
@@ -333,17 +339,12 @@ class _Simulation:
 
     def _flags(self) -> list[Counter]:
         # A waiter never looks further back than the slots both sides can be apart.
-        return [
-            Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1)
-            for e in self.streams.endpoints
-        ]
+        return [Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1) for e in self.streams.endpoints]
 
     def _group(self, group: int) -> list[Engine]:
         return [
             Engine(self, self.counters[group], queue.name, depth, group, number, self.pipes[group], self.rooms[group])
-            for number, (queue, depth) in enumerate(
-                zip(self.program.queues, self.streams.queue_depths(), strict=True)
-            )
+            for number, (queue, depth) in enumerate(zip(self.program.queues, self.streams.queue_depths(), strict=True))
         ]
 
     def result(self) -> TimingResult:
@@ -357,9 +358,7 @@ class _Simulation:
             for group, (engines, pipes) in enumerate(zip(self.engines, self.pipes, strict=True))
         )
         links = {name: link.total_bytes for name, link in self.links.items()}
-        return summarise(
-            self.streams, "des", ends, uses, links, self.counts, tuple(self.spans)
-        )
+        return summarise(self.streams, "des", ends, uses, links, self.counts, tuple(self.spans))
 
     def _run(self, phase: Phase) -> None:
         streams, env = self.streams, self.env
@@ -391,9 +390,7 @@ class _Simulation:
             env.run(until=self.cycles)
 
 
-def _describe(
-    program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]
-) -> str:
+def _describe(program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]) -> str:
     """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
     named = [f"group {e.use.group} {e.use.queue}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"

@@ -55,9 +55,7 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
     return None
 
 
-def speeds(
-    rules: Rules, issue: int, compare: int, special: int, tensor: int, memory: int
-) -> tuple[int, int]:
+def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, memory: int) -> tuple[int, int]:
     """Return the speeds of arithmetic and of products, 2^20 alone, where so much of each pipe is asked for.
 
     A product reads and writes its accumulators in the register file: it takes issue slots from arithmetic,
@@ -90,9 +88,7 @@ class Pipes:
 
     __slots__ = ("_alarm", "_is_set", "_now", "_waiting", "busy", "done", "free")
 
-    def __init__(
-        self, count: int, now: Callable[[], int], alarm: Callable[[Callable[[object], None]], Alarm]
-    ) -> None:
+    def __init__(self, count: int, now: Callable[[], int], alarm: Callable[[Callable[[object], None]], Alarm]) -> None:
         self.free, self.busy, self.done = [0] * count, [0] * count, [0] * count
         self._waiting: list[tuple[int, Customer]] = []
         self._now, self._alarm, self._is_set = now, alarm(self._serve), False
@@ -132,9 +128,7 @@ class Pipes:
 def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
     """Return the pipes of one core group that its queues share: ``sm.TENSOR``; none on an Ascend."""
     cores = dict.fromkeys(
-        queue.core
-        for queue in program.queues
-        if isinstance(device.engine(queue.core, queue.engine), WarpIssue)
+        queue.core for queue in program.queues if isinstance(device.engine(queue.core, queue.engine), WarpIssue)
     )
     return tuple(
         f"{core}.{name}"
@@ -165,7 +159,4 @@ def pipe_uses(
     names: Sequence[str], group: int, busy: Sequence[int], done: Sequence[int], ends: Sequence[int]
 ) -> tuple[QueueUse, ...]:
     """Return the use of each shared pipe of one core group."""
-    return tuple(
-        QueueUse(name, group, busy[i], done[i], {}, ends[i], is_pipe=True)
-        for i, name in enumerate(names)
-    )
+    return tuple(QueueUse(name, group, busy[i], done[i], {}, ends[i], is_pipe=True) for i, name in enumerate(names))

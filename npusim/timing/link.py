@@ -83,13 +83,7 @@ class Wake:
 class SharedLink:
     """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback ends them."""
 
-    def __init__(
-        self,
-        env: Environment,
-        name: str,
-        bytes_per_tick: float,
-        fraction_bits: int = FRACTION_BITS,
-    ) -> None:
+    def __init__(self, env: Environment, name: str, bytes_per_tick: float, fraction_bits: int = FRACTION_BITS) -> None:
         self.env, self.name = env, name
         self.fraction_bits = fraction_bits
         self.rate = max(1, round(bytes_per_tick * (1 << fraction_bits)))

@@ -73,11 +73,7 @@ PLACE_TYPE = record("time", "block", "state", "result")
 
 
 def simulate(
-    program: TileProgram,
-    device: DeviceSpec,
-    *,
-    trace_groups: Collection[int] = (),
-    streams: Streams | None = None,
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
     """Return the approximate time of ``program``; there are no spans, whatever ``trace_groups``.
 
@@ -294,9 +290,7 @@ def short_phases(code: Code, classes: Classes) -> tuple[int, ...]:
     return tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
 
 
-def sample_of(
-    code: Code, classes: Classes, short: Collection[int], place: float, places: int
-) -> Classes:
+def sample_of(code: Code, classes: Classes, short: Collection[int], place: float, places: int) -> Classes:
     """Return one of ``places`` parts on which this method is held against an exact one, without
     ``short`` phases.
 
@@ -312,9 +306,7 @@ def sample_of(
     raise ProgramError(f"{code.streams.program.name}: core groups go in step; use method steady")
 
 
-def part_at(
-    place: float, code: Code, classes: Classes, limit: int, short: Collection[int]
-) -> Classes:
+def part_at(place: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:
     """Return whole blocks from ``place`` of what every core group runs, some ``limit`` operations in all."""
     phases: list[list[tuple[int, ...]]] = []
     for number, phase in enumerate(classes.one_by_one().blocks):
@@ -376,12 +368,17 @@ def build_known(program: Program, machine: Machine, columns: int) -> Known:
         return np.empty(shape, np.int64)
 
     return Known(
-        memory=empty(STATES, len(memory_of(machine))), moment=np.zeros(STATES, np.int64),
-        digest=empty(STATES), key=empty(RESULTS, OTHERS + len(program.link)),
-        place=np.full(RESULTS * ROOM, -1, np.int64), result=np.empty(RESULTS, RESULT_TYPE),
-        total=empty(RESULTS, columns), part=empty(RESULTS, columns),
-        end=empty(RESULTS, len(program.queue)), size=np.zeros(2, np.int64),
-    )  # fmt: skip
+        memory=empty(STATES, len(memory_of(machine))),
+        moment=np.zeros(STATES, np.int64),
+        digest=empty(STATES),
+        key=empty(RESULTS, OTHERS + len(program.link)),
+        place=np.full(RESULTS * ROOM, -1, np.int64),
+        result=np.empty(RESULTS, RESULT_TYPE),
+        total=empty(RESULTS, columns),
+        part=empty(RESULTS, columns),
+        end=empty(RESULTS, len(program.queue)),
+        size=np.zeros(2, np.int64),
+    )
 
 
 def build_groups(program: Program, groups: int, columns: int) -> Groups:
@@ -392,7 +389,10 @@ def build_groups(program: Program, groups: int, columns: int) -> Groups:
         return np.zeros((groups, width), np.int64)
 
     return Groups(
-        place=np.zeros(groups, PLACE_TYPE), flying=zeros(len(program.link)),
-        met=zeros(len(program.link)), total=zeros(columns),
-        end=zeros(len(program.queue)), slack=slack(program),
-    )  # fmt: skip
+        place=np.zeros(groups, PLACE_TYPE),
+        flying=zeros(len(program.link)),
+        met=zeros(len(program.link)),
+        total=zeros(columns),
+        end=zeros(len(program.queue)),
+        slack=slack(program),
+    )

@@ -26,13 +26,7 @@ from npusim.timing.block_machine import (
     Program,
     Records,
 )
-from npusim.timing.steady_kernel import (
-    PRIME,
-    Snapshots,
-    digest_of,
-    note_state,
-    note_totals,
-)
+from npusim.timing.steady_kernel import PRIME, Snapshots, digest_of, note_state, note_totals
 
 #: Parts of a transfer in which means are counted, as a shift.
 PART_BITS = 8
@@ -113,9 +107,7 @@ def write_window(p: Program, b: Blocks, key: Ints, window: int) -> None:
 
 
 @inline
-def begin_block(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, key: Ints, window: int
-) -> None:
+def begin_block(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, key: Ints, window: int) -> None:
     """Put the machine where a block is entered, with others' transfers on the links."""
     for at in range(len(memory)):
         memory[at] = k.memory[key[0], at]
@@ -240,9 +232,7 @@ def simulate_block(
 
 
 @inline
-def find(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, window: int
-) -> int:
+def find(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, window: int) -> int:
     """Return the result whose key is written in the first free row, simulating it if it is new."""
     new, mask, at = k.size[RESULTS], len(k.place) - 1, 0
     for i in range(k.key.shape[1]):

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_machine import FRACTION_BITS, NEVER, Ints, Machine, Program
-from npusim.timing.reserved_block import (
-    OTHERS,
-    PART_BITS,
-    Blocks,
-    Groups,
-    Known,
-    find,
-    rounded,
-    write_key,
-)
+from npusim.timing.reserved_block import OTHERS, PART_BITS, Blocks, Groups, Known, find, rounded, write_key
 from npusim.timing.steady_kernel import ENGINE_TOTALS, Snapshots
 
 #: Rounds over the links in which the groups' first blocks find each other's transfers.
@@ -42,9 +33,7 @@ def extra_of(b: Blocks, groups: Groups, g: int) -> int:
 
 
 @inline
-def mean_flying(
-    p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: int, r: int, link: int
-) -> int:
+def mean_flying(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: int, r: int, link: int) -> int:
     """Return how many transfers group ``g`` keeps in flight on average in the block of result ``r``.
 
     Others that make no operation later still make its transfers longer: each takes as long as all
@@ -76,9 +65,7 @@ def pass_block(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: i
 
 
 @inline
-def meet(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int
-) -> bool:
+def meet(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int) -> bool:
     """Find how many transfers the groups' first blocks keep in flight together."""
     most = len(groups.place) * len(m.engine) << PART_BITS
     for g in range(len(groups.place)):
@@ -142,9 +129,7 @@ def expect(
     for g in range(len(groups.place)):
         for link in range(groups.flying.shape[1]):
             if groups.place[g].time != NEVER:
-                groups.flying[g, link] = mean_flying(
-                    p, m, b, k, groups, g, groups.place[g].result, link
-                )
+                groups.flying[g, link] = mean_flying(p, m, b, k, groups, g, groups.place[g].result, link)
     return True
 
 

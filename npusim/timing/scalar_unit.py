@@ -21,14 +21,18 @@ class Dispatcher:
     makes an alarm that calls back.
     """
 
-    __slots__ = (
-        "_alarm", "_counters", "_engines", "_now", "_own_waits", "_pending", "_stream", "_waits_for", "name",
-    )  # fmt: skip
+    __slots__ = ("_alarm", "_counters", "_engines", "_now", "_own_waits", "_pending", "_stream", "_waits_for", "name")
 
     def __init__(
-        self, name: str, stream: Iterator[Issued], engines: list[Engine], counters: list[Counter],
-        own_waits: frozenset[int], now: Callable[[], int], alarm: Callable[[Callable[[object], None]], Alarm],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        stream: Iterator[Issued],
+        engines: list[Engine],
+        counters: list[Counter],
+        own_waits: frozenset[int],
+        now: Callable[[], int],
+        alarm: Callable[[Callable[[object], None]], Alarm],
+    ) -> None:
         self.name, self._stream, self._engines = name, stream, engines
         self._counters, self._own_waits = counters, own_waits
         self._pending: Issued | None = None

@@ -31,11 +31,7 @@ KEPT = 16
 
 
 def simulate(
-    program: TileProgram,
-    device: DeviceSpec,
-    *,
-    trace_groups: Collection[int] = (),
-    streams: Streams | None = None,
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
     """Return the time of ``program``; where ``trace_groups`` asks for spans nothing is skipped."""
     code = code_of(streams or Streams(program, device))
@@ -78,7 +74,8 @@ def build_snapshots(program: Program, machine: Machine) -> Snapshots:
         + len(machine.dispatcher) * (4 + 2 * levels)
         + len(program.member) * (len(program.pair) * (3 + history) + len(program.pipe))
         + len(program.link) * (2 + 2 * engines)
-        + len(machine.room) * 3 + 2 * engines
+        + len(machine.room) * 3
+        + 2 * engines
     )
     pairs = machine.stack.size + len(machine.counter) + len(program.link)
     totals = engines * ENGINE_TOTALS + 2 * (pairs + machine.pipe.size) + len(machine.ran)
@@ -87,8 +84,13 @@ def build_snapshots(program: Program, machine: Machine) -> Snapshots:
         return np.zeros(shape, np.int64)
 
     return Snapshots(
-        words=np.empty((slots, words), np.int64), length=zeros(slots), digest=zeros(slots),
-        moment=zeros(slots), totals=np.empty((slots, totals), np.int64),
-        taken=zeros(levels), scratch=zeros(history), engine_floor=zeros(engines),
+        words=np.empty((slots, words), np.int64),
+        length=zeros(slots),
+        digest=zeros(slots),
+        moment=zeros(slots),
+        totals=np.empty((slots, totals), np.int64),
+        taken=zeros(levels),
+        scratch=zeros(history),
+        engine_floor=zeros(engines),
         issue_floor=zeros(len(machine.dispatcher)),
-    )  # fmt: skip
+    )

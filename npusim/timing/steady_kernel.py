@@ -16,16 +16,7 @@ import numpy as np
 
 from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_kernel import HALTED, NOTHING, advance
-from npusim.timing.block_machine import (
-    CROSSED,
-    EVENTS,
-    MASTER,
-    NEVER,
-    REQUESTS,
-    Ints,
-    Machine,
-    Program,
-)
+from npusim.timing.block_machine import CROSSED, EVENTS, MASTER, NEVER, REQUESTS, Ints, Machine, Program
 from npusim.timing.steady_floors import dispatcher_of, is_empty, issue_floor, note_floors
 from npusim.timing.steady_shared import note_link, note_room
 
@@ -58,9 +49,7 @@ UNUSED = Snapshots(*(np.zeros((0, 0) if n in {"words", "totals"} else 0, np.int6
 
 
 @inline
-def note_engine(
-    p: Program, m: Machine, s: Snapshots, e: int, moment: int, out: Ints, start: int
-) -> int:
+def note_engine(p: Program, m: Machine, s: Snapshots, e: int, moment: int, out: Ints, start: int) -> int:
     """Write down engine ``e`` and its queue; return where the next word goes."""
     n = start
     out[n], out[n + 1], out[n + 2] = m.engine[e].op, m.engine[e].length, m.engine[e].blocked
@@ -87,9 +76,7 @@ def note_engine(
 
 
 @inline
-def note_pair(
-    p: Program, m: Machine, s: Snapshots, member: int, at: int, out: Ints, start: int
-) -> int:
+def note_pair(p: Program, m: Machine, s: Snapshots, member: int, at: int, out: Ints, start: int) -> int:
     """Write down how far apart two endpoints are, and the flags one may yet ask of the other."""
     own, first, n = p.pair[at].own, member * len(p.endpoint), start
     peer = first + p.pair[at].peer
@@ -288,9 +275,7 @@ def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int
 
 
 @inline
-def move_flags(
-    p: Program, m: Machine, s: Snapshots, c: int, old: Ints, shift: int, times: int
-) -> None:
+def move_flags(p: Program, m: Machine, s: Snapshots, c: int, old: Ints, shift: int, times: int) -> None:
     """Move the times of a counter that are still to be noticed, and all to their new counts."""
     endpoints, mask = len(p.endpoint), m.visible.shape[1] - 1
     member, peer, floor = c // endpoints, c % endpoints, NEVER

@@ -152,9 +152,19 @@ class Streams:
             waits = tuple([(e, p, d + self._lags[e], self._periods[e]) for e, p, d in op.waits])
             pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
             self._ops[key] = TimedOp(
-                len(self._listed), op.queue, op.op.label, cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes,
-                waits, op.sets, self._issue_cycles(op), cost.terms, pipes, cost.share,
-            )  # fmt: skip
+                len(self._listed),
+                op.queue,
+                op.op.label,
+                cost.occupancy_cycles,
+                cost.latency_cycles,
+                cost.link_bytes,
+                waits,
+                op.sets,
+                self._issue_cycles(op),
+                cost.terms,
+                pipes,
+                cost.share,
+            )
             self._listed.append(self._ops[key])
         return self._ops[key]
 

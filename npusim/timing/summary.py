@@ -24,9 +24,14 @@ NO_INSTRUCTION = "no instruction"
 
 
 def summarise(
-    streams: Streams, method: str, ends: Sequence[int], uses: tuple[tuple[QueueUse, ...], ...],
-    link_bytes: dict[str, int], counts: OpCounts, spans: tuple[Span, ...],
-) -> TimingResult:  # fmt: skip
+    streams: Streams,
+    method: str,
+    ends: Sequence[int],
+    uses: tuple[tuple[QueueUse, ...], ...],
+    link_bytes: dict[str, int],
+    counts: OpCounts,
+    spans: tuple[Span, ...],
+) -> TimingResult:
     """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
     device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}

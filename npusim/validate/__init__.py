@@ -20,9 +20,13 @@ __all__ = ["BitsReport", "TimesReport", "validate", "validate_bits", "validate_t
 
 
 def validate(
-    path: str | Path, *, only: str | None = None, band: float | None = None, method: str = "auto",
+    path: str | Path,
+    *,
+    only: str | None = None,
+    band: float | None = None,
+    method: str = "auto",
     progress: Callable[[str], None] | None = None,
-) -> TimesReport | BitsReport:  # fmt: skip
+) -> TimesReport | BitsReport:
     """Return the report of a file: ``.yaml`` of timings, ``.npz`` of vectors or kernels.
 
     ``only`` selects cases by name, schedule or device (a glob); ``band`` is the relative error

@@ -51,9 +51,7 @@ def validate_bits(path: Path, *, only: str | None = None) -> BitsReport:
     if is_kernel_file(path):
         found, left_out = check_kernels(path, only)
         if not found:
-            raise SpecError(
-                f"--only {only!r} selects no kernel of {path}; families: {', '.join(FAMILIES)}"
-            )
+            raise SpecError(f"--only {only!r} selects no kernel of {path}; families: {', '.join(FAMILIES)}")
         return BitsReport({}, found, left_out)
     vectors = dict(check_vectors(path))
     chosen = {n: r for n, r in vectors.items() if only is None or fnmatchcase(n, only)}

@@ -113,9 +113,14 @@ class _Search:
     """The predicted bits of a request, and those of its alternatives."""
 
     def __init__(
-        self, base: RunResult, request: Request, problem: Problem, source: HeadSource, out: NDArray[Any],
+        self,
+        base: RunResult,
+        request: Request,
+        problem: Problem,
+        source: HeadSource,
+        out: NDArray[Any],
         on_tried: Callable[[int, int], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.base, self.request, self.problem, self.source, self.out = base, request, problem, source, out
         self.which = chosen("rows", request.rows, problem.seq_q)
         self.on_tried, self.tried, self.total = on_tried, 0, 0
@@ -134,9 +139,16 @@ class _Search:
         mine = self._compute(self.base, place)
         explained, nearest = self._explain(place, mine, total)
         return Difference(
-            self.base, matched, total, at, float(self.out[at]), float(rows[row - start, column]),
-            tuple(explained), nearest, self.tried,
-        )  # fmt: skip
+            self.base,
+            matched,
+            total,
+            at,
+            float(self.out[at]),
+            float(rows[row - start, column]),
+            tuple(explained),
+            nearest,
+            self.tried,
+        )
 
     def _explain(self, place: Place, mine: Computed, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
@@ -148,9 +160,7 @@ class _Search:
         if explained:
             return explained, None
         better = [e for e in ranked if e.matched > own][:NEAREST]
-        pairs = [
-            (e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field
-        ]
+        pairs = [(e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field]
         self.total += len(pairs)
         ranked = sorted([*ranked, *self._try(pairs, place, mine)], key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total]
@@ -164,9 +174,7 @@ class _Search:
         own = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
         return change.field == "arithmetic" and str(change.value).partition(".")[0] not in own
 
-    def _try(
-        self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed
-    ) -> Iterator[Explanation]:
+    def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed) -> Iterator[Explanation]:
         """Yield what changes give on the block of the first difference; on all rows where that is equal."""
         for changes in listed:
             self.tried += 1

@@ -96,9 +96,8 @@ def _check(archive: Any, name: str) -> Iterator[tuple[str, VectorReport]]:
     states: dict[tuple[int, int], Any] = {}
     observer = _state_recorder(states)
     done = execute(
-        case.program, lambda n, b, h: case.inputs[n][b, h],
-        observers=(observer,) if f"{name}/state" in archive else (),
-    )  # fmt: skip
+        case.program, lambda n, b, h: case.inputs[n][b, h], observers=(observer,) if f"{name}/state" in archive else ()
+    )
     computed = {name: _gather(done, case, "o")}
     if f"{name}/k_shifted" in archive:
         computed[f"{name}:k_shifted"] = _gather(done, case, "k_shifted")
@@ -129,9 +128,14 @@ def _build(archive: Any, name: str) -> _Case:
     inputs["q"] = inputs["q"][:, :, :rows]
     q, k = inputs["q"].shape, inputs["k"].shape
     problem = Problem(
-        heads=q[1], kv_heads=k[1], seq_q=rows, seq_kv=k[2], head_dim=q[3],
-        causal=f"{name}/causal" in archive and _given(archive, f"{name}/causal", np.bool_), dtype=fmt,
-    )  # fmt: skip
+        heads=q[1],
+        kv_heads=k[1],
+        seq_q=rows,
+        seq_kv=k[2],
+        head_dim=q[3],
+        causal=f"{name}/causal" in archive and _given(archive, f"{name}/causal", np.bool_),
+        dtype=fmt,
+    )
     tiling, changes = _options(family, archive, name)
     precision: Any = replace(cast("Any", schedule.precision()), output=out, **changes)
     program = schedule.program(problem, build_tiling(schedule.tiling, tiling), device, precision)
@@ -147,8 +151,9 @@ def _options(family: str, archive: Any, name: str) -> tuple[dict[str, object], d
     return {}, {
         "scale": _given(archive, f"{name}/scale", np.floating),
         "is_reverse": _given(archive, f"{name}/reverse", np.bool_),
-        "fold": False, "accumulate": "fresh" if _given(archive, f"{name}/fresh", np.bool_) else "chained",
-    }  # fmt: skip
+        "fold": False,
+        "accumulate": "fresh" if _given(archive, f"{name}/fresh", np.bool_) else "chained",
+    }
 
 
 def _given(archive: Any, key: str, wanted: type, axes: int = 0) -> Any:
@@ -197,7 +202,6 @@ def _compare(computed: Any, recorded: Any, key: str) -> VectorReport:
         was = recorded[at].view(computed.dtype)
         width = 2 * recorded.dtype.itemsize
         first = (
-            f"{at}: {int(bits[at]):0{width}x} ({computed[at]}) computed, "
-            f"{int(recorded[at]):0{width}x} ({was}) recorded"
+            f"{at}: {int(bits[at]):0{width}x} ({computed[at]}) computed, {int(recorded[at]):0{width}x} ({was}) recorded"
         )
     return VectorReport(int(equal.sum()), equal.size, first)

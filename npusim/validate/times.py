@@ -40,9 +40,7 @@ THOUSAND = (400.0, 2500.0)
 #: By how much two sums of the same times may differ.
 TINY = 1e-9
 #: The part of a node's time that a measurement is held against.
-NODE_PARTS = MappingProxyType(
-    {f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")}
-)
+NODE_PARTS = MappingProxyType({f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")})
 #: And those that are sums of operations as they ran.
 RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
@@ -153,9 +151,13 @@ def median_error(residuals: Sequence[Residual]) -> float:
 
 
 def validate_times(
-    path: Path, *, only: str | None = None, band: float | None = None, method: str = "auto",
+    path: Path,
+    *,
+    only: str | None = None,
+    band: float | None = None,
+    method: str = "auto",
     progress: Callable[[str], None] | None = None,
-) -> TimesReport:  # fmt: skip
+) -> TimesReport:
     """Return predictions for a measurement file, held against what was measured.
 
     Raises
@@ -169,9 +171,7 @@ def validate_times(
     chosen = [c for c in file.cases if only is None or _matches(c, only)]
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
-        raise SpecError(
-            f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …"
-        )
+        raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
     predictor = Predictor(method)
     faults: list[str] = []
     residuals: list[Residual] = []
@@ -214,11 +214,18 @@ def _residuals(
         predicted = predictor.quantity(case, quantity)
         found.append(
             Residual(
-                case.name, case.group, quantity, measured, predicted, measured.relative_error(predicted),
-                band if allowed is None else allowed, case.kind, predictor.is_floor(case, quantity),
+                case.name,
+                case.group,
+                quantity,
+                measured,
+                predicted,
+                measured.relative_error(predicted),
+                band if allowed is None else allowed,
+                case.kind,
+                predictor.is_floor(case, quantity),
                 bool({case.name, case.group} & predictor.fitted(case.device)),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -273,9 +280,7 @@ class Predictor:
             if uses[0].queue == queue:
                 busy = max(u.busy_cycles for u in uses)
                 return result.device.seconds(busy) * MICROSECONDS
-        raise SpecError(
-            f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}"
-        )
+        raise SpecError(f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:
         """Return a case's latency as it was measured: of its kind of timing, with the host's floor."""
@@ -310,11 +315,19 @@ class Predictor:
         text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.warm}"
         if text not in self._done:
             machine = self.machine(case.device)
-            self._done[text] = run_request(Request(
-                case.schedule, hw=machine, tiling=_tiling(case), precision=case.precision,
-                numerics=False, method=self.method, trace_groups=(), warm=bool(case.warm),
-                **_what(case, machine),
-            ))  # fmt: skip
+            self._done[text] = run_request(
+                Request(
+                    case.schedule,
+                    hw=machine,
+                    tiling=_tiling(case),
+                    precision=case.precision,
+                    numerics=False,
+                    method=self.method,
+                    trace_groups=(),
+                    warm=bool(case.warm),
+                    **_what(case, machine),
+                )
+            )
         result = self._done[text]
         if result.timing is None:
             raise SpecError(f"case {case.name}: {case.device} has no timing model")
@@ -365,11 +378,7 @@ def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:
     for r in residuals:
         if r.group is not None and r.quantity == "latency_us":
             groups[r.group].append((sum(r.measured) / 2, r.predicted))
-    return {
-        name: GroupRank(kendall_tau(pairs), regret(pairs))
-        for name, pairs in groups.items()
-        if len(pairs) > 1
-    }
+    return {name: GroupRank(kendall_tau(pairs), regret(pairs)) for name, pairs in groups.items() if len(pairs) > 1}
 
 
 def kendall_tau(pairs: list[tuple[float, float]]) -> float:

@@ -19,20 +19,28 @@ if TYPE_CHECKING:
 #: Times of calls in a row, by who took them.
 ROWS: Mapping[str, str] = MappingProxyType(
     {
-        "PTO's kernels, one and eight cores": "fa_x86_*", "PTO's kernels, all cores": "fa_b2b_*",
-        "torch.matmul": "torchmm_*", "PTO-DSL's products": "ptodsl_*", "CANN's attention through torch": "cann_*",
+        "PTO's kernels, one and eight cores": "fa_x86_*",
+        "PTO's kernels, all cores": "fa_b2b_*",
+        "torch.matmul": "torchmm_*",
+        "PTO-DSL's products": "ptodsl_*",
+        "CANN's attention through torch": "cann_*",
     }
-)  # fmt: skip
+)
 #: Cores, rows, columns and k of a tile, and k loaded at once, as the bank records them for its times.
 TILES: Mapping[str, tuple[int, int, int, int, int]] = MappingProxyType(
     {
-        "bank_51200x32x64": (20, 320, 32, 32, 64), "bank_5120x256x512": (24, 320, 32, 32, 64),
-        "bank_25600x128x448": (20, 128, 128, 32, 448), "bank_4096x208x208": (24, 512, 32, 16, 208),
-        "bank_64x96x128": (24, 16, 16, 128, 128), "bank_64x256x512": (16, 16, 64, 128, 128),
-        "bank_64x1024x784": (16, 16, 256, 112, 112), "bank_32x512x256": (16, 16, 64, 128, 128),
-        "bank_512x768x16": (8, 64, 64, 16, 16), "bank_1216x1024x1024": (19, 64, 512, 32, 128),
+        "bank_51200x32x64": (20, 320, 32, 32, 64),
+        "bank_5120x256x512": (24, 320, 32, 32, 64),
+        "bank_25600x128x448": (20, 128, 128, 32, 448),
+        "bank_4096x208x208": (24, 512, 32, 16, 208),
+        "bank_64x96x128": (24, 16, 16, 128, 128),
+        "bank_64x256x512": (16, 16, 64, 128, 128),
+        "bank_64x1024x784": (16, 16, 256, 112, 112),
+        "bank_32x512x256": (16, 16, 64, 128, 128),
+        "bank_512x768x16": (8, 64, 64, 16, 16),
+        "bank_1216x1024x1024": (19, 64, 512, 32, 128),
     }
-)  # fmt: skip
+)
 
 
 class Tiled(NamedTuple):
@@ -72,10 +80,15 @@ def tiled() -> list[Tiled]:
         assert case.measured.core_us is not None
         w, measured = case.workload, case.measured.core_us
         result = run(
-            "gemm", hw=case.device, problem=GemmProblem(m=w.m or 0, n=w.n or 0, k=w.k or 0), warm=True,
-            numerics=False, trace_groups=(), overrides={"group_count": str(cores)},
+            "gemm",
+            hw=case.device,
+            problem=GemmProblem(m=w.m or 0, n=w.n or 0, k=w.k or 0),
+            warm=True,
+            numerics=False,
+            trace_groups=(),
+            overrides={"group_count": str(cores)},
             tiling={"block_m": m, "block_n": n, "block_k": k, "load_k": load},
-        )  # fmt: skip
+        )
         own = measured.relative_error(predictor.quantity(case, "core_us"))
         error = measured.relative_error(result.device.seconds(result.cycles) * 1e6)
         found.append(Tiled(case.name, cores, f"{m} x {n} x {k}, loads of {load}", own, error))

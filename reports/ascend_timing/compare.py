@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from npusim.run import RunResult
 
 __all__ = [
-    "UNFUSED", "Deit", "Layer", "Native", "Operator", "deit", "deit_operators", "half_reductions", "layer", "native",
-    "pasa", "wide",
-]  # fmt: skip
+    "UNFUSED",
+    "Deit",
+    "Layer",
+    "Native",
+    "Operator",
+    "deit",
+    "deit_operators",
+    "half_reductions",
+    "layer",
+    "native",
+    "pasa",
+    "wide",
+]
 
 DEVICE = "ascend_910b2"
 #: The vendor's kernels in CANN: FP32 128 x 512 in slices of 8 rows, FP16 128 x 1024 in slices of 16
@@ -31,13 +41,22 @@ CANN_FP16: dict[str, Any] = {"block_q": 128, "block_kv": 1024, "vector_rows": 16
 
 
 def _run(
-    schedule: str, problem: Problem, precision: str | None = None, overrides: Mapping[str, str] | None = None,
+    schedule: str,
+    problem: Problem,
+    precision: str | None = None,
+    overrides: Mapping[str, str] | None = None,
     **tiling: Any,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     return run(
-        schedule, hw=DEVICE, problem=problem, precision=precision, tiling=tiling, numerics=False, trace_groups=(),
+        schedule,
+        hw=DEVICE,
+        problem=problem,
+        precision=precision,
+        tiling=tiling,
+        numerics=False,
+        trace_groups=(),
         overrides=overrides,
-    )  # fmt: skip
+    )
 
 
 def _us(schedule: str, problem: Problem, precision: str | None = None, **given: Any) -> float:
@@ -103,9 +122,7 @@ def layer(seq: int) -> Layer:
     unified, two = _us("unified", problem, block=128), _us("two_level", problem)
     plain = [_standard(problem, operators).latency_us for operators in UNFUSED]
     load = load_workload("pangu_38b")
-    whole = LayerProblem.around(
-        load.problem(seq=seq, tensor_parallel=8, causal=True), hidden=load.hidden or 1, ranks=8
-    )
+    whole = LayerProblem.around(load.problem(seq=seq, tensor_parallel=8, causal=True), hidden=load.hidden or 1, ranks=8)
 
     def node_us(**tiling: Any) -> float:
         return run(
@@ -115,9 +132,10 @@ def layer(seq: int) -> Layer:
     apart, tiled = node_us(blocks=1, attention="standard"), node_us()
     behind = apart - plain[0]
     return Layer(
-        tuple(us / unified for us in plain), tuple(us / two for us in plain),
+        tuple(us / unified for us in plain),
+        tuple(us / two for us in plain),
         tuple((us + behind) / tiled for us in plain),
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- operators of a framework

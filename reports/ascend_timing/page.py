@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 BASES = ("vendor", "measured", "derived", "fitted", "assumed")
 #: What FastAttention reports over "standard attention": table 2, and table 8's DeiT-B at batch 32 and 1024.
 RANGES = {
-    "unified": (2.55, 7.0), "two-level": (3.65, 10.7), "two-level, tiling-AllReduce": (4.23, 15.0), "DeiT": (2.52, 7.58)
-}  # fmt: skip
+    "unified": (2.55, 7.0),
+    "two-level": (3.65, 10.7),
+    "two-level, tiling-AllReduce": (4.23, 15.0),
+    "DeiT": (2.52, 7.58),
+}
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 BATCHES = (32, 256, 1024)
 #: A DeiT call whose bounds are asked for: the largest.
@@ -55,10 +58,17 @@ def _residuals(found: list[Row]) -> Section:
         was = old.get(f"{r.case.name} {r.quantity}")
         counts = "host" if r.is_floor else ("" if r in study.counted([r]) else "apart")
         counts = "wrong sign" if r.is_wrong_sign else counts
-        lines.append([
-            r.case.name, f"{r.quantity} ({r.case.kind})" if r.quantity == "latency_us" else r.quantity, _measured(r),
-            number(r.predicted, 4), "" if was is None else _signed(was), _signed(r.error), counts,
-        ])  # fmt: skip
+        lines.append(
+            [
+                r.case.name,
+                f"{r.quantity} ({r.case.kind})" if r.quantity == "latency_us" else r.quantity,
+                _measured(r),
+                number(r.predicted, 4),
+                "" if was is None else _signed(was),
+                _signed(r.error),
+                counts,
+            ]
+        )
         figures[f"{r.case.name} {r.quantity}"] = {"predicted": r.predicted, "error": r.error, "before": was}
     header = ("case", "quantity", "measured", "predicted", "error before", "error", "")
     wrong = [r.case.name for r in found if r.is_wrong_sign]
@@ -84,10 +94,15 @@ def _classes(found: list[Row]) -> Section:
     count, middle, worst, near = study.summary(rows)
     header = ("kind", "quantities", "median error", "worst", "within 20 %")
     fields: dict[str, object] = {
-        "classes": table(header, lines), "count": count, "median": _percent(middle), "worst": _percent(worst),
-        "near": _percent(near), "free": len(free), "free_median": _percent(study.summary(free)[1]),
+        "classes": table(header, lines),
+        "count": count,
+        "median": _percent(middle),
+        "worst": _percent(worst),
+        "near": _percent(near),
+        "free": len(free),
+        "free_median": _percent(study.summary(free)[1]),
         "tiles": ", ".join(f"{us:.0f} us with {keys} keys a tile" for keys, us in study.tiles_of_16k().items()),
-    }  # fmt: skip
+    }
     return fields, {"classes": {str(line[0]): line[1:] for line in lines}}
 
 
@@ -156,8 +171,9 @@ def _pasa(_found: list[Row]) -> Section:
             ("kernel, 32k tokens, 16 heads", "over CANN FP32", "TFLOP/s"),
             [[name, number(gain), number(rate)] for name, (gain, rate) in pasa.items()],
         ),
-        "wide": number(wide), "half": " and ".join(f"{number(gain)} ({name})" for name, gain in half.items()),
-    }  # fmt: skip
+        "wide": number(wide),
+        "half": " and ".join(f"{number(gain)} ({name})" for name, gain in half.items()),
+    }
     return fields, {"pasa": pasa, "fp16_over_fp32": wide, "half_reductions": half}
 
 
@@ -237,7 +253,7 @@ def _deit(_found: list[Row]) -> Section:
         "why": table(
             (f"batch {LARGEST}", "two-level, us", "eager over it"), [[w, number(us, 4), number(x)] for w, us, x in why]
         ),
-    }  # fmt: skip
+    }
     figures = {"deit": {b: r._asdict() for b, r in runs.items()}, "operators": {o.name: o._asdict() for o in large}}
     return fields, figures
 
@@ -249,10 +265,13 @@ def _chart(found: list[Row]) -> str:
         return sorted(of.items())
 
     return chart(
-        "FlashAttention on a 910B2, one head of 128, FP32 softmax, back to back", "tokens", "us",
+        "FlashAttention on a 910B2, one head of 128, FP32 softmax, back to back",
+        "tokens",
+        "us",
         {
             "measured": line({float(r.case.workload.seq_q or 0): r.measured.low for r in own}),
             "predicted": line({float(r.case.workload.seq_q or 0): r.predicted for r in own}),
         },
-        log_x=True, log_y=True,
-    )  # fmt: skip
+        log_x=True,
+        log_y=True,
+    )

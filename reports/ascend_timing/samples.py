@@ -64,9 +64,13 @@ def _addition(rows: int, columns: int, device: DeviceSpec) -> TileProgram:
     names = {n: Name("result" if n == "y" else "operand", ("row", "col"), "float16") for n in tensors}
     each = len(machine.group.vector_cores)
     phase = Phase(
-        name="rows", names=names, cells=grid(tensors["y"], ("row", each)), sizes={"row": each, "col": columns},
-        loops=(Loop((Stage("rows", (row(Opcode.ADD, "y", "x", "z"),)),)),), tensors=dict(tensors),
-    )  # fmt: skip
+        name="rows",
+        names=names,
+        cells=grid(tensors["y"], ("row", each)),
+        sizes={"row": each, "col": columns},
+        loops=(Loop((Stage("rows", (row(Opcode.ADD, "y", "x", "z"),)),)),),
+        tensors=dict(tensors),
+    )
     return machine.build("rows", [(phase, AscendTiling(elements=columns))], 0)
 
 
@@ -120,9 +124,13 @@ def _turned(stride: int) -> float:
 def _product() -> dict[str, float]:
     """Return times of the product of 8192^3 on all cores, as its sample tiles it."""
     result = run(
-        "gemm", hw="ascend_910b1", problem=GemmProblem(m=8192, n=8192, k=8192), numerics=False, trace_groups=(),
+        "gemm",
+        hw="ascend_910b1",
+        problem=GemmProblem(m=8192, n=8192, k=8192),
+        numerics=False,
+        trace_groups=(),
         tiling={"block_m": 128, "block_n": 256, "block_k": 64},
-    )  # fmt: skip
+    )
     assert result.timing is not None
     busy = {uses[0].queue: max(u.busy_cycles for u in uses) for uses in zip(*result.timing.queues, strict=True)}
     return {name: result.device.seconds(cycles) * 1e6 for name, cycles in busy.items()}

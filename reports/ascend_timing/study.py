@@ -22,9 +22,23 @@ if TYPE_CHECKING:
     from npusim.config.measurements import Interval
 
 __all__ = [
-    "CLASSES", "DEVICE", "SOURCES", "Row", "Without", "before", "cases", "class_of", "counted", "fitted",
-    "repository", "rows", "summary", "tiles_of_16k", "untouched", "without",
-]  # fmt: skip
+    "CLASSES",
+    "DEVICE",
+    "SOURCES",
+    "Row",
+    "Without",
+    "before",
+    "cases",
+    "class_of",
+    "counted",
+    "fitted",
+    "repository",
+    "rows",
+    "summary",
+    "tiles_of_16k",
+    "untouched",
+    "without",
+]
 
 FILES = ("measured_910b2.yaml", "measured_more.yaml", "measured_papers.yaml")
 DEVICE = "ascend_910b2"
@@ -61,9 +75,12 @@ OTHERWISE: Mapping[str, dict[str, str]] = MappingProxyType(
         "CANN's tuning bank": {"launch.block_dispatch_cycles": "0"},
         "asc-devkit": {
             "cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles": "0",
-            "cores.aic.engines.MTE2.routes.gm_l1.row_cycles": "0", "links.hbm.bytes_per_s": "1.6e12",
-            "cores.aic.engines.CUBE.startup_cycles": "6", "cores.aic.engines.FIXP.routes.l0c_gm.bytes_per_cycle": "123",
-            "launch.task_s": "0", "launch.task_all_s": "0",
+            "cores.aic.engines.MTE2.routes.gm_l1.row_cycles": "0",
+            "links.hbm.bytes_per_s": "1.6e12",
+            "cores.aic.engines.CUBE.startup_cycles": "6",
+            "cores.aic.engines.FIXP.routes.l0c_gm.bytes_per_cycle": "123",
+            "launch.task_s": "0",
+            "launch.task_all_s": "0",
         },
         "all others": {},
     }
@@ -138,9 +155,10 @@ def class_of(name: str) -> str:
 def counted(found: list[Row]) -> list[Row]:
     """Return the rows that figures are made of: no paper's, none that the host or another file's row decides."""
     return [
-        r for r in found
+        r
+        for r in found
         if not r.is_floor and class_of(r.case.name) != "papers" and not fnmatchcase(r.case.name, REPLACED)
-    ]  # fmt: skip
+    ]
 
 
 def summary(found: list[Row]) -> tuple[int, float, float, float]:

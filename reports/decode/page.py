@@ -47,9 +47,7 @@ class Found(NamedTuple):
 def write(folder: Path) -> list[Path]:
     """Write ``decode.md``, its chart and its data to ``folder``."""
     content = gather("decode", (part() for part in (_splits, _bytes, _price, _fp8)))
-    drawn = {
-        f"{hw}, {keys // K}k": list(_best(hw, GROUPS[0], keys).tried.items()) for keys in DRAWN for hw in DEVICES
-    }
+    drawn = {f"{hw}, {keys // K}k": list(_best(hw, GROUPS[0], keys).tried.items()) for keys in DRAWN for hw in DEVICES}
     title = "One query a head on 4k and 32k keys: time over that of the compulsory bytes"
     picture = chart(title, "splits", "", drawn, log_x=True, log_y=True)
     return save_page(folder, "decode", content, {"decode_ratio.svg": picture})
@@ -100,8 +98,10 @@ def _splits() -> Section:
     for hw in DEVICES:
         for group in GROUPS:
             found = [_best(hw, group, n) for n in KEYS]
-            cells = [f"{f.best}: {f.best_ratio:.2f}" + (f" ({f.auto}: {f.auto_ratio:.2f})" if f.auto != f.best else "")
-                     for f in found]  # fmt: skip
+            cells = [
+                f"{f.best}: {f.best_ratio:.2f}" + (f" ({f.auto}: {f.auto_ratio:.2f})" if f.auto != f.best else "")
+                for f in found
+            ]
             rows.append([hw, str(group), *cells])
             data[f"{hw} {group}"] = dict(zip(map(str, KEYS), found, strict=True))
     worst = max(f.auto_ratio / f.best_ratio - 1 for of in data.values() for f in of.values())

@@ -24,9 +24,10 @@ TILES = {"block_q": (64, 96, 128), "block_kv": (128, 256, 512), "depth": (2, 4),
 SHORT = 2048
 EXP = "cores.aiv.engines.VECTOR.ops.exp_float16.slope_cycles_per_repeat"
 CHANGES = (
-    ("L0C doubled", "cores.aic.buffers.L0C.capacity_bytes", 2.0), ("FP16 exp at half its cost", EXP, 0.5),
+    ("L0C doubled", "cores.aic.buffers.L0C.capacity_bytes", 2.0),
+    ("FP16 exp at half its cost", EXP, 0.5),
     ("HBM x 1.5", "links.hbm.bytes_per_s", 1.5),
-)  # fmt: skip
+)
 
 
 def write(folder: Path) -> list[Path]:

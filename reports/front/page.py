@@ -19,9 +19,14 @@ __all__ = ["write"]
 
 #: Schedules and presets, with what each keeps in float16.
 CHOICES = (
-    ("flash", "fa2_fp32"), ("flash", "fa16_32"), ("flash", "fa16"), ("two_level", "fa2_fp32"), ("two_level", "fa16_32"),
-    ("pasa", "fp32_mean"), ("pasa", "fp16_mean"),
-)  # fmt: skip
+    ("flash", "fa2_fp32"),
+    ("flash", "fa16_32"),
+    ("flash", "fa16"),
+    ("two_level", "fa2_fp32"),
+    ("two_level", "fa16_32"),
+    ("pasa", "fp32_mean"),
+    ("pasa", "fp16_mean"),
+)
 TITLE = "Causal attention of PanGu-38B, 4,096 tokens, on an Ascend 910B2: time against error, predicted"
 DEVICE, WORKLOAD, TOKENS = "ascend_910b2", "pangu_38b", 4096
 

@@ -75,9 +75,12 @@ def gains() -> Section:
     rank = rank_correlation(printed, ours)
     fields: dict[str, object] = {
         "gains": table(["case", "printed %", "predicted %", "difference in points"], rows),
-        "gain_rank": number(rank, 2), "gain_rows": len(printed), "gain_error": f"{own:.1f}",
-        "gain_constant": f"{constant:.1f}", "gain_constant_error": f"{other:.1f}",
-    }  # fmt: skip
+        "gain_rank": number(rank, 2),
+        "gain_rows": len(printed),
+        "gain_error": f"{own:.1f}",
+        "gain_constant": f"{constant:.1f}",
+        "gain_constant_error": f"{other:.1f}",
+    }
     return fields, {"gains": {**data, "rank_correlation": rank, "error": own, "error_of_a_constant": other}}
 
 
@@ -90,19 +93,26 @@ def attention_bits() -> Section:
     for fmt in ("float16", "float32"):
         for blocks in (1, 4):
             result = npusim.run(
-                "tiling_allreduce", hw="ascend_910b2_x8", workload=HEADS, tensors=TENSORS, prefix=PREFIX,
-                tensor_parallel=RANKS, rows="all", precision=fmt, tiling={"blocks": blocks}, trace_groups=(),
-            )  # fmt: skip
+                "tiling_allreduce",
+                hw="ascend_910b2_x8",
+                workload=HEADS,
+                tensors=TENSORS,
+                prefix=PREFIX,
+                tensor_parallel=RANKS,
+                rows="all",
+                precision=fmt,
+                tiling={"blocks": blocks},
+                trace_groups=(),
+            )
             assert result.numerics is not None
             bits = result.numerics
-            rows += [
-                [fmt, blocks, bits.error.rmse, o.arithmetic, f"{o.differing:.1%}", o.rmse] for o in result.orders
-            ]
+            rows += [[fmt, blocks, bits.error.rmse, o.arithmetic, f"{o.differing:.1%}", o.rmse] for o in result.orders]
             overflow = sum(bits.overflow_counts.values())
             data[f"{fmt} {blocks}"] = {
-                "rmse": bits.error.rmse, "overflow": overflow,
+                "rmse": bits.error.rmse,
+                "overflow": overflow,
                 "orders": {o.arithmetic: [o.differing, o.rmse] for o in result.orders},
-            }  # fmt: skip
+            }
     header = ["sums in", "blocks", "relative RMSE", "against", "outputs that differ", "RMSE between"]
     return {"real_bits": table(header, rows), "real_ranks": RANKS}, {"real_bits": data}
 
@@ -150,9 +160,10 @@ def layer_counts() -> Section:
     assert cpu is not None
     budget = (cpu.dram_capacity_bytes.value - cpu.reserve_bytes.value) // GIB
     fields: dict[str, object] = {
-        "layer_counts": table(header, rows), "host_budget": budget,
+        "layer_counts": table(header, rows),
+        "host_budget": budget,
         "longest": table(["model", "GiB", "K tokens on the GPUs", "K tokens with the host"], ends),
-    }  # fmt: skip
+    }
     return fields, {"layer_counts": data}
 
 
@@ -177,13 +188,17 @@ def _cannot(p: ModelProblem, printed: float, free: int) -> str:
 def host() -> Section:
     """Table 3, and our own attention kernel beside the paper's."""
     report = validate_times(HERE / "measured_offload.yaml", band=0.1)
-    rows = [[f"`{r.name}`", r.quantity, number(r.measured.low, 4), number(r.predicted, 4), f"{r.relative_error:+.1%}"]
-            for r in report.residuals]  # fmt: skip
+    rows = [
+        [f"`{r.name}`", r.quantity, number(r.measured.low, 4), number(r.predicted, 4), f"{r.relative_error:+.1%}"]
+        for r in report.residuals
+    ]
     fields: dict[str, object] = {
         "table_3": table(["case", "quantity", "measured", "predicted", "error"], rows),
-        "table_3_median": f"{report.median_abs_error:.1%}", "table_3_worst": f"{report.worst_abs_error:.1%}",
-        "our_decode": _our_decode(), "table_3_speedups": _speedups(report),
-    }  # fmt: skip
+        "table_3_median": f"{report.median_abs_error:.1%}",
+        "table_3_worst": f"{report.worst_abs_error:.1%}",
+        "our_decode": _our_decode(),
+        "table_3_speedups": _speedups(report),
+    }
     return fields, {"table_3": {f"{r.name} {r.quantity}": r.predicted for r in report.residuals}}
 
 
@@ -239,9 +254,15 @@ def _as_stated() -> tuple[str, dict[str, float]]:
         times = []
         for phase, blocks in (("prefill", 4), ("decode", 1)):
             result = npusim.run(
-                "layer", hw="ascend_910b2_x8", workload=wide, seq=tokens, phase=phase,  # type: ignore[arg-type]
-                tiling={"blocks": blocks}, numerics=False, trace_groups=(),
-            )  # fmt: skip
+                "layer",
+                hw="ascend_910b2_x8",
+                workload=wide,
+                seq=tokens,
+                phase=phase,  # type: ignore[arg-type]
+                tiling={"blocks": blocks},
+                numerics=False,
+                trace_groups=(),
+            )
             times.append(result.latency_us / 1e3)
         rows.append([tokens // KIB, number(times[0], 4), number(1e3 / times[1], 4)])
         data[str(tokens)] = times[0]

@@ -23,11 +23,7 @@ HERE = Path(__file__).parent
 NPUS, GPUS = "ascend_910b2_x8", "h200_x2"
 TOKENS, BLOCKS = 8192, 4
 #: Node, its driver, and how the page calls them.
-WAYS = (
-    (NPUS, "sdma", "eight 910B, SDMA"),
-    (NPUS, "aiv", "eight 910B, vector cores"),
-    (GPUS, "sm", "two H200, SMs"),
-)
+WAYS = ((NPUS, "sdma", "eight 910B, SDMA"), (NPUS, "aiv", "eight 910B, vector cores"), (GPUS, "sm", "two H200, SMs"))
 LENGTHS = (2048, TOKENS, 32768)
 COUNTS = (1, 2, 4, 8)
 #: Block counts that are searched with unequal first blocks.
@@ -49,13 +45,20 @@ MESSAGES, SERVERS = (MIB, 64 * MIB, GIB), (1, 8, 64, 512)
 def write(folder: Path) -> list[Path]:
     """Write ``nodes.md``, its data, its timelines and its chart to ``folder``."""
     parts = (
-        _outcomes, _blocks, _forms, _residuals, _sums, _cluster, models.gains, models.attention_bits,
-        models.layer_counts, models.host, models.whole_models,
-    )  # fmt: skip
+        _outcomes,
+        _blocks,
+        _forms,
+        _residuals,
+        _sums,
+        _cluster,
+        models.gains,
+        models.attention_bits,
+        models.layer_counts,
+        models.host,
+        models.whole_models,
+    )
     content = gather("nodes", (part() for part in parts), tokens=TOKENS, blocks=BLOCKS, ranks=RANKS)
-    speedups = {
-        name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()
-    }
+    speedups = {name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()}
     title = f"Speed-up over one block, {TOKENS} tokens"
     charts = {
         "nodes_timelines.svg": _timelines(),
@@ -72,21 +75,18 @@ def _outcomes() -> Section:
             found = study.change(node, tokens, driver, BLOCKS)
             causes = [f"{c:+.0f}" if abs(c) >= 0.5 else "0" for c in found[1:4]]
             rows.append(
-                [name, tokens, number(found.untiled, 4), *causes, number(found.tiled, 4), found.speedup,
-                 f"{found.efficiency:.0%}"]
-            )  # fmt: skip
+                [
+                    name,
+                    tokens,
+                    number(found.untiled, 4),
+                    *causes,
+                    number(found.tiled, 4),
+                    found.speedup,
+                    f"{found.efficiency:.0%}",
+                ]
+            )
             data[f"{name} {tokens}"] = {**found._asdict(), "speedup": found.speedup}
-    header = [
-        "",
-        "tokens",
-        "untiled",
-        "cutting",
-        "sharing",
-        "exposed",
-        "tiled",
-        "speed-up",
-        "overlap",
-    ]
+    header = ["", "tokens", "untiled", "cutting", "sharing", "exposed", "tiled", "speed-up", "overlap"]
     fields: dict[str, object] = {"outcomes": table(header, rows)}
     for key, (node, driver, _) in zip(("npu", "cores", "gpu"), WAYS, strict=True):
         speedups = [study.change(node, tokens, driver, BLOCKS).speedup for tokens in LENGTHS]
@@ -101,9 +101,7 @@ def _timelines() -> str:
     panels = []
     for node, driver, name in (WAYS[0], WAYS[2]):
         runs = {
-            "not tiled" if blocks == 1 else f"{blocks} blocks": _tracks(
-                study.tiled(node, TOKENS, driver, blocks)
-            )
+            "not tiled" if blocks == 1 else f"{blocks} blocks": _tracks(study.tiled(node, TOKENS, driver, blocks))
             for blocks in (1, BLOCKS)
         }
         mask = "causal" if node in study.CAUSAL else "no mask"
@@ -127,10 +125,7 @@ def _tracks(result: RunResult) -> dict[str, list[Bar]]:
 
 def _speedups() -> dict[str, list[float]]:
     """Return the speed-up of each number of blocks, predicted and, for the GPUs, measured."""
-    found = {
-        name: [study.change(node, TOKENS, driver, n).speedup for n in COUNTS]
-        for node, driver, name in WAYS
-    }
+    found = {name: [study.change(node, TOKENS, driver, n).speedup for n in COUNTS] for node, driver, name in WAYS}
     cases = {case.name: case for case in load_measurements(HERE / "measured_h200.yaml").cases}
     stem = f"h200x2_attn_linear_allreduce_s{TOKENS}_"
     names = ["sequential", *(f"tiled{n}" for n in COUNTS[1:])]
@@ -166,8 +161,10 @@ def _forms() -> Section:
             alpha, rate = way.form.alpha_s * 1e6, way.form.bytes_per_s / 1e9
             rows.append([f"`{node}`", way.driver, way.mode, way.algorithm, way.rounds, alpha, rate])
             data[f"{node} {way.driver} {way.mode} {way.algorithm}"] = {
-                "rounds": way.rounds, "alpha_us": alpha, "gigabytes_per_s": rate,
-            }  # fmt: skip
+                "rounds": way.rounds,
+                "alpha_us": alpha,
+                "gigabytes_per_s": rate,
+            }
     header = ["node", "driver", "mode", "order", "rounds", "alpha us", "1/beta GB/s"]
     sizes = [KIB * (1 << i) for i in range(20)]
     steps = study.step(GPUS, "sm", sizes)
@@ -182,18 +179,18 @@ def _forms() -> Section:
 def _constants() -> dict[str, object]:
     """Return what the text says of the node files: what is fitted to what, cores taken, issue."""
     npus, gpus = load_node(NPUS), load_node_device(GPUS)
-    fitted = {
-        c for _, fact in gpus.node.facts() if fact.basis == "fitted" for c in fact.fitted_on or ()
-    }
+    fitted = {c for _, fact in gpus.node.facts() if fact.basis == "fitted" for c in fact.fitted_on or ()}
     driver, host = gpus.node.drivers["sm"], gpus.node.host
     assert host is not None
     assert npus.between is not None
     return {
         "fitted_sizes": sum("h200x2_allreduce" in case for case in fitted),
         "fitted_layers": ", ".join(f"`{c}`" for c in sorted(fitted) if "linear" in c),
-        "taken": driver.engine_count.value, "multiprocessors": gpus.each.core_count("sm"),
-        "issue_us": host.collective_issue_s.value * 1e6, "between": npus.between.bytes_per_s.value / 1e9,
-    }  # fmt: skip
+        "taken": driver.engine_count.value,
+        "multiprocessors": gpus.each.core_count("sm"),
+        "issue_us": host.collective_issue_s.value * 1e6,
+        "between": npus.between.bytes_per_s.value / 1e9,
+    }
 
 
 def _residuals() -> Section:
@@ -212,13 +209,7 @@ def _residuals() -> Section:
 
 def _residual_table(report: TimesReport) -> str:
     rows = [
-        [
-            f"`{r.name}`",
-            r.quantity,
-            _measured(r),
-            number(r.predicted, 4),
-            f"{r.relative_error:+.1%}",
-        ]
+        [f"`{r.name}`", r.quantity, _measured(r), number(r.predicted, 4), f"{r.relative_error:+.1%}"]
         for r in report.residuals
     ]
     return table(["case", "quantity", "measured", "predicted", "error"], rows)

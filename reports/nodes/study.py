@@ -34,9 +34,22 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
 
 __all__ = [
-    "CAUSAL", "METHOD", "Change", "Form", "Search", "Sum",
-    "change", "cluster", "forms", "layer", "reduction_error", "search", "step", "sums", "tiled",
-]  # fmt: skip
+    "CAUSAL",
+    "METHOD",
+    "Change",
+    "Form",
+    "Search",
+    "Sum",
+    "change",
+    "cluster",
+    "forms",
+    "layer",
+    "reduction_error",
+    "search",
+    "step",
+    "sums",
+    "tiled",
+]
 
 #: Exact, and the same however `auto` chooses.
 METHOD = "steady"
@@ -68,9 +81,14 @@ def layer(node: str, tokens: int) -> LayerProblem:
 def tiled(node: str, tokens: int, driver: str, blocks: int) -> RunResult:
     """Return the run of a layer in ``blocks`` row blocks, its collectives moved by ``driver``."""
     return npusim.run(
-        "tiling_allreduce", hw=_machine(node), workload=load_workload(WORKLOAD), problem=layer(node, tokens),
-        tiling={"blocks": blocks, "collective": driver}, method=METHOD, numerics=False,
-    )  # fmt: skip
+        "tiling_allreduce",
+        hw=_machine(node),
+        workload=load_workload(WORKLOAD),
+        problem=layer(node, tokens),
+        tiling={"blocks": blocks, "collective": driver},
+        method=METHOD,
+        numerics=False,
+    )
 
 
 def _timing(result: RunResult) -> NodeTiming:
@@ -121,9 +139,7 @@ class Search(NamedTuple):
     best_equal: tuple[float, int, float]
 
 
-def search(
-    node: str, tokens: int, counts: Sequence[int], few: Sequence[int], shares: Sequence[float]
-) -> Search:
+def search(node: str, tokens: int, counts: Sequence[int], few: Sequence[int], shares: Sequence[float]) -> Search:
     """Return the fastest choice of block count and first block's share (one block: all rows).
 
     Equal blocks are tried in all ``counts``, unequal ones in ``few``.
@@ -131,9 +147,14 @@ def search(
     driver = load_node(node).default_driver
     equal = [(tiled(node, tokens, driver, n).latency_us, n, 1 / n) for n in counts]
     found = explore(
-        "tiling_allreduce", {"blocks": few, "first_share": shares}, hw=_machine(node), method=METHOD,
-        workload=load_workload(WORKLOAD), problem=layer(node, tokens), tiling={"collective": driver},
-    )  # fmt: skip
+        "tiling_allreduce",
+        {"blocks": few, "first_share": shares},
+        hw=_machine(node),
+        method=METHOD,
+        workload=load_workload(WORKLOAD),
+        problem=layer(node, tokens),
+        tiling={"collective": driver},
+    )
     uneven = [
         (float(o.latency_us or 0), int(str(o.point["blocks"])), float(str(o.point["first_share"])))
         for o in found.feasible
@@ -173,8 +194,7 @@ def step(node: str, driver: str, sizes: Sequence[int]) -> list[tuple[int, str]]:
     topology = Topology(spec)
     algorithm: Algorithm = "mesh" if topology.is_full_mesh else "ring"
     modes = [
-        plan_collective(spec, topology, CollectiveCall("allreduce", algorithm, driver, s)).mode_name
-        for s in sizes
+        plan_collective(spec, topology, CollectiveCall("allreduce", algorithm, driver, s)).mode_name for s in sizes
     ]
     first = [(sizes[0], modes[0])]
     return first + [(s, b) for (a, b), s in zip(pairwise(modes), sizes[1:], strict=True) if a != b]
@@ -208,10 +228,14 @@ def sums(fmt: str, ranks: int) -> list[Sum]:
         whole = execute(way, inputs, fmt)[0]
         found.append(
             Sum(
-                name, error.rmse, error.max_abs_error, _share(whole, ring),
-                _share(_by_blocks(way, inputs, fmt), whole), error.is_same_on_all_ranks,
+                name,
+                error.rmse,
+                error.max_abs_error,
+                _share(whole, ring),
+                _share(_by_blocks(way, inputs, fmt), whole),
+                error.is_same_on_all_ranks,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -255,6 +279,11 @@ def _share(a: NDArray[Any], b: NDArray[Any]) -> float:
 def cluster(size_bytes: int, servers: int) -> RunResult:
     """Return an AllReduce over ``servers`` folded servers of eight 910B."""
     return npusim.run(
-        "allreduce", hw=_machine("ascend_910b2_x8"), workload=load_workload(WORKLOAD),
-        problem=CopyProblem(bytes=size_bytes), tiling={"servers": servers}, method=METHOD, numerics=False,
-    )  # fmt: skip
+        "allreduce",
+        hw=_machine("ascend_910b2_x8"),
+        workload=load_workload(WORKLOAD),
+        problem=CopyProblem(bytes=size_bytes),
+        tiling={"servers": servers},
+        method=METHOD,
+        numerics=False,
+    )

@@ -38,9 +38,14 @@ class Panel(NamedTuple):
 
 
 def chart(
-    title: str, x_label: str, y_label: str, lines: Mapping[str, Sequence[tuple[float, float]]], *,
-    log_x: bool = False, log_y: bool = False,
-) -> str:  # fmt: skip
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> str:
     """Return a line chart as SVG text; points not finite, or not positive on a logarithm, are left out."""
     alt = altair()
     rows: list[Row] = [
@@ -56,16 +61,24 @@ def chart(
         return {"scale": alt.Scale(zero=True)}
 
     names = list(lines)
-    drawn = chart_of("points").mark_line(point=max(map(len, lines.values())) < DOTTED, strokeWidth=2).encode(
-        x=alt.X("x", type="quantitative", title=x_label, **scaled(log_x)),
-        y=alt.Y("y", type="quantitative", title=y_label, **scaled(log_y)),
-        color=alt.Color(
-            "name", type="nominal", title=None, sort=names, scale=alt.Scale(range="category"),
-            legend=alt.Legend(labelLimit=320),
-        ),
-        strokeDash=alt.StrokeDash("name", type="nominal", sort=names, legend=None),
-        tooltip=tooltip(name="line", x=f"{x_label}|number", y=f"{y_label}|number"),
-    )  # fmt: skip
+    drawn = (
+        chart_of("points")
+        .mark_line(point=max(map(len, lines.values())) < DOTTED, strokeWidth=2)
+        .encode(
+            x=alt.X("x", type="quantitative", title=x_label, **scaled(log_x)),
+            y=alt.Y("y", type="quantitative", title=y_label, **scaled(log_y)),
+            color=alt.Color(
+                "name",
+                type="nominal",
+                title=None,
+                sort=names,
+                scale=alt.Scale(range="category"),
+                legend=alt.Legend(labelLimit=320),
+            ),
+            strokeDash=alt.StrokeDash("name", type="nominal", sort=names, legend=None),
+            tooltip=tooltip(name="line", x=f"{x_label}|number", y=f"{y_label}|number"),
+        )
+    )
     return svg(finished(drawn.properties(title=title), CHART_HEIGHT, points=rows), WIDTH)
 
 
@@ -75,13 +88,17 @@ def gantt(title: str, panels: Sequence[Panel], kinds: Sequence[str]) -> str:
     for number, panel in enumerate(panels):
         slices: list[Row] = [
             {
-                "track": f"{run}: {track}", "name": bar.label, "kind": "operation", "start_us": bar.start,
-                "end_us": bar.end, "tile": list(kinds).index(bar.kind),
+                "track": f"{run}: {track}",
+                "name": bar.label,
+                "kind": "operation",
+                "start_us": bar.start,
+                "end_us": bar.end,
+                "tile": list(kinds).index(bar.kind),
             }
             for run, found in panel.runs.items()
             for track, bars in found.items()
             for bar in bars
-        ]  # fmt: skip
+        ]
         spec = tracks(slices, 0, max(s["end_us"] for s in slices))
         rows[f"panel{number}"] = spec.pop("datasets")["slices"]
         named = json.dumps(spec).replace('"name": "slices"', f'"name": "panel{number}"')
@@ -111,12 +128,17 @@ def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_ti
             .encode(x=x, y=alt.Y(y, type="quantitative", title=y_title, scale=scale, axis=axis))
             for y in ("y", "low", "high")
         ]
-        points = chart_of(f"points{number}").mark_point(size=28, filled=True, opacity=0.75).encode(
-            x=x, y=alt.Y("y", type="quantitative", title=y_title, scale=scale, axis=axis),
-            color=alt.Color(
-                "kind", type="nominal", title=None, sort=kinds, scale=alt.Scale(domain=kinds, range="category")
-            ),
-        )  # fmt: skip
+        points = (
+            chart_of(f"points{number}")
+            .mark_point(size=28, filled=True, opacity=0.75)
+            .encode(
+                x=x,
+                y=alt.Y("y", type="quantitative", title=y_title, scale=scale, axis=axis),
+                color=alt.Color(
+                    "kind", type="nominal", title=None, sort=kinds, scale=alt.Scale(domain=kinds, range="category")
+                ),
+            )
+        )
         spec = alt.layer(*lines_, points).properties(title=name, width=PANEL, height=PANEL).to_dict(validate=False)
         charts.append(spec)
     rows_ = [{"hconcat": charts[i : i + columns], "spacing": 24} for i in range(0, len(charts), columns)]

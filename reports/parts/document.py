@@ -89,9 +89,7 @@ def gather(page: str, sections: Iterable[Section], **fields: object) -> Section:
     return fields, data
 
 
-def save_page(
-    folder: Path, page: str, content: Section, charts: Mapping[str, str] | None = None
-) -> list[Path]:
+def save_page(folder: Path, page: str, content: Section, charts: Mapping[str, str] | None = None) -> list[Path]:
     """Write ``page.md`` from its template, ``page.json``, and charts by file name; return their paths."""
     fields, data = content
     text = fill(page, fields)

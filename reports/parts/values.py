@@ -39,12 +39,7 @@ def _device(name: str) -> DeviceSpec:
 
 
 def program_of(
-    schedule: str,
-    problem: Problem,
-    precision: str,
-    *,
-    hw: str = ASCEND,
-    tiling: Mapping[str, object] | None = None,
+    schedule: str, problem: Problem, precision: str, *, hw: str = ASCEND, tiling: Mapping[str, object] | None = None
 ) -> TileProgram:
     """Return the tile program of a schedule on a packaged device."""
     device = _device(hw)
@@ -86,7 +81,6 @@ def observe(
     inputs = source if source is not None else recipe_source(problem)
     done = execute(program, inputs, observers=(observer,))
     heads = [
-        [done.tensors.head(program.tensors["o"], b, h) for h in range(problem.heads)]
-        for b in range(problem.batch)
+        [done.tensors.head(program.tensors["o"], b, h) for h in range(problem.heads)] for b in range(problem.batch)
     ]
     return np.array(heads)

@@ -14,15 +14,7 @@ from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table
 from reports.pasa_numerics import study
 from reports.pasa_numerics.sections import limits, models, orders, ranges, real
-from reports.pasa_numerics.study import (
-    DRAWS,
-    MAIN,
-    SAMPLE_HEADS,
-    SAMPLE_QUERIES,
-    label,
-    sampled,
-    shown,
-)
+from reports.pasa_numerics.study import DRAWS, MAIN, SAMPLE_HEADS, SAMPLE_QUERIES, label, sampled, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,24 +27,42 @@ __all__ = ["POINTS", "TABLE_3", "TABLE_4", "write"]
 #: PASA table 3: beta -> Inva_1, relative error in percent, optimised beta.
 TABLE_3: Mapping[float, tuple[float, float, float]] = MappingProxyType(
     {
-        0.9: (8.971, 0.32, 0.9), 0.9375: (15.00, 0.0, 0.9375), 0.96875: (31.25, 0.81, 0.96899),
-        0.984375: (63.50, 0.79, 0.984497), 0.99: (102.2, 3.23, 0.990311), 0.999: (1031.0, 3.20, 0.999031),
+        0.9: (8.971, 0.32, 0.9),
+        0.9375: (15.00, 0.0, 0.9375),
+        0.96875: (31.25, 0.81, 0.96899),
+        0.984375: (63.50, 0.79, 0.984497),
+        0.99: (102.2, 3.23, 0.990311),
+        0.999: (1031.0, 3.20, 0.999031),
     }
-)  # fmt: skip
+)
 #: PASA table 4: (distribution, x0, amplitude) -> percentage of NaN rows of FA16-32.
 TABLE_4: Mapping[tuple[str, float, float], float] = MappingProxyType(
     {
-        ("U", 30.0, 0.5): 100.0, ("U", 20.0, 15.0): 0.12, ("U", 20.0, 20.0): 8.14,
-        ("H", 30.0, 10.0): 100.0, ("H", 20.0, 50.0): 0.04, ("H", 20.0, 100.0): 1.11,
+        ("U", 30.0, 0.5): 100.0,
+        ("U", 20.0, 15.0): 0.12,
+        ("U", 20.0, 20.0): 8.14,
+        ("H", 30.0, 10.0): 100.0,
+        ("H", 20.0, 50.0): 0.04,
+        ("H", 20.0, 100.0): 1.11,
     }
-)  # fmt: skip
+)
 #: Points of the paper's figures 11 and 12; the first five are the chart's.
 POINTS = (
-    ("U", 0.0, 0.5), ("U", 5.0, 0.5), ("U", 10.0, 0.5), ("U", 20.0, 0.5), ("U", 30.0, 0.5),
-    ("U", 20.0, 5.0), ("U", 20.0, 10.0), ("U", 20.0, 20.0),
-    ("H", 0.0, 10.0), ("H", 10.0, 10.0), ("H", 20.0, 10.0), ("H", 30.0, 10.0),
-    ("H", 20.0, 20.0), ("H", 20.0, 100.0),
-)  # fmt: skip
+    ("U", 0.0, 0.5),
+    ("U", 5.0, 0.5),
+    ("U", 10.0, 0.5),
+    ("U", 20.0, 0.5),
+    ("U", 30.0, 0.5),
+    ("U", 20.0, 5.0),
+    ("U", 20.0, 10.0),
+    ("U", 20.0, 20.0),
+    ("H", 0.0, 10.0),
+    ("H", 10.0, 10.0),
+    ("H", 20.0, 10.0),
+    ("H", 30.0, 10.0),
+    ("H", 20.0, 20.0),
+    ("H", 20.0, 100.0),
+)
 CHART_POINTS = 5
 #: Mean at which PASA in float16 is at the floor of its own formats.
 FLOOR_MEAN = 5.0
@@ -85,23 +95,19 @@ def _chart(errors: Any) -> str:
 def _exactness() -> Section:
     """PASA in float64 is softmax attention."""
     cases = ((0.0, 0.5), (1.0, 1.0), (20.0, 10.0), (30.0, 0.5))
-    names = {
-        "running mean (Algorithm 1)": "float64",
-        "fixed reference": "float64,is_fixed_reference=true",
-    }
+    names = {"running mean (Algorithm 1)": "float64", "fixed reference": "float64,is_fixed_reference=true"}
     found = {
-        f"U {x0:g}, {am:g}, d = {d}": [
-            _bound(study.float64_error(x0, am, d, p)) for p in names.values()
-        ]
+        f"U {x0:g}, {am:g}, d = {d}": [_bound(study.float64_error(x0, am, d, p)) for p in names.values()]
         for x0, am in cases
         for d in (64, 128)
     }
     worst = max(max(errors) for errors in found.values())
     rows = [[k, *(f"< {b:g}" for b in v)] for k, v in found.items()]
     fields: dict[str, object] = {
-        "float64": table(["inputs", *names], rows), "float64_worst": f"{worst:g}",
+        "float64": table(["inputs", *names], rows),
+        "float64_worst": f"{worst:g}",
         **{f"vanishes_{bits}": f"{study.vanishing_exponent(f'float{bits}'):.1f}" for bits in (16, 64)},
-    }  # fmt: skip
+    }
     return fields, {"float64_below": found}
 
 
@@ -125,19 +131,34 @@ def _table_3() -> Section:
             differing.append(f"{beta:g}")
         rows.append(
             [
-                f"{beta:g}", f"{r.ideal:.4g}", f"{paper:g} / {r.realised:.4f}", f"{error:.2f} / {r.error_percent:.2f}",
-                f"{r.rounded_percent:.2f}", f"{optimal:g} / {r.optimal:.6f}", f"{r.exact:.4f}",
-                "none" if b16 is None else f"{b16.realised:.4f}", "none" if b16 is None else f"{b16.optimal:.6f}",
+                f"{beta:g}",
+                f"{r.ideal:.4g}",
+                f"{paper:g} / {r.realised:.4f}",
+                f"{error:.2f} / {r.error_percent:.2f}",
+                f"{r.rounded_percent:.2f}",
+                f"{optimal:g} / {r.optimal:.6f}",
+                f"{r.exact:.4f}",
+                "none" if b16 is None else f"{b16.realised:.4f}",
+                "none" if b16 is None else f"{b16.optimal:.6f}",
             ]
-        )  # fmt: skip
+        )
     header = [
-        "beta", "Inva = beta/(1-beta)", "Inva_1", "error %", "of Inva_1 rounded first", "optimal beta", "exact Inva",
-        "Inva_1, BF16", "optimal beta, BF16",
-    ]  # fmt: skip
+        "beta",
+        "Inva = beta/(1-beta)",
+        "Inva_1",
+        "error %",
+        "of Inva_1 rounded first",
+        "optimal beta",
+        "exact Inva",
+        "Inva_1, BF16",
+        "optimal beta, BF16",
+    ]
     fields: dict[str, object] = {
-        "table_3": table(header, rows), "first_optimum": f"{optimal_beta(0.9, study.BLOCK):.6f}",
-        "error_count": len(differing), "error_betas": ", ".join(differing),
-    }  # fmt: skip
+        "table_3": table(header, rows),
+        "first_optimum": f"{optimal_beta(0.9, study.BLOCK):.6f}",
+        "error_count": len(differing),
+        "error_betas": ", ".join(differing),
+    }
     return fields, {"table_3": data, "table_3_bfloat16": wide}
 
 
@@ -146,7 +167,10 @@ DRIFT: Mapping[str, dict[str, object]] = MappingProxyType(
     {
         "0.984375, ideal Inva, scale on S'": {"beta": 0.984375, "correction": "ideal", "scale_in": "scores"},
         "optimal 0.984497, ideal, scale on S'": {
-            "beta": 0.984375, "optimise": True, "correction": "ideal", "scale_in": "scores",
+            "beta": 0.984375,
+            "optimise": True,
+            "correction": "ideal",
+            "scale_in": "scores",
         },
         "0.984375, exact, scale on S'": {"beta": 0.984375, "scale_in": "scores"},
         "0.984375, exact, scale on Q": {"beta": 0.984375, "scale_in": "queries"},
@@ -155,15 +179,13 @@ DRIFT: Mapping[str, dict[str, object]] = MappingProxyType(
         "0.99, ideal, scale on S'": {"beta": 0.99, "correction": "ideal", "scale_in": "scores"},
         "0.9375, exact, scale in M": {"beta": 0.9375},
     }
-)  # fmt: skip
+)
 
 
 def _drift() -> Section:
     """Keys whose block means drift: where the choice of beta and correction shows."""
     found = {
-        name: [
-            study.drawn(study.drift_errors(head_dim, fields, seeds=DRAWS)) for head_dim in (128, 64)
-        ]
+        name: [study.drawn(study.drift_errors(head_dim, fields, seeds=DRAWS)) for head_dim in (128, 64)]
         for name, fields in DRIFT.items()
     }
     header = ["beta, correction, place of 1/sqrt(d)", "d = 128", "d = 64"]
@@ -179,9 +201,12 @@ def _table_4() -> Section:
     for case, paper in TABLE_4.items():
         # What becomes NaN does not depend on V: the smallest head size of V will do.
         problem = Problem(
-            heads=heads if paper < 100 else 1, seq_q=tokens, head_dim=head_dim, value_head_dim=16,
+            heads=heads if paper < 100 else 1,
+            seq_q=tokens,
+            head_dim=head_dim,
+            value_head_dim=16,
             data=study.recipe(*case, seed=0),
-        )  # fmt: skip
+        )
         run = study.allocate(study.ALLOCATIONS["FA16-32"], problem)
         percent = 100 * run.error.nan_row_fraction
         count = SEEDS if paper < 100 else 1
@@ -195,13 +220,16 @@ def _table_4() -> Section:
     data["largest score"] = largest
     is_finite = data["others finite"] = _others_are_finite(tokens, head_dim)
     not_ = "" if is_finite else "NOT "
-    header = ["case (x0, Am)", "paper", "schedule", "rule, seed 0", "rule, mean", "standard deviation"]  # fmt: skip
+    header = ["case (x0, Am)", "paper", "schedule", "rule, seed 0", "rule, mean", "standard deviation"]
     fields: dict[str, object] = {
-        "table_4": table(header, rows), "shape": (1, *study.PAPER_SHAPE), "seeds": SEEDS,
-        "half_overflow": f"{study.HALF_OVERFLOW:g}", "largest": largest,
+        "table_4": table(header, rows),
+        "shape": (1, *study.PAPER_SHAPE),
+        "seeds": SEEDS,
+        "half_overflow": f"{study.HALF_OVERFLOW:g}",
+        "largest": largest,
         "largest_scaled": largest / float(np.sqrt(head_dim)),
         "others": f"FA32 and PASA (all float16) are {not_}finite in all six cases (one head each).",
-    }  # fmt: skip
+    }
     return fields, {"table_4": data}
 
 
@@ -209,9 +237,7 @@ def _others_are_finite(tokens: int, head_dim: int) -> bool:
     """Whether one head of FA32 and of PASA is free of NaN in every case of table 4."""
     small = Problem(heads=1, seq_q=tokens, head_dim=head_dim)
     return all(
-        study.allocate(
-            study.ALLOCATIONS[name], small.model_copy(update={"data": study.recipe(*case)})
-        ).error.nan_count
+        study.allocate(study.ALLOCATIONS[name], small.model_copy(update={"data": study.recipe(*case)})).error.nan_count
         == 0
         for case in TABLE_4
         for name in ("FA32", "PASA, mean FP16")
@@ -227,30 +253,28 @@ def _errors() -> Section:
     found: dict[str, Errors] = {}
     for case in POINTS:
         by_draw = [sampled(case, draw, study.ALLOCATIONS) for draw in range(DRAWS)]
-        found[label(case)] = {
-            name: study.drawn(errors[name] for errors in by_draw) for name in study.ALLOCATIONS
-        }
+        found[label(case)] = {name: study.drawn(errors[name] for errors in by_draw) for name in study.ALLOCATIONS}
     rows = [[case, *map(shown, by_name.values())] for case, by_name in found.items()]
     sample = f"{SAMPLE_HEADS} heads of {SAMPLE_QUERIES} queries over {study.PAPER_SHAPE[1]}"
-    chains = [
-        by_name["PASA, fixed reference"] / by_name["PASA, mean FP32"] for by_name in _numbers(found)
-    ]
+    chains = [by_name["PASA, fixed reference"] / by_name["PASA, mean FP32"] for by_name in _numbers(found)]
     drawn = [e for row in found.values() for e in row.values() if isinstance(e, study.Drawn)]
     scatter = [100 * e.deviation / e.value for e in drawn]
     floor = [found[label(case)]["PASA, mean FP32"] for case in POINTS if case[1] == FLOOR_MEAN]
     fields: dict[str, object] = {
-        "rmse": table(["case (x0, Am)", *study.ALLOCATIONS], rows), "sample": sample,
-        "gain_10": _gain(found, 10.0), "gain_20": _gain(found, 20.0),
-        "fixed_worst": f"{max(chains):.1f}", "scatter_most": f"{max(scatter):.0f}", "floor": shown(floor[0]),
-    }  # fmt: skip
+        "rmse": table(["case (x0, Am)", *study.ALLOCATIONS], rows),
+        "sample": sample,
+        "gain_10": _gain(found, 10.0),
+        "gain_20": _gain(found, 20.0),
+        "fixed_worst": f"{max(chains):.1f}",
+        "scatter_most": f"{max(scatter):.0f}",
+        "floor": shown(floor[0]),
+    }
     return fields, {"rmse": found}
 
 
 def _numbers(found: Mapping[str, Errors]) -> list[dict[str, float]]:
     """Return the errors of each case that are numbers."""
-    return [
-        {n: e.value for n, e in row.items() if isinstance(e, study.Drawn)} for row in found.values()
-    ]
+    return [{n: e.value for n, e in row.items() if isinstance(e, study.Drawn)} for row in found.values()]
 
 
 def _gain(found: Mapping[str, Errors], mean: float) -> str:
@@ -258,5 +282,3 @@ def _gain(found: Mapping[str, Errors], mean: float) -> str:
     at = {label(case): found[label(case)] for case in POINTS if case[1] == mean}
     factors = [row["FA16-32"] / row["PASA, mean FP32"] for row in _numbers(at) if "FA16-32" in row]
     return f"{min(factors):.1f} to {max(factors):.1f}"
-
-

@@ -60,18 +60,20 @@ def orders() -> Section:
     posed, source = study.real()
     for name in (*ORDERED, "PASA, fixed reference"):
         chosen = study.ALLOCATIONS[name]
-        errors = [
-            study.finite_rmse(study.allocate(_ordered(chosen, order), posed, source)) for order in (own, other)
-        ]
+        errors = [study.finite_rmse(study.allocate(_ordered(chosen, order), posed, source)) for order in (own, other)]
         first, second = (e for e in errors if isinstance(e, float))
         moved_real.append(max(first, second) / min(first, second))
         rows.append(["SmolLM2's tensors", name, number(first), number(second), f"{second / first:.2f}"])
         data[f"real: {name}"] = {own: first, other: second}
     header = ["case (x0, Am)", "", f"`{own}`", f"`{other}`", "second over first, draw by draw"]
     fields: dict[str, object] = {
-        "orders": table(header, rows), "row_sum": stated.value, "row_sum_basis": stated.basis,
-        "row_sum_source": stated.source, "moved": f"{100 * max(moved):.0f}", "moved_real": f"{max(moved_real):.1f}",
-    }  # fmt: skip
+        "orders": table(header, rows),
+        "row_sum": stated.value,
+        "row_sum_basis": stated.basis,
+        "row_sum_source": stated.source,
+        "moved": f"{100 * max(moved):.0f}",
+        "moved_real": f"{max(moved_real):.1f}",
+    }
     return fields, {"orders": data}
 
 
@@ -80,9 +82,7 @@ def limits() -> Section:
 
     def error(name: str, draws: list[study.Arrays]) -> study.Drawn | str:
         chosen = study.ALLOCATIONS[name]
-        return study.drawn(
-            study.finite_rmse(study.allocate(chosen, *study.given(arrays))) for arrays in draws
-        )
+        return study.drawn(study.finite_rmse(study.allocate(chosen, *study.given(arrays))) for arrays in draws)
 
     seeds = range(DRAWS)
     opposed = {name: error(name, [study.opposed(30.0, 640, seed=s) for s in seeds]) for name in MAIN}
@@ -107,29 +107,47 @@ def ranges() -> Section:
         tiling: dict[str, object] = {"block_q": study.BLOCK, "block_kv": study.BLOCK}
         draws = [
             values(
-                "pasa", problem, "fp32_mean", tiling=tiling, rows=last, diagnose=True,
+                "pasa",
+                problem,
+                "fp32_mean",
+                tiling=tiling,
+                rows=last,
+                diagnose=True,
                 source=recipe_source(problem, seed=draw),
             )
             for draw in range(DRAWS)
-        ]  # fmt: skip
+        ]
         plain = values("flash", problem, "fa16_32", tiling=tiling, rows=last, diagnose=True)
         d, before = draws[0].diagnosis, plain.diagnosis
         assert d is not None
         assert before is not None
         rows.append(
             [
-                f"`{name}`", _span(d.key_min, d.key_max), _span(d.shifted_key_min, d.shifted_key_max),
-                _span(d.raw_score_min, d.raw_score_max), _span(d.score_min, d.score_max),
-                f"{d.resonance_frequency:g}", f"{d.resonance_phase_degrees:.0f}", f"{d.resonance_cosine:.3f}",
+                f"`{name}`",
+                _span(d.key_min, d.key_max),
+                _span(d.shifted_key_min, d.shifted_key_max),
+                _span(d.raw_score_min, d.raw_score_max),
+                _span(d.score_min, d.score_max),
+                f"{d.resonance_frequency:g}",
+                f"{d.resonance_phase_degrees:.0f}",
+                f"{d.resonance_cosine:.3f}",
                 f"{before.nan_row_percent:.1f} / {d.nan_row_percent:.1f}",
                 shown(study.drawn(study.finite_rmse(run) for run in draws)),
             ]
-        )  # fmt: skip
+        )
         data[name] = d.figures()
     header = [
-        "workload", "K", "K'", "Q K^T", "S'", "wave", "phase, degrees", "cosine",
-        "NaN rows %, FA16-32 / PASA", "RMSE of PASA",
-    ]  # fmt: skip
+        "workload",
+        "K",
+        "K'",
+        "Q K^T",
+        "S'",
+        "wave",
+        "phase, degrees",
+        "cosine",
+        "NaN rows %, FA16-32 / PASA",
+        "RMSE of PASA",
+    ]
     return {"ranges": table(header, rows)}, {"ranges": data}
 
 
@@ -192,17 +210,16 @@ def models() -> Section:
         ]
         runs = [_errors_of(model, draw) for draw in range(DRAWS)]
         errors = {name: study.drawn(study.finite_rmse(run[name]) for run in runs) for name in MODELLED}
-        lost = {
-            name: study.drawn(100 * run[name].error.nan_row_fraction for run in runs) for name in MODELLED
-        }
+        lost = {name: study.drawn(100 * run[name].error.nan_row_fraction for run in runs) for name in MODELLED}
         outcomes.append([model, *(_outcome(errors[name], lost[name]) for name in MODELLED)])
         data[model] = {"printed": paper, "stand-in": found, "rmse": errors, "NaN rows": lost}
     header = ["", "K", "Q K^T", "K'", "S'"]
     margins = (_margin(r) for r in (PRINTED["Qwen2-7B"], found))
     fields: dict[str, object] = {
         **dict(zip(("margin_printed", "margin"), margins, strict=True)),
-        "models": table(header, rows), "model_errors": table(["stand-in of", *MODELLED], outcomes),
-    }  # fmt: skip
+        "models": table(header, rows),
+        "model_errors": table(["stand-in of", *MODELLED], outcomes),
+    }
     return fields, {"models": data}
 
 
@@ -222,18 +239,26 @@ def _ranges_of(model: str, shape: str) -> Ranges:
     problem, source = _stand_in(model, 0)
     chosen = MODELLED[UNSCALED]
     d = values(
-        chosen.schedule, problem, chosen.precision, tiling={**chosen.tiling, "scale_in": "scores"},
-        source=source, rows=_some(problem, RANGE_STEP[model]), diagnose=True,
-    ).diagnosis  # fmt: skip
+        chosen.schedule,
+        problem,
+        chosen.precision,
+        tiling={**chosen.tiling, "scale_in": "scores"},
+        source=source,
+        rows=_some(problem, RANGE_STEP[model]),
+        diagnose=True,
+    ).diagnosis
     assert d is not None
     assert d.shifted_key_min is not None
     assert d.shifted_key_max is not None
     assert d.score_min is not None
     assert d.score_max is not None
     return Ranges(
-        shape, (d.key_min, d.key_max), (d.raw_score_min, d.raw_score_max), (d.shifted_key_min, d.shifted_key_max),
+        shape,
+        (d.key_min, d.key_max),
+        (d.raw_score_min, d.raw_score_max),
+        (d.shifted_key_min, d.shifted_key_max),
         (d.score_min, d.score_max),
-    )  # fmt: skip
+    )
 
 
 def _errors_of(model: str, draw: int) -> dict[str, NumericResult]:
@@ -243,9 +268,8 @@ def _errors_of(model: str, draw: int) -> dict[str, NumericResult]:
     for name, chosen in MODELLED.items():
         tiling = {**chosen.tiling, "scale_in": "scores"} if name == UNSCALED else chosen.tiling
         found[name] = values(
-            chosen.schedule, problem, chosen.precision, tiling=tiling, source=source,
-            rows=_some(problem, ERROR_STEP),
-        )  # fmt: skip
+            chosen.schedule, problem, chosen.precision, tiling=tiling, source=source, rows=_some(problem, ERROR_STEP)
+        )
     return found
 
 
@@ -265,9 +289,7 @@ def real() -> Section:
         for title, gain in (("real", None), (f"amplified {GAIN:g} times", GAIN))
     }
     betas = {
-        f"{beta:g}": study.finite_rmse(
-            study.allocate(study.Allocation("pasa", "fp32_mean", beta), *study.real())
-        )
+        f"{beta:g}": study.finite_rmse(study.allocate(study.Allocation("pasa", "fp32_mean", beta), *study.real()))
         for beta in (study.BETA, study.SMALL_BETA, 0.75, 0.5, 0.0)
     }
     rows = [[name, *(by_name[name] for by_name in found.values())] for name in study.ALLOCATIONS]
@@ -283,9 +305,10 @@ def real() -> Section:
     fields: dict[str, object] = {
         "real_largest": f"{max(-diagnosis.raw_score_min, diagnosis.raw_score_max):.0f}",
         "real_cost": f"{shifted / plain:.0f}",
-        "real": table(["", *found], rows), "real_beta": table(list(betas), [list(betas.values())]),
+        "real": table(["", *found], rows),
+        "real_beta": table(list(betas), [list(betas.values())]),
         "gain": f"{GAIN:g}",
-    }  # fmt: skip
+    }
     return fields, {"real": found, "real_beta": betas}
 
 

@@ -128,17 +128,12 @@ def recipe(kind: str, x0: float, amplitude: float, seed: int = 0) -> UniformData
 
 
 def allocate(
-    allocation: Allocation,
-    problem: Problem,
-    source: HeadSource | None = None,
-    *,
-    diagnose: bool = False,
+    allocation: Allocation, problem: Problem, source: HeadSource | None = None, *, diagnose: bool = False
 ) -> NumericResult:
     """Return the values of a problem under one allocation."""
     return values(
-        allocation.schedule, problem, allocation.precision, tiling=allocation.tiling, source=source,
-        diagnose=diagnose,
-    )  # fmt: skip
+        allocation.schedule, problem, allocation.precision, tiling=allocation.tiling, source=source, diagnose=diagnose
+    )
 
 
 def finite_rmse(run: NumericResult) -> float | str:
@@ -146,6 +141,7 @@ def finite_rmse(run: NumericResult) -> float | str:
     if run.error.rmse is None:
         return "NaN" if run.error.nan_count else "Inf"
     return run.error.rmse
+
 
 def label(case: Case) -> str:
     """Return how tables call a case."""
@@ -169,9 +165,8 @@ def sampled(case: Case, draw: int, allocations: Mapping[str, Allocation]) -> dic
     """Return the RMSE of allocations on one draw of a case: some heads of few queries, all keys."""
     _, tokens, head_dim = PAPER_SHAPE
     problem = Problem(
-        heads=SAMPLE_HEADS, seq_q=SAMPLE_QUERIES, seq_kv=tokens, head_dim=head_dim,
-        data=recipe(*case, seed=draw),
-    )  # fmt: skip
+        heads=SAMPLE_HEADS, seq_q=SAMPLE_QUERIES, seq_kv=tokens, head_dim=head_dim, data=recipe(*case, seed=draw)
+    )
     source = recipe_source(problem)
     return {n: finite_rmse(allocate(a, problem, source)) for n, a in allocations.items()}
 
@@ -202,8 +197,8 @@ def beta_row(beta: float, keys: int = BLOCK, fmt: str = "float16") -> BetaRow | 
     ideal, realised = beta / (1 - beta), 1 / matrix.mean_kept - 1
     error, rounded = (100 * abs(x - ideal) / ideal for x in (realised, float(f"{realised:.4g}")))
     return BetaRow(
-        beta, ideal, realised, error, rounded, optimal_beta(beta, keys, fmt), matrix.correction(is_ideal=False),
-    )  # fmt: skip
+        beta, ideal, realised, error, rounded, optimal_beta(beta, keys, fmt), matrix.correction(is_ideal=False)
+    )
 
 
 def vanishing_exponent(fmt: str) -> float:
@@ -339,9 +334,8 @@ def given(arrays: Arrays, *, causal: bool = False) -> tuple[Problem, HeadSource]
     """Return the problem that arrays pose, and their source."""
     q, k = arrays["q"], arrays["k"]
     problem = Problem(
-        heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2], head_dim=q.shape[3],
-        causal=causal,
-    )  # fmt: skip
+        heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_kv=k.shape[2], head_dim=q.shape[3], causal=causal
+    )
     return problem, array_source(arrays)
 
 

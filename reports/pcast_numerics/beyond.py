@@ -231,18 +231,20 @@ EIGHT_BIT_DIM = 64
 def eight_bit(gap: float, keys: int, heads: int, precisions: Mapping[str, str], *, seed: int) -> dict[str, Noise]:
     """Return the errors with Q, K and V rounded to E4M3, products on the tensor cores, V as drawn."""
     problem = Problem(
-        heads=heads, seq_q=study.QUERIES, seq_kv=keys, head_dim=EIGHT_BIT_DIM, dtype=E4M3.name,
+        heads=heads,
+        seq_q=study.QUERIES,
+        seq_kv=keys,
+        head_dim=EIGHT_BIT_DIM,
+        dtype=E4M3.name,
         data=SinkData(kind="sink", gap=gap, seed=seed),
-    )  # fmt: skip
+    )
     rounded = recipe_source(problem)
     drawn = recipe_source(problem.model_copy(update={"dtype": "float32"}))
     exact, original = (_attention(problem, source) for source in (rounded, drawn))
     found = {}
     for name, precision in precisions.items():
         kernel = values("fp8_attention", problem, precision, hw=GPU).output[0].astype(np.float64)
-        found[name] = Noise(
-            _squared(kernel - exact), _squared(exact - original), _squared(kernel - original)
-        )
+        found[name] = Noise(_squared(kernel - exact), _squared(exact - original), _squared(kernel - original))
     return found
 
 

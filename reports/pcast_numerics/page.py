@@ -27,11 +27,15 @@ GAP_PARTLY = 8
 #: P-Cast table 1: gap -> percent zeroed at S = 1, at S = 256, non-sink mass, "effective loss".
 TABLE_1: Mapping[int, tuple[float, float, float, float]] = MappingProxyType(
     {
-        5: (22.3, 0.0, 88.0, 19.6), 6: (51.6, 0.0, 74.0, 38.2), 7: (82.0, 0.0, 51.7, 42.4),
-        8: (94.8, 0.3, 32.2, 30.5), 9: (99.5, 2.3, 13.9, 13.9), 10: (100.0, 11.7, 5.8, 5.8),
+        5: (22.3, 0.0, 88.0, 19.6),
+        6: (51.6, 0.0, 74.0, 38.2),
+        7: (82.0, 0.0, 51.7, 42.4),
+        8: (94.8, 0.3, 32.2, 30.5),
+        9: (99.5, 2.3, 13.9, 13.9),
+        10: (100.0, 11.7, 5.8, 5.8),
         12: (100.0, 67.9, 0.8, 0.8),
     }
-)  # fmt: skip
+)
 #: P-Cast table 2: mean squared error in 1e-5 for 4096, 8192, 16384 keys, at a gap of 7.
 TABLE_2: Mapping[str, tuple[float, float, float]] = MappingProxyType(
     {
@@ -76,20 +80,21 @@ def _thresholds() -> Section:
     steps = {s: theory.worst_step(s) for s in SCALES}
     exponents = {s: theory.underflow_exponent(s) for s in (1, 256, 448)}
     gaps = {s: theory.critical_gap(s, SINKS) for s in exponents}
-    step_rows = [
-        [s, f"{d:.7f}".rstrip("0"), f"{d / steps[256]:.3f}", _remark(s)] for s, d in steps.items()
-    ]
+    step_rows = [[s, f"{d:.7f}".rstrip("0"), f"{d / steps[256]:.3f}", _remark(s)] for s, d in steps.items()]
     gap_rows = [[s, f"{exponents[s]:.4f}", f"{gaps[s]:.3f}"] for s in exponents]
     values = theory.e4m3_values()
     fields: dict[str, object] = {
-        "count": len(values), "largest": f"{values[-1]:g}", "smallest": f"{values[0]:.9f}",
-        "zero": f"{theory.largest_zero():.10f}", "shift": f"{theory.sink_shift(SINKS):.4f}",
+        "count": len(values),
+        "largest": f"{values[-1]:g}",
+        "smallest": f"{values[0]:.9f}",
+        "zero": f"{theory.largest_zero():.10f}",
+        "shift": f"{theory.sink_shift(SINKS):.4f}",
         "limits": table(
             ["S", "P becomes 0 when m - s reaches", "gap at which half of the normal keys are zeroed"], gap_rows
         ),
         "steps": table(["S", "d_p(S)", "against S = 256", ""], step_rows),
         "critical_256": f"{gaps[256]:.1f}",
-    }  # fmt: skip
+    }
     data = {"worst_step": steps, "underflow_exponent": exponents, "critical_gap": gaps}
     return fields, {**data, "sink_shift": theory.sink_shift(SINKS)}
 
@@ -114,12 +119,23 @@ def _collapse() -> Section:
         others = (100 * exact.zeroed_mass, 100 * exact.zeroed, formula)
         rows.append([str(gap), *sides, _tenths(found[-1]), *(f"{x:.1f}" for x in others)])
         data[gap] = {
-            "paper": paper, "measured": measured, "standard error": errors, "expected": exact, "formula": formula,
-        }  # fmt: skip
+            "paper": paper,
+            "measured": measured,
+            "standard error": errors,
+            "expected": exact,
+            "formula": formula,
+        }
     header = [
-        "gap", "zeroed, S=1", "zeroed, S=256", "normal keys' mass", '"effective loss"', "mass truly zeroed",
-        "expected", "zeroed, S=1, expected", "by equation 7",
-    ]  # fmt: skip
+        "gap",
+        "zeroed, S=1",
+        "zeroed, S=256",
+        "normal keys' mass",
+        '"effective loss"',
+        "mass truly zeroed",
+        "expected",
+        "zeroed, S=1, expected",
+        "by equation 7",
+    ]
     return {"table_1": table(header, rows), **_told(found_by_gap)}, {"table_1": data}
 
 
@@ -133,10 +149,14 @@ def _told(found: Mapping[int, list[study.Mean]]) -> dict[str, object]:
         for gap in found
     ]
     return {
-        "share_low": f"{100 * min(shares):.0f}", "share_high": f"{100 * max(shares):.0f}",
-        "peak": f"{lost[top]:.0f}", "peak_gap": top, "peak_paper": f"{max(p[-1] for p in TABLE_1.values()):.0f}",
-        "formula_low": f"{-min(errors):.1f}", "formula_high": f"{max(errors):.1f}",
-    }  # fmt: skip
+        "share_low": f"{100 * min(shares):.0f}",
+        "share_high": f"{100 * max(shares):.0f}",
+        "peak": f"{lost[top]:.0f}",
+        "peak_gap": top,
+        "peak_paper": f"{max(p[-1] for p in TABLE_1.values()):.0f}",
+        "formula_low": f"{-min(errors):.1f}",
+        "formula_high": f"{max(errors):.1f}",
+    }
 
 
 def _fractions(gap: int, draw: int) -> tuple[float, ...]:
@@ -144,9 +164,12 @@ def _fractions(gap: int, draw: int) -> tuple[float, ...]:
     problem = study.sink_problem(float(gap), KEYS, HEADS // DRAWS, seed=DRAWS * gap + draw)
     plain, scaled = (study.diagnose(problem, p) for p in ("hpc_ops_s1", "hpc_ops"))
     return (
-        _of_others(plain), _of_others(scaled), 100 - plain.sink_mass_percent,
-        plain.product_mass_percent or 0.0, plain.zeroed_mass_percent or 0.0,
-    )  # fmt: skip
+        _of_others(plain),
+        _of_others(scaled),
+        100 - plain.sink_mass_percent,
+        plain.product_mass_percent or 0.0,
+        plain.zeroed_mass_percent or 0.0,
+    )
 
 
 def _tenths(found: study.Mean) -> str:
@@ -173,10 +196,8 @@ def _errors() -> Section:
     rows = [
         [name, *(f"{p:.2f} / {m.value:.3f} ± {m.error:.3f}" for p, m in zip(TABLE_2[name], line, strict=True))]
         for name, line in found.items()
-    ]  # fmt: skip
-    ratio_rows = [
-        [name, *(f"{m.value:.4f} ± {m.error:.4f}" for m in line)] for name, line in ratios.items()
     ]
+    ratio_rows = [[name, *(f"{m.value:.4f} ± {m.error:.4f}" for m in line)] for name, line in ratios.items()]
     lengths = [f"{keys} keys" for keys in HEADS_2]
     fields: dict[str, object] = {
         "table_2": table(["configuration", *lengths], rows),
@@ -202,10 +223,11 @@ def _scatter(of_448: list[study.Mean]) -> dict[str, object]:
     )
     wide = study.ratio_of(plain, scaled)
     return {
-        "max_low": f"{min(found):.0f}", "max_high": f"{max(found):.0f}",
+        "max_low": f"{min(found):.0f}",
+        "max_high": f"{max(found):.0f}",
         "max_scatter": f"{found[0] - band:.0f} and {found[0] + band:.0f} %",
         "ratio_128": f"{wide.value:.3f} ± {wide.error:.3f}",
-    }  # fmt: skip
+    }
 
 
 def _sweep() -> Section:
@@ -239,8 +261,7 @@ def _hole() -> Section:
     for gap, scale, block in HOLES:
         heads = HEADS // 2 // DRAWS
         draws = [
-            (100 * study.reverse_hole(gap, scale, block, keys=KEYS, heads=heads, seed=draw),)
-            for draw in range(DRAWS)
+            (100 * study.reverse_hole(gap, scale, block, keys=KEYS, heads=heads, seed=draw),) for draw in range(DRAWS)
         ]
         (measured,) = study.mean_of_rows(draws)
         fraction = theory.expectation(gap, scale, SINKS, KEYS).zeroed
@@ -283,24 +304,43 @@ def _real() -> Section:
 
     rows = [
         [
-            name, f.error / UNIT, f.error / best.error, f.rmse, squared(f), 100 * f.exact_mass,
-            f.underflow_percent, f.zeroed_mass_percent, f.product_mass_percent,
+            name,
+            f.error / UNIT,
+            f.error / best.error,
+            f.rmse,
+            squared(f),
+            100 * f.exact_mass,
+            f.underflow_percent,
+            f.zeroed_mass_percent,
+            f.product_mass_percent,
         ]
         for name, f in found.items()
-    ]  # fmt: skip
+    ]
     header = [
-        "configuration", "MSE, 1e-5", "over best", "RMSE", "squared, over best", "exact %", "zeroed %",
-        "mass zeroed %", '"effective loss" %',
-    ]  # fmt: skip
+        "configuration",
+        "MSE, 1e-5",
+        "over best",
+        "RMSE",
+        "squared, over best",
+        "exact %",
+        "zeroed %",
+        "mass zeroed %",
+        '"effective loss" %',
+    ]
     last = found["reverse, S=448"].error / best.error
     fields: dict[str, object] = {
-        "real": table(header, rows), "sink_mass": f"{best.sink_mass_percent:.1f}",
-        "plain_zeroed": f"{plain.underflow_percent:.0f}", "plain_mass": f"{plain.zeroed_mass_percent:.1f}",
-        "plain_product": f"{plain.product_mass_percent:.0f}", "plain_squared": f"{squared(plain):.1f}",
-        "plain_ratio": f"{plain.error / best.error:.1f}", "forward_ratio": f"{forward.error / best.error:.2f}",
-        "forward_squared": f"{squared(forward):.2f}", "max_reverse": f"{last:.2f}",
+        "real": table(header, rows),
+        "sink_mass": f"{best.sink_mass_percent:.1f}",
+        "plain_zeroed": f"{plain.underflow_percent:.0f}",
+        "plain_mass": f"{plain.zeroed_mass_percent:.1f}",
+        "plain_product": f"{plain.product_mass_percent:.0f}",
+        "plain_squared": f"{squared(plain):.1f}",
+        "plain_ratio": f"{plain.error / best.error:.1f}",
+        "forward_ratio": f"{forward.error / best.error:.2f}",
+        "forward_squared": f"{squared(forward):.2f}",
+        "max_reverse": f"{last:.2f}",
         "order_gain": f"{100 * (1 - best.error / forward.error):.0f}",
         "order_gain_real": f"{100 * (1 - 1 / squared(forward)):.0f}",
         "max_forward": f"{found['forward, S=448'].error / forward.error:.2f}",
-    }  # fmt: skip
+    }
     return fields, {"real": found}

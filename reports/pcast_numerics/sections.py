@@ -47,31 +47,39 @@ def proposition() -> Section:
         rest = study.mean_of(scaled)
         share = shares[gap] = study.ratio_of(plain.proposition, plain.error)
         expected = theory.collapse_error(float(gap), 1.0, SINKS, KEYS)
-        rows.append([
-            gap, _of_unit(proposed), f"{expected / UNIT:.3f}", _of_unit(measured), _of_unit(rest), _percent(share),
-        ])  # fmt: skip
+        rows.append(
+            [gap, _of_unit(proposed), f"{expected / UNIT:.3f}", _of_unit(measured), _of_unit(rest), _percent(share)]
+        )
         data[gap] = {
-            "proposition": proposed, "expected": expected, "measured": measured, "scale 256": rest, "share": share,
-        }  # fmt: skip
+            "proposition": proposed,
+            "expected": expected,
+            "measured": measured,
+            "scale 256": rest,
+            "share": share,
+        }
     header = [
-        "gap", "proposition 3, keys zeroed as measured", "expected", "measured, S=1", "measured, S=256",
+        "gap",
+        "proposition 3, keys zeroed as measured",
+        "expected",
+        "measured, S=1",
+        "measured, S=256",
         "proposition over measured, %",
-    ]  # fmt: skip
+    ]
     best = max(shares, key=lambda gap: shares[gap].value)
     real = beyond.real_collapse(study.PRECISIONS["forward, S=1"])
     fields: dict[str, object] = {
-        "proposition": table(header, rows), "proposition_rows": HEADS * study.QUERIES,
-        "proposition_best": best, "proposition_share": f"{100 * shares[best].value:.0f}",
+        "proposition": table(header, rows),
+        "proposition_rows": HEADS * study.QUERIES,
+        "proposition_best": best,
+        "proposition_share": f"{100 * shares[best].value:.0f}",
         "proposition_real": f"{real:.0f}",
-    }  # fmt: skip
+    }
     return fields, {"proposition_3": data, "proposition_3_real": real}
 
 
 def coverage() -> Section:
     """Section 5.3: where P's normal range starts, and how many normal keys lie in it."""
-    found = {
-        gap: beyond.casts(study.sink_problem(gap, KEYS, HEADS, seed=320), SCALES) for gap in COVERED
-    }
+    found = {gap: beyond.casts(study.sink_problem(gap, KEYS, HEADS, seed=320), SCALES) for gap in COVERED}
     rows = []
     for index, scale in enumerate(SCALES):
         start = theory.E4M3.min_normal / scale
@@ -81,13 +89,19 @@ def coverage() -> Section:
             row.append(f"{100 * cast.normal:.1f} ({100 * expected:.1f}) / {100 * cast.zero:.1f}")
         rows.append([*row, "saturates" if scale > theory.E4M3.max_finite else ""])
     header = [
-        "S", "P is normal from", "m - s up to", *(f"gap {gap:g}: normal (expected) / zero, %" for gap in COVERED), "",
-    ]  # fmt: skip
+        "S",
+        "P is normal from",
+        "m - s up to",
+        *(f"gap {gap:g}: normal (expected) / zero, %" for gap in COVERED),
+        "",
+    ]
     at = dict(zip(SCALES, found[GAP], strict=True))
     fields: dict[str, object] = {
-        "coverage": table(header, rows), "coverage_1": f"{100 * at[1.0].normal:.2f}",
-        "coverage_256": f"{100 * at[256.0].normal:.0f}", "coverage_448": f"{100 * at[448.0].normal:.0f}",
-    }  # fmt: skip
+        "coverage": table(header, rows),
+        "coverage_1": f"{100 * at[1.0].normal:.2f}",
+        "coverage_256": f"{100 * at[256.0].normal:.0f}",
+        "coverage_448": f"{100 * at[448.0].normal:.0f}",
+    }
     shown = {f"{gap:g}": dict(zip(map(str, SCALES), casts, strict=True)) for gap, casts in found.items()}
     return fields, {"coverage": shown}
 
@@ -155,9 +169,10 @@ def several_places() -> Section:
     larger, smaller = (error_at[where, "forward, S=256"] for where in (together, apart))
     fields: dict[str, object] = {
         "together_over_apart": f"{larger / smaller:.1f}",
-        "places": table(header, rows), "reverse_spread": f"{100 * spread:.0f}",
+        "places": table(header, rows),
+        "reverse_spread": f"{100 * spread:.0f}",
         "reverse_first": f"{100 * first:.1f}",
-    }  # fmt: skip
+    }
     return fields, {"places": data}
 
 
@@ -174,10 +189,16 @@ def several_counts() -> Section:
         zeroed, error = study.mean_of(found.zeroed), study.mean_of(found.error)
         expected, formula = theory.zeroed_fraction(GAP, 1.0, sinks), theory.closed_form(GAP, 1.0, sinks)
         shift = theory.sink_shift(sinks)
-        rows.append([
-            sinks, f"{round(shift, 4) + 0.0:.4f}", _percent(zeroed), f"{100 * expected:.2f}", f"{100 * formula:.2f}",
-            _of_unit(error),
-        ])  # fmt: skip
+        rows.append(
+            [
+                sinks,
+                f"{round(shift, 4) + 0.0:.4f}",
+                _percent(zeroed),
+                f"{100 * expected:.2f}",
+                f"{100 * formula:.2f}",
+                _of_unit(error),
+            ]
+        )
         data[sinks] = {"shift": shift, "zeroed": zeroed, "expected": expected, "formula": formula, "error": error}
     header = ["sinks k", "delta_k", "zeroed, %", "expected", "by equation 7", "MSE, 1e-5"]
     return {"counts": table(header, rows)}, {"sinks": data}
@@ -198,24 +219,41 @@ def eight_bit() -> Section:
         signal, whole = study.ratio_of(plain.cast, best.cast), study.ratio_of(plain.total, best.total)
         floor = study.ratio_of(best.inputs, best.cast)
         ratios[gap] = signal, whole, floor
-        rows.append([
-            gap, *(_of_unit(study.mean_of(f.cast)) for f in found.values()), _of_unit(study.mean_of(best.inputs)),
-            _of_unit(study.mean_of(plain.total)), _of_unit(study.mean_of(best.total)), _ratio(signal), _ratio(whole),
-        ])  # fmt: skip
+        rows.append(
+            [
+                gap,
+                *(_of_unit(study.mean_of(f.cast)) for f in found.values()),
+                _of_unit(study.mean_of(best.inputs)),
+                _of_unit(study.mean_of(plain.total)),
+                _of_unit(study.mean_of(best.total)),
+                _ratio(signal),
+                _ratio(whole),
+            ]
+        )
         data[gap] = {name: {k: study.mean_of(v) for k, v in f._asdict().items()} for name, f in found.items()} | {
-            "ratio of casts": signal, "ratio of totals": whole, "inputs over cast": floor,
-        }  # fmt: skip
+            "ratio of casts": signal,
+            "ratio of totals": whole,
+            "inputs over cast": floor,
+        }
     header = [
-        "gap", *(f"cast, {name}" for name in EIGHT_BIT), "inputs", f"total, {EIGHT_BIT[0]}", f"total, {EIGHT_BIT[-1]}",
-        "S=1 over best, casts", "totals",
-    ]  # fmt: skip
+        "gap",
+        *(f"cast, {name}" for name in EIGHT_BIT),
+        "inputs",
+        f"total, {EIGHT_BIT[0]}",
+        f"total, {EIGHT_BIT[-1]}",
+        "S=1 over best, casts",
+        "totals",
+    ]
     signals, totals, floors = ({g: r[i].value for g, r in ratios.items()} for i in range(3))
     fields: dict[str, object] = {
-        "eight_bit": table(header, rows), "eight_bit_rows": HEADS * study.QUERIES,
+        "eight_bit": table(header, rows),
+        "eight_bit_rows": HEADS * study.QUERIES,
         "floor_low": number(min(floors.values()), 2),
-        "floor_high": number(max(floors.values()), 2), "ratio_cast": f"{signals[int(GAP)]:.1f}",
-        "ratio_total": f"{totals[int(GAP)]:.2f}", "ratio_most": f"{max(totals.values()):.2f}",
-    }  # fmt: skip
+        "floor_high": number(max(floors.values()), 2),
+        "ratio_cast": f"{signals[int(GAP)]:.1f}",
+        "ratio_total": f"{totals[int(GAP)]:.2f}",
+        "ratio_most": f"{max(totals.values()):.2f}",
+    }
     return fields, {"eight_bit": data}
 
 

@@ -90,14 +90,17 @@ def ratio_of(a: Doubles, b: Doubles) -> Mean:
 def sink_problem(gap: float, keys: int, heads: int, *, seed: int = 0, sinks: int = 4) -> Problem:
     """Return ``heads`` samples of 64 query rows over ``keys`` keys, the first few of them sinks."""
     return Problem(
-        heads=heads, seq_q=QUERIES, seq_kv=keys, head_dim=HEAD_DIM, value_head_dim=VALUE_DIM, dtype="float32",
+        heads=heads,
+        seq_q=QUERIES,
+        seq_kv=keys,
+        head_dim=HEAD_DIM,
+        value_head_dim=VALUE_DIM,
+        dtype="float32",
         data=SinkData(kind="sink", gap=gap, sinks=sinks, seed=seed),
-    )  # fmt: skip
+    )
 
 
-def error_by_head(
-    problem: Problem, precision: str, *, source: HeadSource | None = None, block: int = 64
-) -> Doubles:
+def error_by_head(problem: Problem, precision: str, *, source: HeadSource | None = None, block: int = 64) -> Doubles:
     """Return each head's mean squared error of the output, in units of V's variance."""
     (found,) = errors_by_head(problem, {"": precision}, source=source, block=block).values()
     return found
@@ -105,7 +108,7 @@ def error_by_head(
 
 def errors_by_head(
     problem: Problem, precisions: Mapping[str, str], *, source: HeadSource | None = None, block: int = 64
-) -> dict[str, Doubles]:  # fmt: skip
+) -> dict[str, Doubles]:
     """Return each head's mean squared error for several precisions, on the same inputs."""
     inputs = source if source is not None else recipe_source(problem)
     exact = exact_weights(problem, inputs)
@@ -140,9 +143,14 @@ def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArr
 
 
 def by_head(
-    problem: Problem, precision: str, measure: Callable[[Any, Doubles], tuple[float, ...]], *,
-    source: HeadSource, block: int = 64, recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
-) -> Doubles:  # fmt: skip
+    problem: Problem,
+    precision: str,
+    measure: Callable[[Any, Doubles], tuple[float, ...]],
+    *,
+    source: HeadSource,
+    block: int = 64,
+    recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
+) -> Doubles:
     """Return what ``measure`` finds in the weights of each block, summed and divided by a head's rows.
 
     ``measure`` gets a block and its weights (rows, keys), which it may change; the result is (heads,
@@ -172,16 +180,12 @@ def softmax(problem: Problem, q: Doubles, k: Doubles, row: int = 0) -> Doubles:
 def diagnose(problem: Problem, precision: str, *, block: int = 64) -> Diagnosis:
     """Return the diagnosis of FP8 attention on the problem's recipe."""
     tiling = {"block_kv": block}
-    found = values(
-        "fp8_attention", problem, precision, hw=GPU, tiling=tiling, diagnose=True
-    ).diagnosis
+    found = values("fp8_attention", problem, precision, hw=GPU, tiling=tiling, diagnose=True).diagnosis
     assert found is not None
     return found
 
 
-def reverse_hole(
-    gap: float, scale: float, block: int, *, keys: int, heads: int, seed: int = 0
-) -> float:
+def reverse_hole(gap: float, scale: float, block: int, *, keys: int, heads: int, seed: int = 0) -> float:
     """Return the fraction of pairs zeroed in reverse order: those inside the sinks' own block."""
     precision = f"hpc_ops_s1,is_reverse=true,scale={scale:g}"
     found = diagnose(sink_problem(gap, keys, heads, seed=seed), precision, block=block)
@@ -233,9 +237,8 @@ def real_tensors(tensors: str = "") -> tuple[Problem, HeadSource]:
     wide = {name: array.astype(np.float32) for name, array in loaded.items()}
     q, k = wide["q"], wide["k"]
     problem = Problem(
-        heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], head_dim=q.shape[3], dtype="float32",
-        causal=True,
-    )  # fmt: skip
+        heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], head_dim=q.shape[3], dtype="float32", causal=True
+    )
     return problem, array_source(wide)
 
 
@@ -252,6 +255,11 @@ def real_figures(precision: str, tensors: str = "") -> RealFigures:
     assert found.product_mass_percent is not None
     assert bits.error.rmse is not None
     return RealFigures(
-        error, exact, bits.error.rmse, found.underflow_percent, found.zeroed_mass_percent,
-        found.product_mass_percent, found.sink_mass_percent,
-    )  # fmt: skip
+        error,
+        exact,
+        bits.error.rmse,
+        found.underflow_percent,
+        found.zeroed_mass_percent,
+        found.product_mass_percent,
+        found.sink_mass_percent,
+    )

@@ -157,9 +157,7 @@ def _shares(gap: float, sinks: int, keys: int, *, power: int) -> Doubles:
     return np.array(found)
 
 
-def _mean_share(
-    total: float, raised: float, largest: float, below: float, others: int, power: int
-) -> float:
+def _mean_share(total: float, raised: float, largest: float, below: float, others: int, power: int) -> float:
     """Return E[(total / (total + raised sum of e^g))^power], the largest g given, the others below it."""
     points, weights = np.polynomial.legendre.leggauss(LEGENDRE_POINTS)
     terms = np.array([math.exp(NormalDist().inv_cdf(below * (1 + x) / 2)) for x in points])

@@ -35,9 +35,11 @@ class EffectiveWeights:
     """
 
     def __init__(
-        self, keys: int, finished: Callable[[Any, Doubles], None],
+        self,
+        keys: int,
+        finished: Callable[[Any, Doubles], None],
         recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.keys, self.finished, self.recast = keys, finished, recast
         self._blocks: Sequence[Any] = ()
         self._tiles: list[tuple[int, Doubles, Doubles | None]] = []

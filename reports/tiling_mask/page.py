@@ -91,10 +91,14 @@ def _mapping() -> Section:
         checked, wrong = checked + blocks, wrong + bad
     masks = {b: distinct_masks(b, b) for b in (2, 3, 4, 8, 16)}
     fields: dict[str, object] = {
-        "blocks": f"{checked:,}", "wrong": wrong, "masks": _listed(MASKS), "lengths": _listed(LENGTHS),
-        "offsets": _listed(OFFSETS), "default_m": DEFAULT_M,
+        "blocks": f"{checked:,}",
+        "wrong": wrong,
+        "masks": _listed(MASKS),
+        "lengths": _listed(LENGTHS),
+        "offsets": _listed(OFFSETS),
+        "default_m": DEFAULT_M,
         "distinct": ", ".join(f"{count} for b = {b}" for b, count in masks.items()),
-    }  # fmt: skip
+    }
     return fields, {"mapping": {"blocks": checked, "wrong": wrong, "distinct": masks}}
 
 
@@ -103,13 +107,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 #: Tokens and blocks of the table of skipped blocks.
-SQUARES = (
-    (4096, 128, 128),
-    (4096, 128, 512),
-    (16384, 128, 128),
-    (LONG, 128, 128),
-    (LONG, 128, 512),
-)
+SQUARES = ((4096, 128, 128), (4096, 128, 512), (16384, 128, 128), (LONG, 128, 128), (LONG, 128, 512))
 
 
 def _skipping() -> Section:
@@ -127,14 +125,8 @@ def _skipping() -> Section:
 def _memory() -> Section:
     """Bytes of the full mask and of the small matrix, by element type."""
     edge, widths = 2 * DEFAULT_M, {"FP16": 16, "int8": 8, "1 bit": 1}
-    full, tile = (
-        {n: side * side * bits // 8 for n, bits in widths.items()} for side in (LONG, edge)
-    )
-    header = [
-        "element",
-        f"full mask, {LONG} x {LONG}",
-        f"tiling-mask, {edge} x {edge} (M = {DEFAULT_M})",
-    ]
+    full, tile = ({n: side * side * bits // 8 for n, bits in widths.items()} for side in (LONG, edge))
+    header = ["element", f"full mask, {LONG} x {LONG}", f"tiling-mask, {edge} x {edge} (M = {DEFAULT_M})"]
     rows = [[name, _size(full[name]), _size(tile[name])] for name in widths]
     return {"memory": table(header, rows)}, {"memory_bytes": {"full": full, "tiling": tile}}
 

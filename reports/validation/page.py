@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 #: Kernels of 16 heads x 2,048 x 128, each with its group of tiles.
 BEST = {
-    "flash": "tiles_b1h16s2048d128", "PASA": "pasa_b1h16s2048d128", "FP8, P V chained": "fp8_b1h16s2048d128_chained",
+    "flash": "tiles_b1h16s2048d128",
+    "PASA": "pasa_b1h16s2048d128",
+    "FP8, P V chained": "fp8_b1h16s2048d128_chained",
     "FP8, P V fresh": "fp8_b1h16s2048d128_fresh",
-}  # fmt: skip
+}
 
 
 #: Kinds of compiled flash tiles on the H200, by rows, warps and stages.
@@ -54,9 +56,10 @@ def write(folder: Path) -> list[Path]:
     parts = (_short, _classes, _groups, _kinds, _refits, _best, _v100, _bits, _worst)
     content = gather("validation", (part() for part in parts))
     charts = {
-        "validation_h200.svg": _chart_h200(), "validation_others.svg": _chart_others(),
+        "validation_h200.svg": _chart_h200(),
+        "validation_others.svg": _chart_others(),
         "validation_tiles.svg": _chart_tiles(),
-    }  # fmt: skip
+    }
     where = packaged_folder("hwconfigs") if folder.resolve() == study.HERE else folder
     path = where / FILE
     written = save_page(folder, "validation", content, charts)
@@ -81,11 +84,15 @@ def _short() -> Section:
     free = [r for r in rows if r.is_untouched]
     faults = study.not_predicted()
     fields: dict[str, object] = {
-        "count": len(study.rows()), "counted": len(rows), "median": _percent(study.errors(rows).median),
-        "most": _percent(study.errors(rows).most), "free": len(free),
-        "free_median": _percent(study.errors(free).median), "free_most": _percent(study.errors(free).most),
+        "count": len(study.rows()),
+        "counted": len(rows),
+        "median": _percent(study.errors(rows).median),
+        "most": _percent(study.errors(rows).most),
+        "free": len(free),
+        "free_median": _percent(study.errors(free).median),
+        "free_most": _percent(study.errors(free).most),
         "faults": f"{len(faults)} cases have no prediction: {faults[0]}." if faults else "Every case has a prediction.",
-    }  # fmt: skip
+    }
     return fields, {"rows": len(rows), "untouched": len(free), "not_predicted": list(faults)}
 
 
@@ -96,15 +103,31 @@ def _classes() -> Section:
         fitted = every.cases - free.cases
         own = [r for r in study.counted() if (r.case.device, r.case.schedule) == (device, schedule)]
         used = study.errors(r for r in own if not r.is_untouched and r.residual.quantity == "latency_us")
-        lines.append([
-            device, schedule, every.cases, *_figures(every), fitted, _percent(used.median) if fitted else "",
-            free.cases, _percent(free.median) if free.cases else "",
-        ])  # fmt: skip
+        lines.append(
+            [
+                device,
+                schedule,
+                every.cases,
+                *_figures(every),
+                fitted,
+                _percent(used.median) if fitted else "",
+                free.cases,
+                _percent(free.median) if free.cases else "",
+            ]
+        )
         figures[f"{device} {schedule}"] = {"all": every, "fitted": used, "untouched": free}
     header = (
-        "device", "schedule", "times", "median", "nine in ten", "worst", "fitted on", "their median", "untouched",
+        "device",
+        "schedule",
+        "times",
+        "median",
+        "nine in ten",
+        "worst",
+        "fitted on",
         "their median",
-    )  # fmt: skip
+        "untouched",
+        "their median",
+    )
     others = [r for r in study.counted() if r.residual.quantity != "latency_us"]
     kinds = sorted({(r.kind, r.residual.quantity) for r in others})
     more = [
@@ -112,9 +135,9 @@ def _classes() -> Section:
         for kind, quantity in kinds
         for found in [study.errors(r for r in others if (r.kind, r.residual.quantity) == (kind, quantity))]
     ]
-    return {
-        "classes": table(header, lines), "others": table(("source", "quantity", "count", *header[3:6]), more),
-    }, {"classes": figures}  # fmt: skip
+    return {"classes": table(header, lines), "others": table(("source", "quantity", "count", *header[3:6]), more)}, {
+        "classes": figures
+    }
 
 
 def _groups() -> Section:
@@ -125,8 +148,17 @@ def _groups() -> Section:
         found = study.errors(rows)
         near = sum(abs(r.error) <= 0.2 for r in rows) / len(rows) if rows else 0.0
         used = "yes" if any(not r.is_untouched for r in rows) else ""
-        lines.append([name, found.cases, *_figures(found), _percent(near), f"{rank.kendall_tau:.2f}",
-                      _percent(rank.regret), used])  # fmt: skip
+        lines.append(
+            [
+                name,
+                found.cases,
+                *_figures(found),
+                _percent(near),
+                f"{rank.kendall_tau:.2f}",
+                _percent(rank.regret),
+                used,
+            ]
+        )
         figures[name] = {"errors": found, "within_20": near, "tau": rank.kendall_tau, "regret": rank.regret}
     header = ("group", "tiles", "median", "nine in ten", "worst", "within 20 %", "Kendall tau", "regret", "fitted on")
     return {"groups": table(header, lines)}, {"groups": figures}
@@ -154,10 +186,16 @@ def _v100() -> Section:
         rate = (problem.flops() / flash) / 1e6
         for operators in ("eager", "eager_float32"):
             ratio = _us("standard", str(study.HERE / "v100_library.yaml"), problem, operators=operators) / flash
-            lines.append([
-                "yes" if causal else "no", operators, number(paper, 2), number(ratio), _signed(ratio / paper - 1),
-                f"{rate:.0f} TFLOP/s",
-            ])  # fmt: skip
+            lines.append(
+                [
+                    "yes" if causal else "no",
+                    operators,
+                    number(paper, 2),
+                    number(ratio),
+                    _signed(ratio / paper - 1),
+                    f"{rate:.0f} TFLOP/s",
+                ]
+            )
             kind = "causal" if causal else "full"
             figures[f"{kind} {operators}"] = {"paper": paper, "predicted": ratio, "rate": rate}
     header = ("causal", "unfused operators", "paper, at most", "predicted", "error", "FastAttention as predicted")
@@ -184,7 +222,9 @@ def _refits() -> Section:
         lines.append([group, seen, *cells, _percent(of["refitted"].regret)])
     header = ("group", "refit", "before any group", "refitted on the first", "as filed", "regret, refitted")
     fields: dict[str, object] = {
-        "refits": table(header, lines), "fitted_group": refit.FITTED, "tried": fit.tried,
+        "refits": table(header, lines),
+        "fitted_group": refit.FITTED,
+        "tried": fit.tried,
         "constants": table(("constant", "before", "refitted on the first group", "as filed"), constants),
     }
     return fields, {"refits": ways, "constants": {"before": before, "refitted": fit.values, "filed": filed}}
@@ -214,19 +254,39 @@ def _best() -> Section:
     for name, (own, other) in found.items():
         r = own.residual
         ratios = r.measured.low / base.measured.low, r.predicted / base.predicted
-        pick = "the same" if other.case.name == own.case.name else (
-            f"{_tile(other)}: {number(other.residual.measured.low, 4)} us measured"
-        )  # fmt: skip
-        lines.append([name, _tile(own), number(r.measured.low, 4), number(r.predicted, 4), _signed(own.error),
-                      f"{ratios[0]:.2f}", f"{ratios[1]:.2f}", pick])  # fmt: skip
+        pick = (
+            "the same"
+            if other.case.name == own.case.name
+            else (f"{_tile(other)}: {number(other.residual.measured.low, 4)} us measured")
+        )
+        lines.append(
+            [
+                name,
+                _tile(own),
+                number(r.measured.low, 4),
+                number(r.predicted, 4),
+                _signed(own.error),
+                f"{ratios[0]:.2f}",
+                f"{ratios[1]:.2f}",
+                pick,
+            ]
+        )
         figures[name] = {"measured": r.measured.low, "predicted": r.predicted, "ratios": ratios}
     orders = [
         " < ".join(sorted(found, key=lambda n: found[n].measured.residual.measured.low)),
         " < ".join(sorted(found, key=lambda n: found[n].measured.residual.predicted)),
     ]
     same = "the same" if orders[0] == orders[1] else orders[1]
-    header = ("kernel", "best tile", "measured, us", "predicted, us", "error", "over flash, measured", "predicted",
-              "best tile as predicted")  # fmt: skip
+    header = (
+        "kernel",
+        "best tile",
+        "measured, us",
+        "predicted, us",
+        "error",
+        "over flash, measured",
+        "predicted",
+        "best tile as predicted",
+    )
     return {"best": table(header, lines), "order": orders[0], "predicted_order": same}, {"best": figures}
 
 
@@ -251,8 +311,18 @@ def _worst() -> Section:
         low, high = r.residual.measured
         measured = number(low, 4) if low == high else f"{number(low, 4)} .. {number(high, 4)}"
         apart = "" if r.is_counted else ("host" if r.residual.is_floor else "apart")
-        lines.append([r.case.name, r.kind, r.residual.quantity, measured, number(r.residual.predicted, 4),
-                      _signed(r.error), "" if r.is_untouched else "fitted", apart])  # fmt: skip
+        lines.append(
+            [
+                r.case.name,
+                r.kind,
+                r.residual.quantity,
+                measured,
+                number(r.residual.predicted, 4),
+                _signed(r.error),
+                "" if r.is_untouched else "fitted",
+                apart,
+            ]
+        )
     header = ("case", "source", "quantity", "measured", "predicted", "error", "", "")
     figures = {f"{r.case.name} {r.residual.quantity}": r.error for r in rows}
     return {"worst": table(header, lines)}, {"errors": figures}

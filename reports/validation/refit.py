@@ -22,14 +22,20 @@ DEVICE = "h200"
 #: The group that constants are fitted on, and those that are predicted then.
 FITTED = "tiles_b1h16s2048d128"
 PREDICTED = (
-    "tiles_b4h32s4096d64", "gqa_b2h28kv4s4096d128", "pasa_b1h16s2048d128", "fp8_b1h16s2048d128_chained",
+    "tiles_b4h32s4096d64",
+    "gqa_b2h28kv4s4096d128",
+    "pasa_b1h16s2048d128",
+    "fp8_b1h16s2048d128_chained",
     "fp8_b1h16s2048d128_fresh",
-)  # fmt: skip
+)
 #: What was known of constants before any tile group was seen (the sources in the device file say where from).
 BEFORE: Mapping[str, float] = MappingProxyType(
     {
-        "product_issue_factor": 1.33, "step_instructions_count": 52, "load_cycles.wgmma": 49,
-        "SPILL.bytes_per_cycle": 34, "SPILL.far_bytes_per_cycle": 14.5,
+        "product_issue_factor": 1.33,
+        "step_instructions_count": 52,
+        "load_cycles.wgmma": 49,
+        "SPILL.bytes_per_cycle": 34,
+        "SPILL.far_bytes_per_cycle": 14.5,
     }
 )
 #: Factors tried on one constant after the other, coarse and then fine.
@@ -75,9 +81,7 @@ def cases(group: str) -> tuple[MeasurementCase, ...]:
 def constants() -> dict[str, float]:
     """Return the constants that were fitted with an eye on a tile group, as filed."""
     seen = {FITTED, *PREDICTED}
-    return {
-        key: q.value for key, q in load_device(DEVICE).quantities() if q.fitted_on and seen & set(q.fitted_on)
-    }
+    return {key: q.value for key, q in load_device(DEVICE).quantities() if q.fitted_on and seen & set(q.fitted_on)}
 
 
 def before() -> dict[str, float]:

@@ -9,16 +9,7 @@ from npusim.config.data import UniformData
 from npusim.config.load import load_device
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
-from reports.volta.study import (
-    MEMORIES,
-    Kernel,
-    bank_cycles,
-    chains,
-    instruction_times,
-    kernel,
-    numerics,
-    shape,
-)
+from reports.volta.study import MEMORIES, Kernel, bank_cycles, chains, instruction_times, kernel, numerics, shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +22,11 @@ __all__ = ["write"]
 FP16, FP32 = "acc_fp16", "acc_fp32"
 #: Presets and changes, and what the page calls them (Q K, then P V).
 PRECISIONS = {
-    FP16: "FP16, FP16", f"{FP32},acc_qk=float16": "FP16, FP32", f"{FP16},acc_qk=float32": "FP32, FP16",
+    FP16: "FP16, FP16",
+    f"{FP32},acc_qk=float16": "FP16, FP32",
+    f"{FP16},acc_qk=float32": "FP32, FP16",
     FP32: "FP32, FP32",
-}.items()  # fmt: skip
+}.items()
 #: FastAttention figure 8, no mask: tokens -> speed-up over xformers; 5.2.3: causal, at most.
 FIGURE_8 = {2048: 1.03, 4096: 1.06, 8192: 1.12, 16384: 1.17}.items()
 CAUSAL_MOST = 1.43
@@ -65,16 +58,14 @@ def _layouts() -> Section:
     shown = [
         [r.accumulator, r.arrangement, r.share, r.shuffles, r.selects, r.permutes, f"{r.tile[0]} x {r.tile[1]}"]
         for r in rows
-    ]  # fmt: skip
+    ]
     times = instruction_times()
     head = ["accumulator", "SASS steps", "wmma 16x16x16 alone", "each m8n8k4 more, dependent", "among many"]
     keys = ("steps", "wmma_alone", "dependent", "among_many")
     times_shown = table(head, [[fmt, *(str(of[k]) for k in keys)] for fmt, of in times.items()])
     device = load_device("v100")
     peak = 2 * device.group_count.value * float(device.clock_hz.value) * _macs(times["float32"]["among_many"]) / 1e12
-    fields: dict[str, object] = {
-        "chains": table(header, shown), "instructions": times_shown, "peak": f"{peak:.1f}",
-    }
+    fields: dict[str, object] = {"chains": table(header, shown), "instructions": times_shown, "peak": f"{peak:.1f}"}
     data = {"chains": [r._asdict() for r in rows], "instructions": times, "peak_tflops": peak}
     return fields, data
 
@@ -93,9 +84,12 @@ def _banks() -> Section:
 def _row(found: Kernel) -> list[object]:
     of = found.shares
     return [
-        f"{found.ms:.2f}", f"{found.tflops:.0f}", str(found.blocks), str(found.registers),
+        f"{found.ms:.2f}",
+        f"{found.tflops:.0f}",
+        str(found.blocks),
+        str(found.registers),
         *(f"{100 * of[pipe]:.0f} %" for pipe in ("TENSOR", "LSU", "FMA", "MUFU")),
-    ]  # fmt: skip
+    ]
 
 
 KERNEL_HEADER = ("ms", "TFLOP/s", "resident blocks", "registers", "TENSOR", "LSU", "FMA", "MUFU")
@@ -110,16 +104,19 @@ def _accumulators() -> Section:
     equal = {p: run(problem, p, residents=2).ms for p in (FP16, FP32)}
     ratio = found["FP32, FP32"].ms / found["FP16, FP16"].ms
     fields: dict[str, object] = {
-        "accumulators": table(header, shown), "tokens": TOKENS,
-        "tflops": f"{found['FP16, FP16'].tflops:.0f}", "gain": f"{ratio:.2f}",
+        "accumulators": table(header, shown),
+        "tokens": TOKENS,
+        "tflops": f"{found['FP16, FP16'].tflops:.0f}",
+        "gain": f"{ratio:.2f}",
         "gain_equal": f"{equal[FP32] / equal[FP16]:.2f}",
-        "blocks16": found["FP16, FP16"].blocks, "blocks32": found["FP32, FP32"].blocks,
-    }  # fmt: skip
+        "blocks16": found["FP16, FP16"].blocks,
+        "blocks32": found["FP32, FP32"].blocks,
+    }
     data = {
         name: {"ms": k.ms, "cycles": k.cycles, "resident_blocks": k.blocks, "thread_registers": k.registers}
         | {"pipe_shares": k.shares, "shuffles": k.shuffles, "cast_cycles": k.casts}
         for name, k in found.items()
-    }  # fmt: skip
+    }
     return fields, {"accumulators": data, "equal_occupancy_ms": equal}
 
 
@@ -161,10 +158,14 @@ def _fields() -> Section:
     said = [f"* {' and '.join(who)}, {fault}" for fault, who in faults.items()]
     (half, half_name), (single, single_name) = (best[p] for p in (FP16, FP32))
     shown: dict[str, object] = {
-        "fields": table(header, rows), "faults": "\n".join(said),
-        "best16": half_name.partition(":")[0], "best32": single_name.partition(":")[0],
-        "best16_ms": f"{half:.2f}", "best32_ms": f"{single:.2f}", "best_ratio": f"{single / half:.2f}",
-    }  # fmt: skip
+        "fields": table(header, rows),
+        "faults": "\n".join(said),
+        "best16": half_name.partition(":")[0],
+        "best32": single_name.partition(":")[0],
+        "best16_ms": f"{half:.2f}",
+        "best32_ms": f"{single:.2f}",
+        "best_ratio": f"{single / half:.2f}",
+    }
     return shown, {"fields": data, "best_ratio": single / half}
 
 
@@ -227,9 +228,13 @@ def _accuracy() -> tuple[Section, str]:
             if error is not None:
                 line.append((tokens, error))
     picture = chart(
-        "Relative error of the output by length, normal inputs (accumulators of Q K, P V)", "tokens", "RMSE",
-        lines, log_x=True, log_y=True,
-    )  # fmt: skip
+        "Relative error of the output by length, normal inputs (accumulators of Q K, P V)",
+        "tokens",
+        "RMSE",
+        lines,
+        log_x=True,
+        log_y=True,
+    )
     over, figures = [], []
     for mean in MEANS:
         problem = shape(OVERFLOW_TOKENS, heads=1, batch=1, data=UniformData(kind="uniform", x0=mean, amplitude=0.5))
@@ -237,15 +242,24 @@ def _accuracy() -> tuple[Section, str]:
         scores = 64 * mean * mean  # d = 64 products of the mean
         count = sum(half.overflow_counts.values())
         first = str(half.first_events[0].operation) if half.first_events else "-"
-        over.append([
-            number(mean), f"{scores:.0f}", f"{count:,}", first, f"{100 * half.error.nan_row_fraction:.0f} %",
-            number(half.error.rmse), number(single.error.rmse),
-        ])  # fmt: skip
+        over.append(
+            [
+                number(mean),
+                f"{scores:.0f}",
+                f"{count:,}",
+                first,
+                f"{100 * half.error.nan_row_fraction:.0f} %",
+                number(half.error.rmse),
+                number(single.error.rmse),
+            ]
+        )
         figures.append({"mean": mean, "overflows": count, "nan_rows": half.error.nan_row_fraction})
     header = ["tokens", *(name for _, name in PRECISIONS)]
     head = ["mean of Q and K", "64 mean^2", "FP16: overflows", "first in", "NaN rows", "RMSE, FP16", "RMSE, FP32"]
     fields: dict[str, object] = {
-        "rmse": table(header, rows), "overflow": table(head, over), "overflow_tokens": OVERFLOW_TOKENS,
+        "rmse": table(header, rows),
+        "overflow": table(head, over),
+        "overflow_tokens": OVERFLOW_TOKENS,
     }
     data: dict[str, object] = {"rmse": {n: dict(line) for n, line in lines.items()}, "overflow": figures}
     return (fields, data), picture

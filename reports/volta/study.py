@@ -11,16 +11,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
-from npusim.layout import (
-    VOLTA_BANKS,
-    arrangement,
-    chain,
-    fragment_addresses,
-    instruction,
-    padded,
-    swizzled,
-    wavefronts,
-)
+from npusim.layout import VOLTA_BANKS, arrangement, chain, fragment_addresses, instruction, padded, swizzled, wavefronts
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.fit import ChainTile, fitted
 from npusim.machines.sm.warp_cost import product_cycles
@@ -35,9 +26,7 @@ if TYPE_CHECKING:
     from npusim.config.data import DataRecipe
     from npusim.numerics.result import NumericResult
 
-__all__ = [
-    "MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape",
-]  # fmt: skip
+__all__ = ["MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape"]
 
 V100, SCHEDULE, MMA = "v100", "volta_flash", "m8n8k4"
 #: Each works on one warp of a group at a time: a pipe's cycles are those of four warps (v100.yaml).
@@ -83,25 +72,32 @@ def instruction_times() -> dict[str, dict[str, int]]:
         alone = [product_cycles(steps, chains=1, depth=n) for n in (4, 5)]  # wmma has k = 16: 4 products
         many = [product_cycles(steps, chains=2 * 2 * 2, depth=n) for n in (1, 2)]
         found[fmt] = {
-            "steps": steps.steps_count.value, "wmma_alone": alone[0], "dependent": alone[1] - alone[0],
+            "steps": steps.steps_count.value,
+            "wmma_alone": alone[0],
+            "dependent": alone[1] - alone[0],
             "among_many": (many[1] - many[0]) // (2 * 2 * 2),
-        }  # fmt: skip
+        }
     return found
 
 
 #: Ways in which rows of 64 elements lie in shared memory.
-MEMORIES: Mapping[str, Callable[[], Callable[[int, int], int]]] = MappingProxyType({
-    "plain": lambda: padded(32, 64, padding=0),
-    "padded by 4": lambda: padded(32, 64, padding=4),
-    "padded by 8": lambda: padded(32, 64, padding=8),
-    "swizzled": lambda: swizzled(32, 64),
-})  # fmt: skip
+MEMORIES: Mapping[str, Callable[[], Callable[[int, int], int]]] = MappingProxyType(
+    {
+        "plain": lambda: padded(32, 64, padding=0),
+        "padded by 4": lambda: padded(32, 64, padding=4),
+        "padded by 8": lambda: padded(32, 64, padding=8),
+        "swizzled": lambda: swizzled(32, 64),
+    }
+)
 #: Operand, order of its rows in memory, row order of the quad pairs, bytes of a lane's access.
 ACCESSES = (
-    ("K as B by columns", "col", "lane", 8), ("K as B by columns", "col", "lane", 16),
-    ("V as B by rows", "row", "lane", 8), ("V as B by rows", "row", "lane", 16),
-    ("Q as A, rows of a quad pair", "", "group", 16), ("Q as A, row = lane", "", "lane", 16),
-)  # fmt: skip
+    ("K as B by columns", "col", "lane", 8),
+    ("K as B by columns", "col", "lane", 16),
+    ("V as B by rows", "row", "lane", 8),
+    ("V as B by rows", "row", "lane", 16),
+    ("Q as A, rows of a quad pair", "", "group", 16),
+    ("Q as A, row = lane", "", "lane", 16),
+)
 
 
 def bank_cycles() -> list[tuple[str, list[int]]]:
@@ -145,9 +141,16 @@ def shape(
 ) -> Problem:
     """Return the problem of FastAttention's figure 8 (d = 64), or a part of its heads."""
     return Problem(
-        batch=batch, heads=heads, kv_heads=heads, seq_q=tokens, seq_kv=tokens, head_dim=64, causal=causal,
-        dtype="float16", data=data or NormalData(),
-    )  # fmt: skip
+        batch=batch,
+        heads=heads,
+        kv_heads=heads,
+        seq_q=tokens,
+        seq_kv=tokens,
+        head_dim=64,
+        causal=causal,
+        dtype="float16",
+        data=data or NormalData(),
+    )
 
 
 def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None = None) -> Kernel | str:
@@ -169,15 +172,20 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
     pipes = dict.fromkeys(u.queue for u in queues)
     shares = {
         name.rpartition(".")[2]: sum(u.busy_cycles for u in queues if u.queue == name)
-        / timing.cycles / device.group_count.value
+        / timing.cycles
+        / device.group_count.value
         for name in pipes
-    }  # fmt: skip
+    }
     return Kernel(
-        timing.latency_s * 1e3, timing.cycles, program.flops / timing.latency_s / 1e12,
-        fields.residents or place.blocks, place.thread_registers, shares,
+        timing.latency_s * 1e3,
+        timing.cycles,
+        program.flops / timing.latency_s / 1e12,
+        fields.residents or place.blocks,
+        place.thread_registers,
+        shares,
         timing.term_cycles.get(f"{lsu}.shuffle_cycles", 0.0) / visits,
         timing.term_cycles.get(f"{fma}.cast.instructions_count", 0.0) / visits * SUBCORES,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- bits
@@ -185,6 +193,4 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
 
 def numerics(problem: Problem, precision: str, heads: Sequence[int] = (0,)) -> NumericResult:
     """Return bits of the last Q block of some heads, through the lanes, against float64."""
-    return values(
-        SCHEDULE, problem, precision, hw=V100, rows=(problem.seq_q - 1,), heads=tuple(heads)
-    )
+    return values(SCHEDULE, problem, precision, hw=V100, rows=(problem.seq_q - 1,), heads=tuple(heads))

@@ -136,9 +136,7 @@ class Run:
         self.order = p.sum_order or machine.row_sum
         head = cell.head // (problem.heads // problem.kv_heads)
         q, k, v = inputs("q", cell.batch, cell.head), inputs("k", cell.batch, head), inputs("v", cell.batch, head)
-        self.operands = [
-            Numbers(x, problem.dtype, self) for x in (q[cell.row : cell.row + cell.rows], k, v)
-        ]
+        self.operands = [Numbers(x, problem.dtype, self) for x in (q[cell.row : cell.row + cell.rows], k, v)]
 
     def out(self, source: str, name: str, more: Mapping[str, Any]) -> Array:
         """Return the rows that a kernel's source makes."""

@@ -12,8 +12,11 @@ from npusim.explore import explore
 
 pytestmark = pytest.mark.bench
 FIELDS = {
-    "block_q": range(32, 257, 32), "block_kv": range(64, 1025, 64), "depth": range(1, 7), "vector_rows": (4, 8, 16, 32),
-}  # fmt: skip
+    "block_q": range(32, 257, 32),
+    "block_kv": range(64, 1025, 64),
+    "depth": range(1, 7),
+    "vector_rows": (4, 8, 16, 32),
+}
 #: Points simulated one by one for the comparison.
 SAMPLE = 40
 
@@ -30,7 +33,5 @@ def test_a_search_of_3072_points_beside_exhaustive_search() -> None:
     for o in random.Random(16).sample(fits, SAMPLE):
         explore("flash", {n: [v] for n, v in o.point.items()}, exhaustive=True)
     plain = (time.process_time() - start) / SAMPLE * len(fits) / len(found.outcomes)
-    print(
-        f"\n{1 / searched:,.0f} points a second, exhaustive {1 / plain:,.0f}: {plain / searched:.1f} x {found}"
-    )
+    print(f"\n{1 / searched:,.0f} points a second, exhaustive {1 / plain:,.0f}: {plain / searched:.1f} x {found}")
     assert plain > 5 * searched

@@ -48,11 +48,7 @@ SLOW = (
 )
 
 
-def best(
-    call: Callable[[], object],
-    repeats: int = REPEATS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
+def best(call: Callable[[], object], repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the fastest call, after one to warm up."""
     call()
     times = []
@@ -191,12 +187,7 @@ def figures() -> dict[str, float]:
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     result: dict[str, float] = json.loads(done.stdout)
     return result

@@ -28,12 +28,7 @@ def test_eight_npus_with_32k_tokens_take_a_second(blocks: int, capsys: Any) -> N
     for _ in range(REPEATS):
         start = time.perf_counter()
         result = npusim.run(
-            "tiling_allreduce",
-            hw=machine,
-            workload=load,
-            seq=32768,
-            tiling={"blocks": blocks},
-            numerics=False,
+            "tiling_allreduce", hw=machine, workload=load, seq=32768, tiling={"blocks": blocks}, numerics=False
         )
         seconds.append(time.perf_counter() - start)
     with capsys.disabled():
@@ -63,9 +58,13 @@ def test_collectives_in_step_are_repeated_several_times_faster_than_simulated(
         if not is_repeated:
             monkeypatch.setattr(RunningCollective, "_begin", simulated_anew)
         program = npusim.run(
-            "gemm_allreduce", hw=machine, problem=GemmProblem(m=64000, n=4096, k=128), tiling={"blocks": 500},
-            numerics=False, trace_groups=(),
-        ).program  # fmt: skip
+            "gemm_allreduce",
+            hw=machine,
+            problem=GemmProblem(m=64000, n=4096, k=128),
+            tiling={"blocks": 500},
+            numerics=False,
+            trace_groups=(),
+        ).program
         start = time.process_time()
         time_on_node(program, machine, "auto")
         seconds.append(time.process_time() - start)

@@ -59,16 +59,7 @@ run flash --method fold --seq 64
 run flash --method block --seq 64
 explore flash --seq 64 -f depth=1 -j1 -o a.parquet"""
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_CHANGING = (
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.symlink",
-    "os.link",
-    "os.truncate",
-    "os.chmod",
-)
+_CHANGING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +84,7 @@ class Boxed:
         for name in ("CI", "COLUMNS"):
             env.pop(name, None)
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-            cwd=_REPOSITORY,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=_REPOSITORY
         )
 
     def __enter__(self) -> Self:
@@ -164,10 +150,7 @@ def _ended(words: list[str], stdout: str, box: Path, here: Path) -> dict[str, An
     seconds = time.monotonic() - begun
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    said = {
-        n: p.read_text(errors="replace") if (p := box / n).exists() else ""
-        for n in ("out", "err", "escaped")
-    }
+    said = {n: p.read_text(errors="replace") if (p := box / n).exists() else "" for n in ("out", "err", "escaped")}
     return {
         "code": None if status is None else os.waitstatus_to_exitcode(status),
         "stdout": said["out"],
@@ -246,18 +229,8 @@ def _confine(box: Path, here: Path, words: list[str]) -> None:
 
     That is its folder; and the box around it, where a word leads out of the folder.
     """
-    leads_out = any(
-        ".." in word or word.startswith(("/", "~")) or "=/" in word or "=~" in word
-        for word in words
-    )
-    allowed = [
-        str(box if leads_out else here),
-        str(box / "tmp"),
-        "/dev/null",
-        "/dev/full",
-        "/dev/zero",
-        "/dev/tty",
-    ]
+    leads_out = any(".." in word or word.startswith(("/", "~")) or "=/" in word or "=~" in word for word in words)
+    allowed = [str(box if leads_out else here), str(box / "tmp"), "/dev/null", "/dev/full", "/dev/zero", "/dev/tty"]
     told = os.open(box / "escaped", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -266,11 +239,7 @@ def _confine(box: Path, here: Path, words: list[str]) -> None:
             changing = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             paths = [path] if changing and not isinstance(path, int) else []
         elif event in _CHANGING:
-            paths = [
-                a
-                for a in arguments[: 2 if event in ("os.rename", "os.link") else 1]
-                if not isinstance(a, int)
-            ]
+            paths = [a for a in arguments[: 2 if event in ("os.rename", "os.link") else 1] if not isinstance(a, int)]
         else:
             return
         for path in paths:

@@ -68,8 +68,7 @@ SCALARS = (
 PLAUSIBLE: Mapping[str, str] = {
     **dict.fromkeys(("seq", "seq_q", "seq_kv"), "1 2 16 64 100 128"),
     **dict.fromkeys(
-        ("out", "html", "svg", "best", "plot"),
-        "out out.csv out.yaml out.html out.sqlite out.parquet out/out.csv",
+        ("out", "html", "svg", "best", "plot"), "out out.csv out.yaml out.html out.sqlite out.parquet out/out.csv"
     ),
     "schedule": " ".join([*dict.fromkeys(name for name, _ in SCHEDULES), "mine.py:mine"]),
     "workload": " ".join([*list_workloads(), "w.yaml"]),
@@ -112,13 +111,9 @@ class Drawn:
 
     def __str__(self) -> str:
         """Return the command as it is typed, long words cut."""
-        said = " ".join(
-            w if len(w) < 80 else f"{w[:40]}...({len(w)})" for w in map(shlex.quote, self.words)
-        )
+        said = " ".join(w if len(w) < 80 else f"{w[:40]}...({len(w)})" for w in map(shlex.quote, self.words))
         files = "".join(f"; {name} of {len(data)} bytes" for name, data in self.files.items())
-        return repr(
-            f"npusim {said}{files}{'' if self.stdout == 'file' else f' with stdout {self.stdout}'}"
-        )
+        return repr(f"npusim {said}{files}{'' if self.stdout == 'file' else f' with stdout {self.stdout}'}")
 
 
 @cache
@@ -152,36 +147,23 @@ def seen() -> dict[str, tuple[str, ...]]:
 
 @cache
 def _device_keys() -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys(key for name in list_devices() for key, _ in load_device(name).facts())
-    )
+    return tuple(dict.fromkeys(key for name in list_devices() for key, _ in load_device(name).facts()))
 
 
 @cache
 def _tiling_values() -> tuple[str, ...]:
     """Return every field of every schedule with each of its choices, its default and odd values."""
     fields = {field for schedule in SCHEDULES.values() for field in tiling_fields(schedule.tiling)}
-    found = [
-        f"{f.name}={value}"
-        for f in fields
-        for value in (*f.choices, f.default)
-        if value is not None
-    ]
+    found = [f"{f.name}={value}" for f in fields for value in (*f.choices, f.default) if value is not None]
     return (*sorted(set(found)), *sorted({f"{f.name}={v}" for f in fields for v in SCALARS}))
 
 
 @cache
 def _presets() -> tuple[str, ...]:
-    precisions = {
-        name: p for schedule in SCHEDULES.values() for name, p in schedule.precisions.items()
-    }
+    precisions = {name: p for schedule in SCHEDULES.values() for name, p in schedule.precisions.items()}
     fields = sorted({field for p in precisions.values() for field in p.formats()})
     changes = [f"{field}={value}" for field in fields for value in ("float16", "float32", "x", "")]
-    return (
-        *precisions,
-        *changes,
-        *(f"{name},{change}" for name in precisions for change in changes),
-    )
+    return (*precisions, *changes, *(f"{name},{change}" for name in precisions for change in changes))
 
 
 def right(param: Any, rng: random.Random) -> str:
@@ -199,11 +181,7 @@ def right(param: Any, rng: random.Random) -> str:
         case "fields":
             name, _, value = rng.choice(_tiling_values()).partition("=")
             return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', 'block_q:256:64', '1,2'))}"
-    values = (
-        shlex.split(PLAUSIBLE.get(param.name, ""))
-        or sum((seen().get(o, ()) for o in param.opts), ())
-        or ("x",)
-    )
+    values = shlex.split(PLAUSIBLE.get(param.name, "")) or sum((seen().get(o, ()) for o in param.opts), ()) or ("x",)
     return rng.choice(values)
 
 
@@ -239,33 +217,21 @@ class _Draw:
 
     def drawn(self) -> Drawn:
         rng = self.rng
-        path, command = rng.choice(
-            [v for v in verbs().items() for _ in range(1 + len(v[1].params) // 6)]
-        )
+        path, command = rng.choice([v for v in verbs().items() for _ in range(1 + len(v[1].params) // 6)])
         if rng.random() < 0.01:
             path = (*path[:-1], rng.choice(ODD))
         arguments = [p for p in command.params if p.param_type_name == "argument"]
-        options = [
-            p for p in command.params if p.param_type_name == "option" and p.name not in _LONG
-        ]
+        options = [p for p in command.params if p.param_type_name == "option" and p.name not in _LONG]
         words: list[str] = []
         for argument in arguments:
             count = rng.choice((1, 2, 2, 3)) if argument.nargs == -1 else 1
             words += [self.value(argument) for _ in range(count if rng.random() < 0.97 else 0)]
         names = {p.name for p in options}
-        chosen = (
-            rng.choices(options, k=min(len(options), rng.choice((0, 1, 1, 2, 2, 3, 5))))
-            if options
-            else []
-        )
+        chosen = rng.choices(options, k=min(len(options), rng.choice((0, 1, 1, 2, 2, 3, 5)))) if options else []
         for option in chosen:
             words += self._option(option)
         given = {p.name for p in chosen}
-        if (
-            "seq" in names
-            and "config" not in {a.name for a in arguments}
-            and not given & {"seq", "tensors", "problem"}
-        ):
+        if "seq" in names and "config" not in {a.name for a in arguments} and not given & {"seq", "tensors", "problem"}:
             words += ["--seq", "128"]
         if "jobs" in names and "jobs" not in given:
             words.append("-j1")
@@ -291,11 +257,7 @@ def damage(source: Path, rng: random.Random) -> bytes:
     data = source.read_bytes()
     if source.suffix == ".sqlite":
         return _changed_store(source, rng)
-    if (
-        source.suffix == ".npz"
-        and rng.random() < 0.5
-        and source.name not in ("huge.npz", "zero.npz")
-    ):
+    if source.suffix == ".npz" and rng.random() < 0.5 and source.name not in ("huge.npz", "zero.npz"):
         try:
             return _changed_arrays(source, rng)
         except (OSError, ValueError, zipfile.BadZipFile):
@@ -315,9 +277,7 @@ def damage(source: Path, rng: random.Random) -> bytes:
         changed[rng.choice(places)] = rng.choice(b"0123456789-")
         return bytes(changed)
     for _ in range(rng.choice((1, 1, 4, 100))):
-        changed[rng.randrange(min(len(data), rng.choice((64, 1000, len(data)))))] = rng.randrange(
-            256
-        )
+        changed[rng.randrange(min(len(data), rng.choice((64, 1000, len(data)))))] = rng.randrange(256)
     return bytes(changed)
 
 
@@ -345,10 +305,7 @@ def _changed_store(source: Path, rng: random.Random) -> bytes:
     connection = sqlite3.connect(copy)
     try:
         table = rng.choice(
-            sorted(
-                row[0]
-                for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
-            )
+            sorted(row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'"))
         )
         column = rng.choice([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
         match rng.randrange(4):
@@ -358,8 +315,7 @@ def _changed_store(source: Path, rng: random.Random) -> bytes:
                 connection.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO other")
             case _:
                 connection.execute(
-                    f"UPDATE OR REPLACE {table} SET {column} = ?",
-                    (rng.choice((*SCALARS, None, 1, b"\xff")),),
+                    f"UPDATE OR REPLACE {table} SET {column} = ?", (rng.choice((*SCALARS, None, 1, b"\xff")),)
                 )
         connection.commit()
     except sqlite3.Error:  # a column that nothing else may stand in: the store is as it was
@@ -412,18 +368,12 @@ def write_template(folder: Path) -> Path:
         tensors = dict(ok)
     save_file(tensors, folder / "ok.safetensors")
     bits = {f"inputs/a/{n}": tensor[0].view("uint16") for n, tensor in tensors.items()}
-    output = {
-        "o": np.zeros((1, 64, 16), "uint16"),
-        "inputs": np.array("a"),
-        "beta": np.array(0.984375),
-    }
+    output = {"o": np.zeros((1, 64, 16), "uint16"), "inputs": np.array("a"), "beta": np.array(0.984375)}
     np.savez(folder / "kernel.npz", **bits, **{f"pasa/x/{n}": a for n, a in output.items()})  # type: ignore[arg-type]
     np.savez(folder / "o.npz", o=np.ones((1, 1, 64, 16), "float16"))
     shutil.copy(Path(__file__).parents[1] / "formats" / "corner_h200.npz", folder / "vectors.npz")
     shutil.copy(packaged_folder("hwconfigs") / "ascend_910b2.yaml", folder / "own.yaml")
-    (folder / "changed.yaml").write_text(
-        "extends: h200\nclock_hz: {value: 1 GHz, basis: assumed, source: s}\n"
-    )
+    (folder / "changed.yaml").write_text("extends: h200\nclock_hz: {value: 1 GHz, basis: assumed, source: s}\n")
     (folder / "base.yaml").write_text((folder / "base_new.yaml").read_text())
     (folder / "best.yaml").write_text(
         "schema: npusim.decision/1\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 64\ncandidates:\n"

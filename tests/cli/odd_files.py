@@ -38,21 +38,33 @@ def write_odd_files(folder: Path) -> None:
 
 def _texts(folder: Path) -> None:
     texts = {
-        "empty.yaml": "", "list.yaml": "- 1\n",
-        "hex.yaml": WORKLOAD.replace("seq: 64", f"seq: 0x{'f' * 6000}"), "twice.yaml": "name: a\nname: b\n",
-        "unknown_key.yaml": WORKLOAD + "head: 3\n", "device.yaml": "schema: npusim.device/1\nname: x\n",
-        "evil_name.yaml": WORKLOAD.replace("name: w", "name: ../../x"), "w.yaml": WORKLOAD,
-        "heads.yaml": WORKLOAD + "kv_heads: 3\n", "tabs.yaml": "a: 1\n\tb: 2\n", "tag.yaml": "a: !python/none 1\n",
-        "anchors.yaml": "a: *gone\n", "loop.yaml": "extends: loop.yaml\n",
+        "empty.yaml": "",
+        "list.yaml": "- 1\n",
+        "hex.yaml": WORKLOAD.replace("seq: 64", f"seq: 0x{'f' * 6000}"),
+        "twice.yaml": "name: a\nname: b\n",
+        "unknown_key.yaml": WORKLOAD + "head: 3\n",
+        "device.yaml": "schema: npusim.device/1\nname: x\n",
+        "evil_name.yaml": WORKLOAD.replace("name: w", "name: ../../x"),
+        "w.yaml": WORKLOAD,
+        "heads.yaml": WORKLOAD + "kv_heads: 3\n",
+        "tabs.yaml": "a: 1\n\tb: 2\n",
+        "tag.yaml": "a: !python/none 1\n",
+        "anchors.yaml": "a: *gone\n",
+        "loop.yaml": "extends: loop.yaml\n",
         "negative.yaml": "extends: ascend_910b2\nclock_hz: {value: -3, basis: assumed, source: s}\n",
-        "base_new.yaml": BASELINE, "base_schema.yaml": BASELINE.replace("baseline/1", "baseline/9"),
-        "base_words.yaml": BASELINE + "tilings: {block_kv: 3}\n", "measured.yaml": MEASURED,
+        "base_new.yaml": BASELINE,
+        "base_schema.yaml": BASELINE.replace("baseline/1", "baseline/9"),
+        "base_words.yaml": BASELINE + "tilings: {block_kv: 3}\n",
+        "measured.yaml": MEASURED,
         "odd_cases.yaml": MEASURED.replace("k: 64", "k: 64, dtype: float17"),
         "empty_cases.yaml": MEASURED.partition("  - ")[0] + "  []\n",
-        "text.txt": "hello\n", "json_list.json": "[]\n", "deep.json": "[" * 100_000,
-        "half.json": json.dumps({"hidden_size": 64}), "config.json": json.dumps(CONFIG),
+        "text.txt": "hello\n",
+        "json_list.json": "[]\n",
+        "deep.json": "[" * 100_000,
+        "half.json": json.dumps({"hidden_size": 64}),
+        "config.json": json.dumps(CONFIG),
         "old.json": json.dumps({"kind": "npusim.run", "schema_version": 0}),
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (folder / name).write_text(text)
 

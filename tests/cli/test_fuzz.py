@@ -20,9 +20,7 @@ COUNT = 200
 _RAISED = "|".join(
     name
     for name, kind in vars(builtins).items()
-    if isinstance(kind, type)
-    and issubclass(kind, Exception)
-    and not issubclass(kind, ImportError | SyntaxError)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ImportError | SyntaxError)
 )
 _OF_PYTHON = re.compile(rf"Traceback|Aborted!|Exception ignored|object at 0x|\b(?:{_RAISED})\b")
 
@@ -37,9 +35,7 @@ def faults(ended: Ended) -> list[str]:
     if "not enough memory" in ended.stderr or ended.peak_bytes > MOST_BYTES:
         found.append(f"wants more than {MOST_BYTES >> 30} GiB")
     found += [f"writes elsewhere: {place}" for place in ended.escaped]
-    if ended.code in (1, 2) and not re.search(
-        r"^(npusim: |Usage: |Error: )", ended.stderr, re.MULTILINE
-    ):
+    if ended.code in (1, 2) and not re.search(r"^(npusim: |Usage: |Error: )", ended.stderr, re.MULTILINE):
         found.append(f"does not say why it ends with {ended.code}")
     if not ended.stderr.replace("\n", "").isprintable():
         found.append("sends control characters to the terminal")
@@ -73,9 +69,7 @@ def test_drawn_commands_end_soon_and_in_words(template: Path, boxed: Boxed) -> N
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("first", range(COUNT, 5000, 400))
-def test_thousands_of_drawn_commands_end_soon_and_in_words(
-    first: int, template: Path, boxed: Boxed
-) -> None:
+def test_thousands_of_drawn_commands_end_soon_and_in_words(first: int, template: Path, boxed: Boxed) -> None:
     _hold(range(first, first + 400), template, boxed)
 
 
@@ -85,14 +79,6 @@ def test_every_verb_and_option_is_drawn(template: Path, monkeypatch: pytest.Monk
     known = verbs()
     assert all(any(words[: len(path)] == path for words in drawn) for path in known)
     for path, command in known.items():
-        spellings = {o for p in command.params if p.param_type_name == "option" for o in p.opts} - {
-            "--force",
-            "--auto",
-        }
-        used = {
-            word.partition("=")[0]
-            for words in drawn
-            if words[: len(path)] == path
-            for word in words
-        }
+        spellings = {o for p in command.params if p.param_type_name == "option" for o in p.opts} - {"--force", "--auto"}
+        used = {word.partition("=")[0] for words in drawn if words[: len(path)] == path for word in words}
         assert spellings <= used, path

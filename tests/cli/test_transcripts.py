@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_prints_what_its_transcript_shows(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_prints_what_its_transcript_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("CI", "COLUMNS"):
         monkeypatch.delenv(variable, raising=False)
     write_odd_files(tmp_path)

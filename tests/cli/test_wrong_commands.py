@@ -320,7 +320,7 @@ WRONG = (
     ("new kernel mine", "No such command 'kernel'"),
     ("run mine.py:MINE", "mine.py: no such file; a schedule of one's own is FILE.py:NAME"),
     ("run no.such.module:MINE", "module no.such.module: ModuleNotFoundError"),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

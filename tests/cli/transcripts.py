@@ -40,7 +40,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "run_pasa": ("run pasa --seq 256 --heads 0 --no-save",),
         "run_decode": ("run flash -w llama2_70b --seq-q 1 --seq-kv 1k --no-numerics --no-save",),
         "run_large_heads": (
-            "run flash --tensors wide.npz --no-save", "run flash --tensors wide.npz --dtype float16 --no-save",
+            "run flash --tensors wide.npz --no-save",
+            "run flash --tensors wide.npz --dtype float16 --no-save",
         ),
         "run_overflow": ("run flash -w pasa_resonance --seq 128 --heads 0 --precision fa16 --diagnose --no-save",),
         "run_volta": ("run volta_flash --seq 256 --no-numerics --no-save",),
@@ -49,13 +50,17 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --no-save",),
         "run_fields": ("run flash --fields",),
         "run_errors": (
-            "run flash -t block_q=512 -t block_kv=512 -t vector_rows=16", "run flash --seq 64k --rows all",
-            "run flash -C clock=1e9", "run flsh",
+            "run flash -t block_q=512 -t block_kv=512 -t vector_rows=16",
+            "run flash --seq 64k --rows all",
+            "run flash -C clock=1e9",
+            "run flsh",
         ),
         "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1",),
         "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json",),
         "compare": (
-            "run flash --seq 256 --heads 0 -o a", "run flash --seq 256 --heads 0 -t block_kv=128 -o b", "compare a b",
+            "run flash --seq 256 --heads 0 -o a",
+            "run flash --seq 256 --heads 0 -t block_kv=128 -o b",
+            "compare a b",
         ),
         "check": ("check base_new.yaml", "check base_new.yaml --update", "check base_new.yaml"),
         "validate": ("validate --template", "validate measured.yaml", "validate odd_cases.yaml"),
@@ -63,7 +68,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "workload": ("workload list", "workload show llama2_70b", "workload import config.json"),
         "layout": ("layout m8n8k4 --acc f16",),
     }
-)  # fmt: skip
+)
 #: What changes without a change of what is said: digests of device files, temporary folders.
 _VARYING = ((re.compile(r"\b[0-9a-f]{12}\b"), "<digest>"), (re.compile(r"/\S*/tmp\w*/"), "<folder>/"))
 

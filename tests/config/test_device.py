@@ -104,8 +104,7 @@ def test_the_cube_has_no_fp8(device: DeviceSpec, fault: Callable[..., str]) -> N
     engine = _matrix(device)
     assert tuple(engine.fractals) == ("float16", "bfloat16", "float32")
     assert fault(engine.fractal, "float8_e4m3fn") == (
-        "the matrix unit does not multiply float8_e4m3fn; "
-        "it has: float16, bfloat16, float32"
+        "the matrix unit does not multiply float8_e4m3fn; it has: float16, bfloat16, float32"
     )
 
 
@@ -122,9 +121,7 @@ def test_look_ups_name_what_there_is(device: DeviceSpec, fault: Callable[..., st
     assert fault(device.core, "sm") == "ascend_910b2: no core 'sm'; it has: aic, aiv"
     assert fault(device.link, "pcie") == "ascend_910b2: no link 'pcie'; it has: hbm, l2"
     assert fault(device.core("aiv").buffer, "L1") == "no buffer 'L1' in this core; it has: UB"
-    assert fault(_matrix(device).arithmetic_of, "int8").startswith(
-        "no arithmetic is stated for int8"
-    )
+    assert fault(_matrix(device).arithmetic_of, "int8").startswith("no arithmetic is stated for int8")
     assert fault(_vector(device).op, "tanh").startswith("no vector op 'tanh'; known: binary, ")
     store = device.engine("aiv", "MTE3")
     assert isinstance(store, DmaEngine)
@@ -159,9 +156,7 @@ def test_equal_devices_have_equal_digests(device: DeviceSpec) -> None:
         ("ascend_910b4", 1.50e9, 20, 96, 32),
     ],
 )
-def test_variants_differ_as_the_vendor_says(
-    name: str, clock: float, groups: int, l2_mib: int, hbm_gib: int
-) -> None:
+def test_variants_differ_as_the_vendor_says(name: str, clock: float, groups: int, l2_mib: int, hbm_gib: int) -> None:
     variant = load_device(name)
     assert variant.clock_hz.value == clock
     assert variant.group_count.value == groups

@@ -66,15 +66,11 @@ def test_aliases_stand_for_their_anchor() -> None:
         ("? [a, b]\n: 1\n", "f.yaml:1  : a key must be plain text"),
     ],
 )
-def test_faulty_text_is_refused_with_its_line(
-    text: str, message: str, fault: Callable[..., str]
-) -> None:
+def test_faulty_text_is_refused_with_its_line(text: str, message: str, fault: Callable[..., str]) -> None:
     assert fault(parse_document, text, file="f.yaml").startswith(message)
 
 
-def test_unreadable_files_are_refused_with_the_reason(
-    tmp_path: Path, fault: Callable[..., str]
-) -> None:
+def test_unreadable_files_are_refused_with_the_reason(tmp_path: Path, fault: Callable[..., str]) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     gone = tmp_path / "gone.yaml"
@@ -83,8 +79,7 @@ def test_unreadable_files_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("300", 300), ("1.5e9", 1.5e9), ("scalar", "scalar"), ("true", True), ("[1, 2]", "[1, 2]")],
+    ("text", "value"), [("300", 300), ("1.5e9", 1.5e9), ("scalar", "scalar"), ("true", True), ("[1, 2]", "[1, 2]")]
 )
 def test_command_line_text_is_read_as_a_scalar(text: str, value: object) -> None:
     assert parse_scalar(text) == value

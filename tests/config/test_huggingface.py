@@ -50,17 +50,13 @@ def test_a_stated_head_dim_comes_before_the_quotient(config: Callable[..., Path]
     # Qwen3-32B: 64 heads of 128 are 8192, not the hidden size of 5120.
     path = config(QWEN2, hidden_size=5120, num_attention_heads=64, num_key_value_heads=8)
     assert import_config(path).head_dim == 80
-    path = config(
-        QWEN2, hidden_size=5120, num_attention_heads=64, num_key_value_heads=8, head_dim=128
-    )
+    path = config(QWEN2, hidden_size=5120, num_attention_heads=64, num_key_value_heads=8, head_dim=128)
     workload = import_config(path)
     assert (workload.head_dim, workload.hidden) == (128, 5120)
 
 
 @pytest.mark.parametrize("value", [None, "absent"])
-def test_without_kv_heads_there_are_as_many_as_heads(
-    config: Callable[..., Path], value: object
-) -> None:
+def test_without_kv_heads_there_are_as_many_as_heads(config: Callable[..., Path], value: object) -> None:
     changes = {} if value == "absent" else {"num_key_value_heads": None}
     assert import_config(config(PLAIN, **changes)).kv_heads == 16
 
@@ -70,15 +66,7 @@ def test_without_kv_heads_there_are_as_many_as_heads(
     [
         # Falcon-7B states its query heads as KV heads and uses one
         ({"model_type": "falcon", "multi_query": True, "num_kv_heads": 16}, 1),
-        (
-            {
-                "model_type": "falcon",
-                "multi_query": True,
-                "new_decoder_architecture": True,
-                "num_kv_heads": 8,
-            },
-            8,
-        ),
+        ({"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8}, 8),
         ({"model_type": "gpt_bigcode", "multi_query": True}, 1),
         ({"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2}, 2),
     ],
@@ -104,32 +92,20 @@ def test_opt_calls_its_ffn_width_ffn_dim(config: Callable[..., Path]) -> None:
 
 
 def test_pangu_spells_heads_and_layers_its_own_way(config: Callable[..., Path]) -> None:
-    path = config(
-        {
-            "hidden_size": 5120,
-            "num_heads": 40,
-            "num_layers": 40,
-            "intermediate_size": None,
-        }
-    )
+    path = config({"hidden_size": 5120, "num_heads": 40, "num_layers": 40, "intermediate_size": None})
     workload = import_config(path, tensor_parallel=8)
     assert (workload.heads, workload.layers, workload.intermediate) == (40, 40, 20480)
     assert workload.problem().heads == 5
 
 
 def test_gpt2_spells_everything_its_own_way(config: Callable[..., Path]) -> None:
-    path = config(
-        {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": None},
-        n_positions=1024,
-    )
+    path = config({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": None}, n_positions=1024)
     workload = import_config(path)
     assert (workload.hidden, workload.heads, workload.intermediate) == (768, 12, 3072)
     assert workload.seq == 1024
 
 
-def test_latent_attention_is_plain_attention_with_two_head_sizes(
-    config: Callable[..., Path],
-) -> None:
+def test_latent_attention_is_plain_attention_with_two_head_sizes(config: Callable[..., Path]) -> None:
     # DeepSeek-V3
     path = config(
         {"model_type": "deepseek_v3", "hidden_act": "silu", "intermediate_size": 18432},
@@ -150,13 +126,10 @@ def test_latent_attention_is_plain_attention_with_two_head_sizes(
     assert workload.problem().value_head_dim == 128
 
 
-def test_latent_attention_without_its_sizes_is_refused(
-    config: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_latent_attention_without_its_sizes_is_refused(config: Callable[..., Path], fault: Callable[..., str]) -> None:
     path = config(PLAIN, kv_lora_rank=512)
     assert fault(import_config, path) == (
-        f"{path}:5  kv_lora_rank: latent attention also needs "
-        "qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+        f"{path}:5  kv_lora_rank: latent attention also needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
     )
 
 
@@ -171,13 +144,7 @@ def test_latent_attention_without_its_sizes_is_refused(
         # Qwen2 with windows on: the first `max_window_layers` layers see everything
         ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 20}, (4096, 4)),
         # Qwen3, openPangu: layer by layer
-        (
-            {
-                "sliding_window": 128,
-                "layer_types": ["sliding_attention"] * 18 + ["full_attention"] * 6,
-            },
-            (128, 18),
-        ),
+        ({"sliding_window": 128, "layer_types": ["sliding_attention"] * 18 + ["full_attention"] * 6}, (128, 18)),
         ({"sliding_window": 128, "layer_types": ["full_attention"] * 24}, (None, 0)),
         # Qwen2 without the switch: off
         ({"sliding_window": 4096, "model_type": "qwen2", "num_key_value_heads": 16}, (None, 0)),
@@ -194,9 +161,7 @@ def test_windows_count_only_where_they_are_on(
     assert (workload.sliding_window, workload.sliding_layers) == window
 
 
-def test_encoders_are_not_causal_and_images_have_a_class_token(
-    config: Callable[..., Path],
-) -> None:
+def test_encoders_are_not_causal_and_images_have_a_class_token(config: Callable[..., Path]) -> None:
     path = config(PLAIN, model_type="vit", image_size=224, patch_size=16, hidden_act="gelu")
     workload = import_config(path)
     assert (workload.causal, workload.seq, workload.gated) == (False, 197, False)
@@ -207,12 +172,9 @@ def test_the_text_model_of_a_multimodal_config_is_taken(config: Callable[..., Pa
     assert import_config(path).heads == 28
 
 
-def test_heads_that_cannot_be_shared_list_the_divisors(
-    config: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_heads_that_cannot_be_shared_list_the_divisors(config: Callable[..., Path], fault: Callable[..., str]) -> None:
     assert fault(import_config, config(QWEN2), tensor_parallel=8) == (
-        "tensor_parallel: 8 does not divide 28 query heads; "
-        "possible: 1 2 4 7 14 28 (not with 4 KV heads: 7 14)"
+        "tensor_parallel: 8 does not divide 28 query heads; possible: 1 2 4 7 14 28 (not with 4 KV heads: 7 14)"
     )
 
 
@@ -227,9 +189,7 @@ def test_faulty_files_are_refused_with_place_and_key(
         f"{path}:1  num_hidden_layers: missing",
     ]
     path = config(PLAIN, hidden_size=1000)
-    assert fault(import_config, path) == (
-        f"{path}:2  hidden_size: 1000 is not divisible by 16 heads; give head_dim"
-    )
+    assert fault(import_config, path) == (f"{path}:2  hidden_size: 1000 is not divisible by 16 heads; give head_dim")
     path = write("{\n  'a': 1\n}", "config.json")
     assert fault(import_config, path).startswith(f"{path}:2  not valid JSON: ")
     path = write("[1]", "config.json")
@@ -238,9 +198,7 @@ def test_faulty_files_are_refused_with_place_and_key(
     assert fault(import_config, gone) == f"{gone}: cannot be read: No such file or directory"
 
 
-def test_imported_workloads_survive_their_own_file(
-    config: Callable[..., Path], write: Callable[..., Path]
-) -> None:
+def test_imported_workloads_survive_their_own_file(config: Callable[..., Path], write: Callable[..., Path]) -> None:
     workload = import_config(config(QWEN2), tensor_parallel=4, seq=8192, batch=2, name="mine")
     assert load_workload(write(workload_yaml(workload))) == workload
 

@@ -17,74 +17,158 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
 
 GEMMA_2_9B_IT = {
-    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "intermediate_size": 14336,
-    "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 16,
-    "num_hidden_layers": 42, "num_key_value_heads": 8, "query_pre_attn_scalar": 256,
-    "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+    "torch_dtype": "bfloat16",
+}
 GEMMA_2_27B = {
-    **GEMMA_2_9B_IT, "head_dim": 128, "hidden_size": 4608, "intermediate_size": 36864,
-    "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16,
-    "query_pre_attn_scalar": 144, "torch_dtype": "float32",
-}  # fmt: skip
+    **GEMMA_2_9B_IT,
+    "head_dim": 128,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144,
+    "torch_dtype": "float32",
+}
 VISION = {
-    "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
-    "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
+    "hidden_size": 1152,
+    "image_size": 896,
+    "intermediate_size": 4304,
+    "model_type": "siglip_vision_model",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 # Heads, KV heads and head size are the library's defaults; the dtype stands above.
 GEMMA_3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
     "text_config": {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
     },
     "vision_config": VISION,
-}  # fmt: skip
+}
 GEMMA_3_27B = {
     **GEMMA_3_4B,
     "text_config": {
-        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
-        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
-        "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     },
-}  # fmt: skip
+}
 LLAMA_3_8B = {
-    "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
-    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rope_scaling": None,
-    "rope_theta": 500000.0, "torch_dtype": "bfloat16", "vocab_size": 128256,
-}  # fmt: skip
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
 MISTRAL_7B = {
-    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
-    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-    "sliding_window": 4096, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+}
 QWEN_3_8B = {
-    "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
-    "intermediate_size": 12288, "max_position_embeddings": 40960, "max_window_layers": 36,
-    "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
-    "sliding_window": None, "torch_dtype": "bfloat16", "use_sliding_window": False,
-}  # fmt: skip
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+}
 DEEPSEEK_V3 = {
-    "attention_bias": False, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
-    "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
-    "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "n_routed_experts": 256,
-    "num_attention_heads": 128, "num_hidden_layers": 61, "num_key_value_heads": 128, "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"quant_method": "fp8"},
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"quant_method": "fp8"},
     "rope_scaling": {
-        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096, "type": "yarn",
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
     },
-    "torch_dtype": "bfloat16", "v_head_dim": 128,
-}  # fmt: skip
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+}
 # LLaVA 1.5 states nothing of its language model but what differs from the defaults.
 LLAVA = {
-    "model_type": "llava", "torch_dtype": "float16", "vision_config": VISION,
+    "model_type": "llava",
+    "torch_dtype": "float16",
+    "vision_config": VISION,
     "text_config": {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -115,9 +199,14 @@ def imported(write: Callable[..., Path]) -> Callable[..., Workload]:
     ],
 )
 def test_sizes_and_formats_are_those_of_the_model(
-    imported: Callable[..., Workload], config: dict[str, object], heads: int, kv_heads: int,
-    head_dim: int, layers: int, dtype: str,
-) -> None:  # fmt: skip
+    imported: Callable[..., Workload],
+    config: dict[str, object],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    layers: int,
+    dtype: str,
+) -> None:
     found = imported(config)
     assert (found.heads, found.kv_heads, found.head_dim) == (heads, kv_heads, head_dim)
     assert (found.layers, found.dtype, found.gated, found.causal) == (layers, dtype, True, True)
@@ -171,9 +260,7 @@ def test_scores_have_the_models_factor(
     assert imported(config).problem().scale == pytest.approx(scale, rel=1e-12)
 
 
-def test_what_cannot_be_right_is_refused(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_what_cannot_be_right_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     def refused(**changes: object) -> str:
         path = write(json.dumps({**LLAMA_3_8B, **changes}), "config.json")
         return fault(import_config, path).partition("  ")[2]

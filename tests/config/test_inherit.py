@@ -92,9 +92,7 @@ def test_numbers_of_another_chip_are_assumed_and_say_whose_they_are(write: Calla
     }
 
 
-def test_a_changed_value_without_basis_is_refused(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_a_changed_value_without_basis_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     path = write(f"{BASE}group_count: {{value: 20}}\n")
     assert fault(load_device, path).splitlines() == [
         f"{path}:4  group_count.basis: missing; say how the value is known: "
@@ -103,9 +101,7 @@ def test_a_changed_value_without_basis_is_refused(
     ]
 
 
-def test_an_unknown_key_names_the_overriding_file(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_an_unknown_key_names_the_overriding_file(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     path = write(f"{BASE}memory:\n  l2:\n    capacity_byte: {QUANTITY}\n")
     expected = f"{path}:6  memory.l2.capacity_byte: unknown key. Did you mean `capacity_bytes`?"
     assert fault(load_device, path) == expected

@@ -54,10 +54,7 @@ def test_paths_load_the_same_as_names() -> None:
 @pytest.mark.parametrize(
     ("lines", "messages"),
     [
-        (
-            "clock: {value: 1.0e9, basis: vendor, source: x}",
-            ["4  clock: unknown key. Did you mean `clock_hz`?"],
-        ),
+        ("clock: {value: 1.0e9, basis: vendor, source: x}", ["4  clock: unknown key. Did you mean `clock_hz`?"]),
         (
             "clock_hz: 1.8e9",
             [
@@ -67,22 +64,13 @@ def test_paths_load_the_same_as_names() -> None:
         ),
         (
             "clock_hz: {value: 1.8e9, basis: guessed, source: x}",
-            [
-                "4  clock_hz.basis: 'guessed' is not one of: "
-                "'vendor', 'measured', 'derived', 'fitted' or 'assumed'"
-            ],
+            ["4  clock_hz.basis: 'guessed' is not one of: 'vendor', 'measured', 'derived', 'fitted' or 'assumed'"],
         ),
         (
             "clock_hz: {value: fast, basis: vendor, source: ''}",
-            [
-                "4  clock_hz.source: must not be empty",
-                "4  clock_hz.value: expected a number, got 'fast'",
-            ],
+            ["4  clock_hz.source: must not be empty", "4  clock_hz.value: expected a number, got 'fast'"],
         ),
-        (
-            "clock_hz: {value: 0, basis: vendor, source: x}",
-            ["4  clock_hz: must be greater than 0"],
-        ),
+        ("clock_hz: {value: 0, basis: vendor, source: x}", ["4  clock_hz: must be greater than 0"]),
         (
             "group_count: {value: 2.5, basis: vendor, source: x}",
             ["4  group_count.value: expected a whole number, got 2.5"],
@@ -102,10 +90,7 @@ def test_paths_load_the_same_as_names() -> None:
         ),
         (
             "cores.aic.engines.CUBE.startup_cycle: 1",
-            [
-                "4  cores.aic.engines.CUBE.startup_cycle: unknown key. "
-                "Did you mean `startup_cycles`?"
-            ],
+            ["4  cores.aic.engines.CUBE.startup_cycle: unknown key. Did you mean `startup_cycles`?"],
         ),
         (
             "cores.aic.engines.MTE1.routes.l1_l0a.destination: L0D",
@@ -123,10 +108,7 @@ def test_paths_load_the_same_as_names() -> None:
         ),
         (
             "cores.aic.engines.MTE2.routes.gm_l1.links: [l2, hbn]",
-            [
-                "4  cores.aic.engines.MTE2.routes.gm_l1.links: 'hbn' does not exist here; "
-                "there are: hbm, l2"
-            ],
+            ["4  cores.aic.engines.MTE2.routes.gm_l1.links: 'hbn' does not exist here; there are: hbm, l2"],
         ),
         (
             "cores.aic.per_group_count: {value: 2, basis: vendor, source: x}",
@@ -145,17 +127,10 @@ def test_bad_device_files_are_refused_with_place_value_and_what_is_allowed(
         assert line.startswith(f"{path}:{message}")
 
 
-def test_a_missing_number_says_how_to_write_it(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
-    text = "".join(
-        line for line in _packaged_text().splitlines(True) if not line.startswith("clock_hz")
-    )
+def test_a_missing_number_says_how_to_write_it(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+    text = "".join(line for line in _packaged_text().splitlines(True) if not line.startswith("clock_hz"))
     path = write(text)
-    expected = (
-        f"{path}:1  clock_hz: missing; write "
-        f'clock_hz: {{value: ..., basis: {BASES}, source: "..."}}'
-    )
+    expected = f'{path}:1  clock_hz: missing; write clock_hz: {{value: ..., basis: {BASES}, source: "..."}}'
     assert fault(load_device, path) == expected
 
 
@@ -166,9 +141,7 @@ def test_a_number_missing_deep_down_names_its_parents_line(
     kept = [line for line in lines if not line.lstrip().startswith("block_dispatch_cycles")]
     launch = kept.index("launch:\n") + 1
     path = write("".join(kept))
-    expected = (
-        f"{path}:{launch}  launch.block_dispatch_cycles: missing; write block_dispatch_cycles"
-    )
+    expected = f"{path}:{launch}  launch.block_dispatch_cycles: missing; write block_dispatch_cycles"
     assert fault(load_device, path).startswith(expected)
 
 

@@ -60,9 +60,7 @@ def test_a_baseline_with_another_schedule_takes_that_schedules_defaults() -> Non
     assert (baseline.schedule, baseline.tiling) == ("standard", None)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "error"), [(9.0, -0.1), (10.0, 0.0), (11.0, 0.0), (12.5, 0.0), (15.0, 0.2)]
-)
+@pytest.mark.parametrize(("predicted", "error"), [(9.0, -0.1), (10.0, 0.0), (11.0, 0.0), (12.5, 0.0), (15.0, 0.2)])
 def test_errors_are_against_the_nearer_end_of_a_range(predicted: float, error: float) -> None:
     assert Interval(10.0, 12.5).relative_error(predicted) == pytest.approx(error)
 
@@ -88,22 +86,13 @@ def test_ranges_numbers_and_bands_are_read(write: Callable[..., Path]) -> None:
             "[12.5, 10]",
             "8  cases.0.measured.latency_us: the low end is above the high end (got [12.5, 10])",
         ),
-        (
-            "[10, 12.5]",
-            "-1",
-            "8  cases.0.measured.latency_us: expected a positive number or [low, high] (got -1)",
-        ),
+        ("[10, 12.5]", "-1", "8  cases.0.measured.latency_us: expected a positive number or [low, high] (got -1)"),
         (
             "seq_kv: 64, ",
             "",
-            "7  cases.0.workload.seq_kv: missing; "
-            "sizes of attention are heads, seq_q, seq_kv, head_dim",
+            "7  cases.0.workload.seq_kv: missing; sizes of attention are heads, seq_q, seq_kv, head_dim",
         ),
-        (
-            "latency_us: [10, 12.5]",
-            "speedup: 1.2",
-            "4  cases.0.baseline: missing; a speedup is relative to a baseline",
-        ),
+        ("latency_us: [10, 12.5]", "speedup: 1.2", "4  cases.0.baseline: missing; a speedup is relative to a baseline"),
         ("flash", "flash\n    band: 0", "7  cases.0.band: 0 must be greater than 0"),
     ],
 )

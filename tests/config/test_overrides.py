@@ -22,10 +22,7 @@ def test_overrides_leave_everything_else_and_the_device_itself_alone() -> None:
     device = load_device("ascend_910b2")
     changed = apply_overrides(device, {"clock_hz": "1.5e9", "cores.aiv.per_group_count": "1"})
     before, after = dict(device.quantities()), dict(changed.quantities())
-    assert {key for key in before if before[key] != after[key]} == {
-        "clock_hz",
-        "cores.aiv.per_group_count",
-    }
+    assert {key for key in before if before[key] != after[key]} == {"clock_hz", "cores.aiv.per_group_count"}
     assert device.clock_hz.value == 1.8e9
 
 

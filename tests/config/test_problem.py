@@ -30,12 +30,8 @@ def test_causal_offset_lines_up_the_last_query_with_the_last_key() -> None:
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 60), st.booleans())
-def test_attended_pairs_are_the_sum_of_visible_keys(
-    seq_q: int, more: int, offset: int, causal: bool
-) -> None:
-    problem = Problem(
-        heads=1, seq_q=seq_q, seq_kv=seq_q + more, head_dim=16, causal=causal, causal_offset=offset
-    )
+def test_attended_pairs_are_the_sum_of_visible_keys(seq_q: int, more: int, offset: int, causal: bool) -> None:
+    problem = Problem(heads=1, seq_q=seq_q, seq_kv=seq_q + more, head_dim=16, causal=causal, causal_offset=offset)
     pairs = sum(problem.visible_keys(query) for query in range(seq_q))
     assert problem.attended_pairs() == pairs
 
@@ -56,12 +52,7 @@ def test_problems_are_frozen_and_hashable() -> None:
 
 def test_data_recipes_are_told_apart_by_kind() -> None:
     problem = Problem.model_validate(
-        {
-            "heads": 1,
-            "seq_q": 16,
-            "head_dim": 16,
-            "data": {"kind": "uniform", "x0": 20, "amplitude": 0.5},
-        }
+        {"heads": 1, "seq_q": 16, "head_dim": 16, "data": {"kind": "uniform", "x0": 20, "amplitude": 0.5}}
     )
     assert problem.data == UniformData(kind="uniform", x0=20, amplitude=0.5)
 
@@ -71,20 +62,13 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
     [
         ({"head_dim": 100}, "head_dim: 100 is not a multiple of 16; nearest allowed: 96 or 112"),
         ({"head_dim": 8}, "head_dim: 8 is not a multiple of 16; nearest allowed: 16"),
-        (
-            {"value_head_dim": 65},
-            "value_head_dim: 65 is not a multiple of 16; nearest allowed: 64 or 80",
-        ),
+        ({"value_head_dim": 65}, "value_head_dim: 65 is not a multiple of 16; nearest allowed: 64 or 80"),
         ({"kv_heads": 5}, "kv_heads: 5 does not divide 12 query heads; possible: 1 2 3 4 6 12"),
         (
             {"causal": True, "seq_kv": 32},
-            "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; "
-            "seq_kv must be at least seq_q",
+            "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; seq_kv must be at least seq_q",
         ),
-        (
-            {"causal": True, "causal_offset": -1},
-            "causal_offset: -1 leaves query 0 without a key; must be >= 0",
-        ),
+        ({"causal": True, "causal_offset": -1}, "causal_offset: -1 leaves query 0 without a key; must be >= 0"),
         ({"batch": 0}, "batch: 0 must be greater than 0"),
         ({"seq_q": -3}, "seq_q: -3 must be greater than 0"),
         ({"heads": 2.5}, "heads: expected a whole number, got 2.5"),

@@ -41,15 +41,10 @@ def test_tilings_are_hashable() -> None:
         ({"order": "diagonal"}, "order: 'diagonal' is not one of: 'rows' or 'columns'"),
         ({"blok_q": 1}, "blok_q: unknown tiling field. Did you mean `block_q`?"),
         ({"zzz": 1}, "zzz: unknown tiling field; allowed: block_q, depth, order"),
-        (
-            {"block_q": 0, "depth": 0},
-            "block_q: 0 must be at least 16\ndepth: 0 must be at least 1",
-        ),
+        ({"block_q": 0, "depth": 0}, "block_q: 0 must be at least 16\ndepth: 0 must be at least 1"),
     ],
 )
-def test_bad_fields_are_named_with_value_and_what_is_allowed(
-    values: dict[str, object], message: str
-) -> None:
+def test_bad_fields_are_named_with_value_and_what_is_allowed(values: dict[str, object], message: str) -> None:
     with pytest.raises(TilingError) as caught:
         build_tiling(FlashTiling, values)
     assert str(caught.value) == message

@@ -79,8 +79,7 @@ def test_smollm2_names_its_packaged_tensors() -> None:
 def test_heads_that_cannot_be_shared_list_the_divisors(fault: Callable[..., str]) -> None:
     workload = load_workload("qwen2_7b")
     assert fault(workload.problem, tensor_parallel=8) == (
-        "tensor_parallel: 8 does not divide 28 query heads; "
-        "possible: 1 2 4 7 14 28 (not with 4 KV heads: 7 14)"
+        "tensor_parallel: 8 does not divide 28 query heads; possible: 1 2 4 7 14 28 (not with 4 KV heads: 7 14)"
     )
     assert fault(workload.problem, tensor_parallel=7) == (
         "tensor_parallel: 7 neither divides nor is a multiple of 4 KV heads; possible: 1 2 4 28"
@@ -95,12 +94,9 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
     workload = load_workload("qwen2_7b")
     assert fault(workload.problem, head_dim=100).startswith("head_dim: 100 is not a multiple of 16")
     assert fault(workload.problem, dtype="float8") == (
-        "dtype: 'float8' is not one of: "
-        "'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'"
+        "dtype: 'float8' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'"
     )
-    assert fault(workload.problem, seq=0) == "seq_q: 0 must be greater than 0\n" + (
-        "seq_kv: 0 must be greater than 0"
-    )
+    assert fault(workload.problem, seq=0) == "seq_q: 0 must be greater than 0\n" + ("seq_kv: 0 must be greater than 0")
 
 
 @pytest.mark.parametrize(
@@ -121,14 +117,8 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
             "10  data.kind: 'norml' is not one of: 'normal', 'uniform', 'hybrid', 'sink', 'resonance', 'amplified'",
         ),
         ("data: {seed: 1}", "10  data.kind: missing"),
-        (
-            "data: {kind: normal, sed: 1}",
-            "10  data.sed: unknown key. Did you mean `seed`?",
-        ),
-        (
-            "data: {kind: amplified, gain: 2.0}",
-            "10  data: amplified changes tensors; name some under tensors",
-        ),
+        ("data: {kind: normal, sed: 1}", "10  data.sed: unknown key. Did you mean `seed`?"),
+        ("data: {kind: amplified, gain: 2.0}", "10  data: amplified changes tensors; name some under tensors"),
         (
             "data: {kind: hybrid, x0: 20, amplitude: 10, probability: 1.5}",
             "10  data.probability: 1.5 must be at most 1.0",
@@ -143,9 +133,7 @@ def test_bad_workload_files_are_refused_with_their_place(
     assert fault(load_workload, path) == f"{path}:{message}"
 
 
-def test_kv_heads_must_divide_the_heads(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_kv_heads_must_divide_the_heads(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     path = write(MINE.replace("kv_heads: 4", "kv_heads: 5"))
     expected = f"{path}:6  kv_heads: 5 does not divide 28 query heads; possible: 1 2 4 7 14 28"
     assert fault(load_workload, path) == expected
@@ -172,13 +160,10 @@ def test_what_is_not_modelled_is_listed(
     assert load_workload(write(MINE + more)).left_out(keys) == found
 
 
-def test_what_is_not_modelled_is_refused_unless_named(
-    write: Callable[..., Path], fault: Callable[..., str]
-) -> None:
+def test_what_is_not_modelled_is_refused_unless_named(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     workload = load_workload(write(f"{MINE}sliding_window: 512\nsoftcap: 50.0\n"))
     assert fault(workload.ignored, 1024, ("window",)) == (
-        "workload mine: softcap (scores capped at 50): not modelled; "
-        "to run without: --ignore window,softcap"
+        "workload mine: softcap (scores capped at 50): not modelled; to run without: --ignore window,softcap"
     )
     both = ("window (512 keys)", "softcap (scores capped at 50)")
     assert workload.ignored(1024, ("softcap", "window")) == both

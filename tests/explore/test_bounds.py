@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 DEVICE = load_device("ascend_910b2")
 FIELDS = {
-    "block_q": range(16, 145, 16), "block_kv": range(16, 257, 16), "depth": range(5), "vector_rows": (4, 8, 16, 32),
-}  # fmt: skip
+    "block_q": range(16, 145, 16),
+    "block_kv": range(16, 257, 16),
+    "depth": range(5),
+    "vector_rows": (4, 8, 16, 32),
+}
 
 
 def random_program(rng: random.Random, name: str, longest: int) -> TileProgram:

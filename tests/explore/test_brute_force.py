@@ -47,16 +47,22 @@ class Drawn:
         self.schedule, family, self.hw, axes = PLACES[number % len(PLACES)]
         *usual, bits = axes
         chosen = [rng.choice(usual), bits]
-        self.axes = {n: rng.sample(values, 2) for n, values in {"block_q": SIZES, "block_kv": SIZES, **axes}.items()
-                     if n in ("block_q", "block_kv", *chosen)}  # fmt: skip
+        self.axes = {
+            n: rng.sample(values, 2)
+            for n, values in {"block_q": SIZES, "block_kv": SIZES, **axes}.items()
+            if n in ("block_q", "block_kv", *chosen)
+        }
         seq = rng.randrange(64, 200)
         causal = self.schedule == WINDOW or rng.random() < 0.5  # its window ends at the diagonal
         self.problem = Problem(heads=rng.randrange(1, 4), seq_q=seq, seq_kv=seq, head_dim=64, causal=causal)
         self.own = set(find_schedule(self.schedule, family).tiling.model_fields)
         self.exact = [self.alone(dict(zip(self.axes, at, strict=True))) for at in product(*self.axes.values())]
         errors = sorted({e[1] for e in self.exact if e is not None and e[1] is not None})
-        self.limits = [{"pareto": True}, {"max_rmse": rng.choice(errors)},
-                       {"max_rmse": errors[0], "finite": True, "pareto": True}]  # fmt: skip
+        self.limits = [
+            {"pareto": True},
+            {"max_rmse": rng.choice(errors)},
+            {"max_rmse": errors[0], "finite": True, "pareto": True},
+        ]
         rng.shuffle(self.limits)
 
     def alone(self, point: dict[str, Any]) -> Exact:
@@ -64,9 +70,13 @@ class Drawn:
         words = [str(v) if k == "precision" else f"{k}={v}" for k, v in point.items() if k not in self.own]
         try:
             found = run(
-                self.schedule, hw=self.hw, problem=self.problem, tiling=tiling, precision=",".join(words) or None,
+                self.schedule,
+                hw=self.hw,
+                problem=self.problem,
+                tiling=tiling,
+                precision=",".join(words) or None,
                 trace_groups=(),
-            )  # fmt: skip
+            )
         except TilingError:
             return None
         assert found.numerics is not None
@@ -80,9 +90,10 @@ class Drawn:
     ) -> None:
         is_strict = finite or max_rmse < math.inf
         kept = {
-            i: e for i, e in enumerate(self.exact)
+            i: e
+            for i, e in enumerate(self.exact)
             if e is not None and (e[1] <= max_rmse if e[1] is not None else not is_strict)
-        }  # fmt: skip
+        }
         for o, exact in zip(found.outcomes, self.exact, strict=True):
             assert (o.status == "infeasible") == (exact is None)
             if exact is not None:

@@ -20,8 +20,11 @@ from npusim.explore.store import read_store
 
 pytestmark = pytest.mark.exhaustive
 FIELDS = {
-    "block_kv": [64, 128, 192, 256, 384, 512], "block_q": [32, 64, 128], "depth": [1, 2, 3], "vector_rows": [8, 16],
-}  # fmt: skip
+    "block_kv": [64, 128, 192, 256, 384, 512],
+    "block_q": [32, 64, 128],
+    "depth": [1, 2, 3],
+    "vector_rows": [8, 16],
+}
 WORDS = [f"--field={name}={','.join(map(str, values))}" for name, values in FIELDS.items()]
 KILLS = 20
 
@@ -55,9 +58,12 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path) -> None:
     for number in range(KILLS):
         more = ["--resume"] if number else []
         process = subprocess.Popen(
-            [*command, *more], env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [*command, *more],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         while not (store.exists() and len(_rows(store)) > len(kept)) and process.poll() is None:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.1))  # there are more rows, or all

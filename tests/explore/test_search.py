@@ -138,8 +138,10 @@ def test_a_limit_that_limits_nothing_is_refused(limit: float) -> None:
 
 
 def test_of_equally_fast_points_the_front_has_the_one_nearest_to_float64() -> None:
-    rows = [Outcome(n, {"n": n}, "ok", cycles=1, latency_us=t, relative_rmse=e)
-            for n, (t, e) in enumerate([(2.0, 0.3), (2.0, 0.1), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)])]  # fmt: skip
+    rows = [
+        Outcome(n, {"n": n}, "ok", cycles=1, latency_us=t, relative_rmse=e)
+        for n, (t, e) in enumerate([(2.0, 0.3), (2.0, 0.1), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)])
+    ]
     assert [o.index for o in exploration.front(rows)] == [1, 4]
     shown = front_of([o.row() for o in rows], ["n"])[1]
     assert [p["name"] for p in shown if p["is_front"]] == ["n=1"]  # an error of 0 has no place on its axis

@@ -82,14 +82,14 @@ def _wrong(words: str) -> Callable[[Path], None]:
         _wrong("ALTER TABLE points RENAME COLUMN outcome TO result"),
         _wrong("UPDATE points SET outcome = '{\"status\": '"),
         _wrong("UPDATE points SET outcome = '[]'"),
-        _wrong("UPDATE points SET outcome = '{\"status\": \"fine\"}'"),
-        _wrong("UPDATE points SET outcome = '{\"status\": \"ok\"}'"),
-        _wrong("UPDATE points SET outcome = '{\"status\": \"ok\", \"cycles\": \"5\", \"latency_us\": 1}'"),
+        _wrong('UPDATE points SET outcome = \'{"status": "fine"}\''),
+        _wrong('UPDATE points SET outcome = \'{"status": "ok"}\''),
+        _wrong('UPDATE points SET outcome = \'{"status": "ok", "cycles": "5", "latency_us": 1}\''),
         _wrong("UPDATE points SET outcome = NULL"),
         _wrong("UPDATE points SET point = '7'"),
         _wrong("UPDATE points SET number = 'first'"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_store_is_told_and_left_as_it_is(damage: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     fill(path, [replace(ONE, index=n) for n in range(60)])
@@ -217,5 +217,6 @@ def test_tables_are_written_by_their_ending(tmp_path: Path) -> None:
     export(tmp_path / "t.parquet", rows)
     table = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert [(r["block_kv"], r["precision"], r["cycles"], r["reason"]) for r in table] == [
-        (128, None, 5, ""), (64, "fa16", None, "UB: full"),
-    ]  # fmt: skip
+        (128, None, 5, ""),
+        (64, "fa16", None, "UB: full"),
+    ]

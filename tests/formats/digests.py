@@ -52,7 +52,7 @@ def random_bits(seed: str, count: int) -> Any:
 def any_pattern(fmt: FloatFormat, shape: tuple[int, ...], seed: str) -> Any:
     """Every kind of value, NaN, Inf and subnormals too."""
     bits = random_bits(seed, int(np.prod(shape))) >> np.uint64(64 - fmt.bits)
-    return (bits << np.uint64(fmt.storage_shift)).astype(fmt.bits_dtype).view(fmt.dtype).reshape(shape)  # fmt: skip
+    return (bits << np.uint64(fmt.storage_shift)).astype(fmt.bits_dtype).view(fmt.dtype).reshape(shape)
 
 
 def near_one(fmt: FloatFormat, shape: tuple[int, ...], seed: str) -> Any:
@@ -107,7 +107,7 @@ def functions() -> Iterator[tuple[str, str]]:
                 count = 1 << fmt.bits if fmt.bits <= 8 else COUNT
                 x = any_pattern(fmt, (count,), name), near_one(fmt, (count,), name)
                 call = getattr(f, name)
-                yield f"{name}.{variant} {fmt.name}", digest(*(call(v, fmt, variant=variant) for v in x))  # fmt: skip
+                yield f"{name}.{variant} {fmt.name}", digest(*(call(v, fmt, variant=variant) for v in x))
 
 
 def elements() -> Iterator[tuple[str, str]]:
@@ -143,18 +143,14 @@ def schedules() -> Iterator[tuple[str, str]]:
 def attend(schedule: Schedule, preset: str, hw: str) -> Any:
     """Two heads that share keys, ragged tiles, of which the last is masked in part."""
     is_fp8 = schedule.name == "fp8_attention" and schedule.family == "nvidia"
-    fmt = f.get_format("float8_e4m3fn" if is_fp8 else "float64" if preset == "float64" else "float16")  # fmt: skip
-    problem = Problem(
-        heads=2, kv_heads=1, seq_q=24, seq_kv=140, head_dim=32, causal=True, dtype=fmt.name
-    )
+    fmt = f.get_format("float8_e4m3fn" if is_fp8 else "float64" if preset == "float64" else "float16")
+    problem = Problem(heads=2, kv_heads=1, seq_q=24, seq_kv=140, head_dim=32, causal=True, dtype=fmt.name)
     shape = {"q": (1, 2, 24, 32), "k": (1, 1, 140, 32), "v": (1, 1, 140, 32)}
     tensors = {n: near_one(fmt, shape[n], n) for n in shape}
     device = load_device(schedule.hw or hw)
     fields = () if schedule.hw else ("block", "block_q", "block_kv")  # volta_flash: what fits
     blocks = {n: 64 for n in fields if n in schedule.tiling.model_fields}
-    program = schedule.program(
-        problem, build_tiling(schedule.tiling, blocks), device, schedule.precision(preset)
-    )
+    program = schedule.program(problem, build_tiling(schedule.tiling, blocks), device, schedule.precision(preset))
     return evaluate(program, problem, array_source(tensors), rows="all", heads="all").output
 
 

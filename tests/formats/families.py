@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 FAMILIES = ("normal", "uniform", "wide", "cancelling", "subnormal", "sparse", "patterns")
 
 
-def operands(
-    family: str, unit: MmaArithmetic, shape: tuple[int, int, int], seed: int
-) -> tuple[Any, Any, Any]:
+def operands(family: str, unit: MmaArithmetic, shape: tuple[int, int, int], seed: int) -> tuple[Any, Any, Any]:
     """Return A (M, K), B (K, N) and C (M, N) of one family."""
     rows, depth, columns = shape
     rng = np.random.default_rng([seed, FAMILIES.index(family)])

@@ -54,10 +54,7 @@ def _one_output(row: Sequence[int], column: Sequence[int], c: int, unit: MmaArit
             c = fma_reference(x, y, c, unit.a, unit.acc, unit.b)
         return c
     for start in range(0, len(row), unit.k):
-        pairs = [
-            (decode(row[start + k], unit.a), decode(column[start + k], unit.b))
-            for k in range(unit.k)
-        ]
+        pairs = [(decode(row[start + k], unit.a), decode(column[start + k], unit.b)) for k in range(unit.k)]
         c = _instruction(pairs, c, unit)
     return c
 

@@ -90,12 +90,7 @@ def encode(value: Fraction, is_negative: bool, fmt: FloatFormat) -> int:
 
 
 def cast_reference(
-    number: Number,
-    fmt: FloatFormat,
-    *,
-    rounding: str = "nearest_even",
-    overflow: str = "inf",
-    nan: str = "canonical",
+    number: Number, fmt: FloatFormat, *, rounding: str = "nearest_even", overflow: str = "inf", nan: str = "canonical"
 ) -> int:
     """Return the stored pattern of ``number`` cast to floating-point ``fmt``.
 

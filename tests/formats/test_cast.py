@@ -67,27 +67,17 @@ def test_all_float32_inputs_hash_as_on_the_h200(instruction: str, golden: Any) -
     np.testing.assert_array_equal(_chunk_hashes(np.arange(65536), instruction), wanted)
 
 
-@pytest.mark.parametrize(
-    ("instruction", "target"), [("F16_E4M3", "float8_e4m3fn"), ("F16_E5M2", "float8_e5m2")]
-)
-def test_all_float16_to_fp8_equal_the_h200(
-    instruction: str, target: str, unary_golden: Any
-) -> None:
+@pytest.mark.parametrize(("instruction", "target"), [("F16_E4M3", "float8_e4m3fn"), ("F16_E5M2", "float8_e5m2")])
+def test_all_float16_to_fp8_equal_the_h200(instruction: str, target: str, unary_golden: Any) -> None:
     x = np.arange(65536, dtype=np.uint16).view(np.float16)
     got = bits(cast(x, target, overflow="saturate"), target)
     np.testing.assert_array_equal(got, unary_golden[f"{instruction}/y"])
 
 
-@pytest.mark.parametrize(
-    ("instruction", "source"), [("E4M3_F16", "float8_e4m3fn"), ("E5M2_F16", "float8_e5m2")]
-)
-def test_all_fp8_to_float16_equal_the_h200(
-    instruction: str, source: str, unary_golden: Any
-) -> None:
+@pytest.mark.parametrize(("instruction", "source"), [("E4M3_F16", "float8_e4m3fn"), ("E5M2_F16", "float8_e5m2")])
+def test_all_fp8_to_float16_equal_the_h200(instruction: str, source: str, unary_golden: Any) -> None:
     x = np.arange(256, dtype=np.uint8).view(get_format(source).dtype)
-    np.testing.assert_array_equal(
-        bits(cast(x, "float16"), "float16"), unary_golden[f"{instruction}/y"]
-    )
+    np.testing.assert_array_equal(bits(cast(x, "float16"), "float16"), unary_golden[f"{instruction}/y"])
 
 
 @pytest.mark.parametrize("target", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
@@ -143,9 +133,7 @@ def test_rounding_modes_equal_gfloat(target: str, mode: str) -> None:
 def _expected(x: np.ndarray, target: str, **rules: str) -> list[int]:
     source = get_format("float64")
     patterns = x.astype(np.float64).view(np.uint64)
-    return [
-        cast_reference(decode(int(item), source), get_format(target), **rules) for item in patterns
-    ]
+    return [cast_reference(decode(int(item), source), get_format(target), **rules) for item in patterns]
 
 
 @pytest.mark.parametrize("target", NARROW)
@@ -176,9 +164,7 @@ def test_cast_equals_its_scalar_twin(target: str, mode: str) -> None:
     mode=st.sampled_from(sorted(ROUNDINGS)),
     overflow=st.sampled_from(["nan", "saturate", "ascend_saturate"]),
 )
-def test_cast_of_any_float64_equals_its_scalar_twin(
-    pattern: int, target: str, mode: str, overflow: str
-) -> None:
+def test_cast_of_any_float64_equals_its_scalar_twin(pattern: int, target: str, mode: str, overflow: str) -> None:
     x = np.array([pattern], np.uint64).view(np.float64)
     got = bits(cast(x, target, rounding=mode, overflow=overflow), target).tolist()
     assert got == _expected(x, target, rounding=mode, overflow=overflow)
@@ -227,12 +213,16 @@ def test_int8_widens_exactly() -> None:
 def test_fp8_overflow_by_policy() -> None:
     # 464 is the tie between 448 and the NaN slot 480: to even gives 448.
     x = np.array([448, 464, 464.00003, 1e30, np.inf, -np.inf, np.nan], np.float32)
-    assert bits(cast(x, "float8_e4m3fn"), "float8_e4m3fn").tolist() == [
-        0x7E, 0x7E, 0x7F, 0x7F, 0x7F, 0x7F, 0x7F,
-    ]  # fmt: skip
+    assert bits(cast(x, "float8_e4m3fn"), "float8_e4m3fn").tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0x7F, 0x7F, 0x7F]
     assert bits(cast(x, "float8_e4m3fn", overflow="saturate"), "float8_e4m3fn").tolist() == [
-        0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x7F,
-    ]  # fmt: skip
+        0x7E,
+        0x7E,
+        0x7E,
+        0x7E,
+        0x7E,
+        0xFE,
+        0x7F,
+    ]
     got = cast(x, "float8_e4m3fn", overflow="ascend_saturate")
     assert bits(got, "float8_e4m3fn").tolist() == [0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x00]
 
@@ -324,6 +314,4 @@ def test_round_fraction_by_hand() -> None:
     # float8_e5m2: 2 mantissa bits; 1.125 is the tie of 1 (code 0x3c) and 1.25 (0x3d).
     fmt = get_format("float8_e5m2")
     tie = Fraction(9, 8)
-    assert [round_fraction(tie, fmt, mode) for mode in ("nearest_even", "nearest_away", "odd")] == [
-        0x3C, 0x3D, 0x3D,
-    ]  # fmt: skip
+    assert [round_fraction(tie, fmt, mode) for mode in ("nearest_even", "nearest_away", "odd")] == [0x3C, 0x3D, 0x3D]

@@ -31,9 +31,7 @@ def recorded() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("part", digests.PARTS, ids=lambda part: part.__name__)
-def test_bits_are_the_recorded_ones(
-    part: Callable[[], Iterator[tuple[str, str]]], recorded: dict[str, str]
-) -> None:
+def test_bits_are_the_recorded_ones(part: Callable[[], Iterator[tuple[str, str]]], recorded: dict[str, str]) -> None:
     found = dict(part())
     assert found
     differing = sorted(name for name in found if recorded.get(name) != found[name])
@@ -45,9 +43,7 @@ def test_the_file_has_no_more_than_there_is(recorded: dict[str, str]) -> None:
     # One of each kind is enough to know that a whole part was not left out, or renamed.
     kinds = {name.split(" ")[0].partition(".")[0] for name in recorded}
     assert groups <= kinds
-    assert {n.removeprefix("matmul ") for n in recorded if n.startswith("matmul ")} == set(
-        digests.f.ARITHMETICS
-    )
+    assert {n.removeprefix("matmul ") for n in recorded if n.startswith("matmul ")} == set(digests.f.ARITHMETICS)
 
 
 @pytest.mark.exhaustive
@@ -71,7 +67,11 @@ def test_other_instruction_sets_give_the_same_bits(cpu: str, tmp_path: Path) -> 
     }
     code = "import json, digests; print(json.dumps(digests.all_digests()))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=digests.FILE.parent, env=environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=digests.FILE.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == json.loads(digests.FILE.read_text())

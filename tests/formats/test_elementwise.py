@@ -71,9 +71,7 @@ def test_binary_operations_equal_their_scalar_twin(operation: str, name: str) ->
     fmt = get_format(name)
     x, y = patterns_of(name, 600, 1), patterns_of(name, 600, 2)
     got = BINARY[operation](x.view(fmt.dtype), y.view(fmt.dtype), name)
-    wanted = [
-        operation_reference(operation, int(a), int(b), fmt) for a, b in zip(x, y, strict=True)
-    ]
+    wanted = [operation_reference(operation, int(a), int(b), fmt) for a, b in zip(x, y, strict=True)]
     same(got, wanted, name)
 
 

@@ -20,12 +20,7 @@ CAST = "import numpy as np, npusim.formats as f; print(f.cast(np.float32([1.5]),
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=variables,
-        check=True,
-        timeout=120,
+        [sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=True, timeout=120
     )
 
 
@@ -109,10 +104,7 @@ def test_the_current_folder_cannot_name_a_cache(tmp_path: Path, monkeypatch: pyt
 
 
 # numba's places that need a home or a writable installation, taken away.
-NO_PLACE = (
-    "import numba.core.caching as c\n"
-    "c.CacheImpl._locator_classes = [c.UserProvidedCacheLocator]\n"
-)
+NO_PLACE = "import numba.core.caching as c\nc.CacheImpl._locator_classes = [c.UserProvidedCacheLocator]\n"
 
 
 def test_without_a_writable_place_a_private_folder_serves_and_is_said_once(tmp_path: Path) -> None:
@@ -181,8 +173,13 @@ def test_an_edited_source_file_makes_cached_code_stale() -> None:
     stamp, file = mma_exact.block_ranges, PACKAGE / "mma_exact.py"
     assert stamp._cache._cache_file._source_stamp == sources_stamp(file)  # type: ignore[attr-defined]
     assert {name for name, _ in sources_stamp(file)} == {
-        "mma_exact.py", "mma_scalar.py", "reduction_kernels.py", "jit.py", "jit_cache.py", "jit_part.py",
-    }  # fmt: skip
+        "mma_exact.py",
+        "mma_scalar.py",
+        "reduction_kernels.py",
+        "jit.py",
+        "jit_cache.py",
+        "jit_part.py",
+    }
     timing = {name for name, _ in sources_stamp(PACKAGE.parent / "timing" / "steady_kernel.py")}
     assert {"block_heap.py", "block_rows.py", "gpu_pipes.py", "jit_part.py"} <= timing
     assert not timing & {"reserved_kernel.py", "des.py"}
@@ -190,15 +187,34 @@ def test_an_edited_source_file_makes_cached_code_stale() -> None:
 
 #: What numpy, BLAS and libm compute in ways that change with the CPU, as functions and as methods.
 FORBIDDEN = {
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sin", "cos", "power", "pow",
-    "dot", "vdot", "einsum", "matmul", "inner", "tensordot", "sum", "nansum", "mean",
-}  # fmt: skip
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "tanh",
+    "sin",
+    "cos",
+    "power",
+    "pow",
+    "dot",
+    "vdot",
+    "einsum",
+    "matmul",
+    "inner",
+    "tensordot",
+    "sum",
+    "nansum",
+    "mean",
+}
 #: Everything that computes a bit of a result: formats, the executor, and sums of collectives.
 BITS = [
     *sorted(PACKAGE.glob("*.py")),
     *(PACKAGE.parent / "numerics" / f"{name}.py" for name in ("executor", "lanes", "semantics", "store")),
     PACKAGE.parent / "node" / "reduction.py",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", BITS, ids=lambda path: path.name)
@@ -208,22 +224,17 @@ def test_no_bits_depend_on_numpys_dispatch(path: Path) -> None:
     used = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and not (isinstance(node.value, ast.Name) and node.value.id in ours)
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ours)
     }
     assert used & FORBIDDEN == set()
-    assert not any(
-        isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) for node in ast.walk(tree)
-    )
+    assert not any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) for node in ast.walk(tree))
 
 
 def test_kernels_are_compiled_without_licence_to_reorder() -> None:
     """One place calls numba (others extend it), never with what would reorder sums: `fastmath`, `parallel`."""
     for path in PACKAGE.glob("*.py"):
         tree = ast.parse(path.read_text())
-        imports = {
-            n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names
-        }
+        imports = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
         imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         is_ours = path.name in ("jit.py", "jit_cache.py", "jit_part.py")
         assert is_ours or not any((n or "").startswith("numba") for n in imports), path

@@ -34,9 +34,7 @@ def test_tiles_and_views_change_nothing(name: str) -> None:
     np.testing.assert_array_equal(whole, matmul(a[::1], turned, arithmetic=name))
 
 
-@pytest.mark.parametrize(
-    "name", ["volta.mma.k4.f16.f16", HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32"]
-)
+@pytest.mark.parametrize("name", ["volta.mma.k4.f16.f16", HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32"])
 def test_threads_change_no_bit(name: str) -> None:
     unit = get_arithmetic(name)
     a, b = cast(halves(3, 200, 64), unit.a), cast(halves(3, 64, 260, seed=1), unit.b)
@@ -68,8 +66,7 @@ def test_nan_and_inf_reach_only_their_row_and_column() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["hopper.mma.k16.f16.f16", HOPPER, "hopper.mma.k16.bf16.f32", "ascend.cube.k16.f16.f32"],
+    "name", ["hopper.mma.k16.f16.f16", HOPPER, "hopper.mma.k16.bf16.f32", "ascend.cube.k16.f16.f32"]
 )
 def test_special_operands_on_both_paths(name: str) -> None:
     unit = get_arithmetic(name)
@@ -112,9 +109,7 @@ def test_tf32_ignores_the_low_thirteen_bits() -> None:
     a = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     cut = (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     unit = "hopper.mma.k8.tf32.f32"
-    np.testing.assert_array_equal(
-        matmul(a, a.T, arithmetic=unit), matmul(cut, cut.T, arithmetic=unit)
-    )
+    np.testing.assert_array_equal(matmul(a, a.T, arithmetic=unit), matmul(cut, cut.T, arithmetic=unit))
 
 
 def test_empty_shapes_are_allowed() -> None:
@@ -145,7 +140,7 @@ def test_arguments_are_not_changed() -> None:
         (halves(2, 16), halves(16, 2), np.zeros((1, 2, 2), "f4"), HOPPER, "C has shape"),
         (halves(2, 16), halves(16, 2), None, "hopper.mma.k16.f16.f64", "near names: hopper"),
     ],
-)  # fmt: skip
+)
 def test_bad_operands_are_refused(a: Any, b: Any, c: Any, name: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         matmul(a, b, c, arithmetic=name)

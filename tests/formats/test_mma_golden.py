@@ -36,17 +36,11 @@ def test_corner_cases_of_an_h200_are_equal() -> None:
 def test_units_marked_as_confirmed_are_those_the_files_confirm(golden: Any) -> None:
     from npusim.formats.vectors import load_vectors
 
-    names = {
-        key.partition("@")[0]
-        for file in ("mma_h200.npz", "mma_leeds.npz")
-        for key in load_vectors(golden(file))
-    }
+    names = {key.partition("@")[0] for file in ("mma_h200.npz", "mma_leeds.npz") for key in load_vectors(golden(file))}
     marked = {name for name, unit in ARITHMETICS.items() if unit.evidence == "hardware-vectors"}
     assert marked == names
 
 
 def test_every_ascend_unit_is_marked_assumed() -> None:
-    count = Counter(
-        unit.evidence for name, unit in ARITHMETICS.items() if name.startswith("ascend.")
-    )
+    count = Counter(unit.evidence for name, unit in ARITHMETICS.items() if name.startswith("ascend."))
     assert count == {"assumed": 9}

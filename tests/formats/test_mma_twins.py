@@ -44,9 +44,7 @@ def test_kernels_and_integers_agree_on_every_family(name: str) -> None:
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(1, 3),
 )
-def test_kernels_and_integers_agree_on_any_seed(
-    name: str, family: str, seed: int, blocks: int
-) -> None:
+def test_kernels_and_integers_agree_on_any_seed(name: str, family: str, seed: int, blocks: int) -> None:
     unit = get_arithmetic(name)
     a, b, c = operands(family, unit, (2, blocks * unit.k, 3), seed)
     fast = matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast")

@@ -31,10 +31,7 @@ def _sequential(row: list[int], name: str) -> int:
 def _halves(row: list[int], name: str) -> int:
     while len(row) > 1:
         half = (len(row) + 1) // 2
-        row = [
-            _add(row[i], row[i + half], name) if i + half < len(row) else row[i]
-            for i in range(half)
-        ]
+        row = [_add(row[i], row[i + half], name) if i + half < len(row) else row[i] for i in range(half)]
     return row[0]
 
 
@@ -60,11 +57,7 @@ def test_sums_equal_their_scalar_twins(name: str, count: int) -> None:
     fmt = get_format(name)
     x = rows_of(name, (3, count), count)
     rows = x.view(fmt.bits_dtype).tolist()
-    for order, twin in (
-        ("sequential", _sequential),
-        ("tree_halves", _halves),
-        ("vector_lanes", _lanes),
-    ):
+    for order, twin in (("sequential", _sequential), ("tree_halves", _halves), ("vector_lanes", _lanes)):
         got = reduce_sum(x, name, order).view(fmt.bits_dtype).tolist()  # type: ignore[arg-type]
         assert got == [twin(row, name) for row in rows], order
 

@@ -79,17 +79,52 @@ def test_float32_is_correctly_rounded(name: str) -> None:
 #: Of all float32 patterns those whose result the first error bound leaves open.
 HARD = {
     "exp": (
-        0x33800000, 0x36FDFFC1, 0x377EFF81, 0x383A3EF1, 0x38E69CC1, 0x39C6BE5B, 0x39E5BB1D,
-        0x3D1A274E, 0x3FE67199, 0x4001B249, 0x40315B33, 0x41CBF87B, 0x4288942B, 0xB3000000,
-        0xBAE0E25C, 0xBBB70EE8, 0xBBF0EDF1, 0xBC2A461A, 0xC13D6631, 0xC16912CD,
+        0x33800000,
+        0x36FDFFC1,
+        0x377EFF81,
+        0x383A3EF1,
+        0x38E69CC1,
+        0x39C6BE5B,
+        0x39E5BB1D,
+        0x3D1A274E,
+        0x3FE67199,
+        0x4001B249,
+        0x40315B33,
+        0x41CBF87B,
+        0x4288942B,
+        0xB3000000,
+        0xBAE0E25C,
+        0xBBB70EE8,
+        0xBBF0EDF1,
+        0xBC2A461A,
+        0xC13D6631,
+        0xC16912CD,
     ),
     "exp2": (
-        0x33B8AA3B, 0x36879CF7, 0x3A07857C, 0x3B429D37, 0x3C02A9AD, 0x3DC9ABE2, 0xB338AA3B,
-        0xB338AA3C, 0xB466D4CB, 0xB4FDEA14, 0xB5160A52, 0xB52D1F9A, 0xB63B8CF0, 0xB8ACAD70,
-        0xB8BBD3A2, 0xB8D3D026, 0xBAE36F38, 0xBAEC2B40, 0xBCAF4D02, 0xBCF3A937, 0xBE1F29DE,
+        0x33B8AA3B,
+        0x36879CF7,
+        0x3A07857C,
+        0x3B429D37,
+        0x3C02A9AD,
+        0x3DC9ABE2,
+        0xB338AA3B,
+        0xB338AA3C,
+        0xB466D4CB,
+        0xB4FDEA14,
+        0xB5160A52,
+        0xB52D1F9A,
+        0xB63B8CF0,
+        0xB8ACAD70,
+        0xB8BBD3A2,
+        0xB8D3D026,
+        0xBAE36F38,
+        0xBAEC2B40,
+        0xBCAF4D02,
+        0xBCF3A937,
+        0xBE1F29DE,
         0xC3160000,
     ),
-}  # fmt: skip
+}
 
 
 def undecided(name: str, patterns: Any) -> tuple[Any, Any]:
@@ -211,14 +246,7 @@ def _exp2p(pattern: int) -> int:
     whole = math.floor(x.value)
     f = encode(x.value - whole, False, fmt)
     p = int(np.float32(float.fromhex("0x1.c3c16ap-13")).view(np.uint32))
-    for text in (
-        "0x1.4739acp-10",
-        "0x1.3d0428p-7",
-        "0x1.c68922p-5",
-        "0x1.ebfd64p-3",
-        "0x1.62e42ap-1",
-        "0x1p0",
-    ):
+    for text in ("0x1.4739acp-10", "0x1.3d0428p-7", "0x1.c68922p-5", "0x1.ebfd64p-3", "0x1.62e42ap-1", "0x1p0"):
         p = fma_reference(p, f, int(np.float32(float.fromhex(text)).view(np.uint32)), fmt)
     return p + (whole << 23)
 

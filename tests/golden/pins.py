@@ -47,11 +47,14 @@ SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4")
 NARROW: dict[str, dict[str, object]] = {"ascend_950": {"block_q": 64, "block_kv": 256}}
 #: Shapes of devices that share most with another, and what runs differently there.
 FEWER: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(SAME_BITS, ("ragged", "causal", "long")), "ascend_950": ("ragged", "causal", "decode"),
-    "a10": ("causal", "bfloat16"), "t4": ("causal", "bfloat16"),
+    **dict.fromkeys(SAME_BITS, ("ragged", "causal", "long")),
+    "ascend_950": ("ragged", "causal", "decode"),
+    "a10": ("causal", "bfloat16"),
+    "t4": ("causal", "bfloat16"),
 }
 APART = {
-    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv"), "a10": ("flash", "pasa"),
+    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv"),
+    "a10": ("flash", "pasa"),
     "t4": ("flash", "fp8_attention"),
 }
 NODES = ("ascend_910b2_x8", "h200_x2", "v100_x8")
@@ -62,14 +65,21 @@ SHAPES: dict[str, dict[str, Any]] = {
     "decode": {"heads": 4, "kv_heads": 1, "seq_q": 1, "seq_kv": 1027, "head_dim": 64},
     "bfloat16": {"heads": 1, "seq_q": 130, "seq_kv": 140, "head_dim": 64, "dtype": "bfloat16"},
     "long": {"heads": 1, "seq_q": 64, "seq_kv": 3000, "head_dim": 128},
-}  # fmt: skip
+}
 #: Fields beside the defaults: small tiles on Ascend, so that few rows and keys make many.
 SMALL: dict[str, dict[str, dict[str, object]]] = {
-    "ragged": {"unified": {"block": 64}, "volta_flash": {"warps": 8, "block_q": 256},
-               "*": {"block_q": 64, "block_kv": 64}},
-    "causal": {"unified": {"block": 64}, "pasa": {"block_q": 64, "block_kv": 96, "scale_in": "queries"},
-               "volta_flash": {"q": "shared", "stages": 2}, "*": {"block_q": 160, "block_kv": 64}},
-}  # fmt: skip
+    "ragged": {
+        "unified": {"block": 64},
+        "volta_flash": {"warps": 8, "block_q": 256},
+        "*": {"block_q": 64, "block_kv": 64},
+    },
+    "causal": {
+        "unified": {"block": 64},
+        "pasa": {"block_q": 64, "block_kv": 96, "scale_in": "queries"},
+        "volta_flash": {"q": "shared", "stages": 2},
+        "*": {"block_q": 160, "block_kv": 64},
+    },
+}
 #: Further choices of a schedule that lead elsewhere in it, each on one shape.
 EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("flash", "ascend_910b2", "causal", "", {"block_kv": 32, "depth": 0, "deal": "balanced"}),
@@ -91,7 +101,7 @@ EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("volta_flash", "v100", "causal", "acc_fp32", {}),
     ("volta_flash", "v100", "ragged", "acc_fp16,acc_qk=float32", {"arrangement": "2x2", "block_q": 64}),
     ("volta_flash", "v100", "long", "acc_fp32", {"launch": "longest_first", "residents": 1}),
-)  # fmt: skip
+)
 
 
 @cache

@@ -38,9 +38,7 @@ def window_graph(program: TileProgram, operations: Iterable[ResolvedOp]) -> nx.D
     return graph
 
 
-def critical_path(
-    graph: nx.DiGraph[int], duration: Callable[[ResolvedOp], int]
-) -> tuple[int, list[ResolvedOp]]:
+def critical_path(graph: nx.DiGraph[int], duration: Callable[[ResolvedOp], int]) -> tuple[int, list[ResolvedOp]]:
     """Return the longest chain of operations and its length.
 
     ``duration`` gives each operation's cycles, latency included.

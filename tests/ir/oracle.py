@@ -62,11 +62,7 @@ def group_operations(program: TileProgram, groups: int) -> list[list[list[Resolv
     walkers = [Walker(program) for _ in range(groups)]
     return [
         [
-            [
-                op
-                for block in phase.blocks_of_group(group, groups)
-                for op in walk(walkers[group], phase.body(block))
-            ]
+            [op for block in phase.blocks_of_group(group, groups) for op in walk(walkers[group], phase.body(block))]
             for group in range(groups)
         ]
         for phase in program.phases
@@ -85,9 +81,7 @@ def told_by_flag(clock: Clock, queue: str, position: int) -> Clock:
     return clock | {queue: position}
 
 
-def find_race(
-    program: TileProgram, groups: int = 3, ignored: tuple[str, str, bool, str] | None = None
-) -> str | None:
+def find_race(program: TileProgram, groups: int = 3, ignored: tuple[str, str, bool, str] | None = None) -> str | None:
     """Return two operations on common bytes, one of them writing, that nothing orders; None if there are none.
 
     ``ignored``: ring, queue, whether it fills, and the queue of the other side that it does not wait for.
@@ -99,9 +93,7 @@ def find_race(
         found = _Meetings()
         for group, core in enumerate(cores):
             core.barrier()
-            for number in (
-                phase.dealt[group] if phase.dealt else range(group, len(phase.blocks), groups)
-            ):
+            for number in phase.dealt[group] if phase.dealt else range(group, len(phase.blocks), groups):
                 for label, op in unrolled(phase.body(phase.blocks[number])):
                     race = core.run(label, op, partial(found.add, number))
                     if race:
@@ -137,9 +129,7 @@ class _Core:
         self.memory = _Memory()
         self.told.update({side: [{}] * len(clocks) for side, clocks in self.told.items()})
 
-    def run(
-        self, label: str, op: TileOp, shared: Callable[[str, Runs, bool, str], None]
-    ) -> str | None:
+    def run(self, label: str, op: TileOp, shared: Callable[[str, Runs, bool, str], None]) -> str | None:
         """Take in an operation; return the race it is in.  ``shared`` gets what it touches of tensors."""
         sides: dict[Side, tuple[bool, bool]] = {}
         operands = [o for step in op.steps for o in _operands(step)]
@@ -198,14 +188,12 @@ class _Memory:
     """Who read and wrote which bytes last, queue by queue."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, dict[Runs, dict[tuple[str, bool], tuple[int, str]]]] = defaultdict(
-            dict
-        )
+        self.latest: dict[str, dict[Runs, dict[tuple[str, bool], tuple[int, str]]]] = defaultdict(dict)
         self.near: dict[tuple[str, Runs], list[Runs]] = {}
 
     def touch(
         self, space: str, where: Runs, is_write: bool, queue: str, position: int, clock: Clock, label: str
-    ) -> str | None:  # fmt: skip
+    ) -> str | None:
         """Note an access; return the earlier one of another queue that it must not meet."""
         latest = self.latest[space]
         if where not in latest:
@@ -226,9 +214,7 @@ class _Meetings:
     """What blocks of a phase touch of tensors: any two may run at once."""
 
     def __init__(self) -> None:
-        self.touched: dict[str, dict[tuple[Runs, bool], dict[int, str]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )
+        self.touched: dict[str, dict[tuple[Runs, bool], dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
 
     def add(self, block: int, space: str, where: Runs, is_write: bool, label: str) -> None:
         self.touched[space][where, is_write][block] = label
@@ -253,17 +239,13 @@ def _operands(step: Step) -> Iterator[tuple[Tile | RingTile | GlobalTile, bool]]
             yield source, False
 
 
-def located(
-    operand: Tile | RingTile | GlobalTile, queue: str, generations: Mapping[Side, int]
-) -> tuple[str, Runs]:
+def located(operand: Tile | RingTile | GlobalTile, queue: str, generations: Mapping[Side, int]) -> tuple[str, Runs]:
     """Return the memory and the bytes behind an operand of an operation on ``queue``."""
     size = get_format(operand.fmt).size_bytes
     if isinstance(operand, GlobalTile):
         tensor, pitch = operand.tensor, operand.tensor.cols * size
         start = ((operand.batch * tensor.heads + operand.head) * tensor.rows + operand.row) * pitch
-        return f"tensor {tensor.name}", Runs(
-            start + operand.col * size, operand.cols * size, pitch, operand.rows
-        )
+        return f"tensor {tensor.name}", Runs(start + operand.col * size, operand.cols * size, pitch, operand.rows)
     space, start, pitch = "", operand.offset_bytes, operand.stride * size
     if isinstance(operand, RingTile):
         ring = operand.ring
@@ -317,9 +299,7 @@ class Changed:
 
     def _function(self, function: Any) -> Any:
         if function not in self._functions:
-            self._functions[function] = lambda static, at, index: self._items(
-                function(static, at, index)
-            )
+            self._functions[function] = lambda static, at, index: self._items(function(static, at, index))
         return self._functions[function]
 
 
@@ -353,10 +333,7 @@ def with_tiles(op: TileOp, change: Callable[[RingTile], RingTile]) -> TileOp:
     def changed(operand: Any) -> Any:
         return change(operand) if isinstance(operand, RingTile) else operand
 
-    steps = tuple(
-        dataclasses.replace(s, dst=changed(s.dst), srcs=tuple(map(changed, s.srcs)))
-        for s in op.steps
-    )
+    steps = tuple(dataclasses.replace(s, dst=changed(s.dst), srcs=tuple(map(changed, s.srcs))) for s in op.steps)
     return dataclasses.replace(op, steps=steps, handshake=tuple(map(changed, op.handshake)))
 
 
@@ -369,9 +346,7 @@ def flags_of(program: TileProgram) -> list[Flag]:
             for tile in resolved.op.ring_tiles():
                 end = ends[tile.ring.name, resolved.op.queue, tile.is_producer]
                 if tile.first and end.peers:
-                    found[
-                        Flag(resolved.op.label, resolved.op.queue, tile.ring.name, tile.is_producer)
-                    ] = None
+                    found[Flag(resolved.op.label, resolved.op.queue, tile.ring.name, tile.is_producer)] = None
     return list(found)
 
 
@@ -427,9 +402,10 @@ Order = Callable[[Sequence[Sequence[ResolvedOp]]], Iterable[Ordered]]
 
 
 def values_in(
-    phases: Sequence[Sequence[Sequence[ResolvedOp]]], order: Order,
+    phases: Sequence[Sequence[Sequence[ResolvedOp]]],
+    order: Order,
     cells: dict[tuple[int, int], list[Cells]] | None = None,
-) -> dict[tuple[int, int, int], int]:  # fmt: skip
+) -> dict[tuple[int, int, int], int]:
     """Return what every operation computes, by phase, group and place in program order."""
     state, found = Values({} if cells is None else cells), {}
     for number, phase in enumerate(phases):

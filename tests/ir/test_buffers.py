@@ -47,9 +47,7 @@ def test_overflow_names_every_tenant_and_the_bytes_needed_and_there() -> None:
     with pytest.raises(BufferOverflowError) as caught:
         a.check()
     # 2 x 1024 + 4 * 64 * 4 + 40 bytes
-    assert str(caught.value) == (
-        "UB: S 2×1 KiB + O 1 KiB + m 40 B = 3.0 KiB > 3 KiB (3,112 bytes needed, 3,072 there)"
-    )
+    assert str(caught.value) == ("UB: S 2×1 KiB + O 1 KiB + m 40 B = 3.0 KiB > 3 KiB (3,112 bytes needed, 3,072 there)")
 
 
 def test_overflow_names_every_memory_that_is_too_small() -> None:
@@ -102,9 +100,7 @@ def test_a_ring_needs_a_slot() -> None:
 @pytest.mark.parametrize("period", [0, 3])
 def test_an_acknowledgement_period_past_the_depth_is_refused(period: int) -> None:
     # With period 3 and two slots the producer would wait for three releases of two tiles.
-    with pytest.raises(
-        ProgramError, match=rf"ring S slots: acknowledgement period {period} .*1\.\.depth = 2"
-    ):
+    with pytest.raises(ProgramError, match=rf"ring S slots: acknowledgement period {period} .*1\.\.depth = 2"):
         ring(2, period)
 
 

@@ -57,8 +57,7 @@ def test_a_producer_that_runs_too_far_ahead_is_told_which_release_to_list_first(
     items = [Loop("tile", range(3), lambda _i: [toy.op("write", p, fill(ring))])]
     program = toy.program(items)
     with pytest.raises(
-        ProgramError,
-        match=r"write on p \(tile=2\) comes too early.*list the release of ring S number 1 on c",
+        ProgramError, match=r"write on p \(tile=2\) comes too early.*list the release of ring S number 1 on c"
     ):
         check(program)
 
@@ -67,9 +66,7 @@ def test_the_second_of_two_producers_counts_too() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")
     ring = toy.ring("S", [a, b], [c])
-    program = toy.program(
-        [toy.op("A", a, fill(ring)), toy.op("C", c, front(ring)), toy.op("B", b, fill(ring))]
-    )
+    program = toy.program([toy.op("A", a, fill(ring)), toy.op("C", c, front(ring)), toy.op("B", b, fill(ring))])
     with pytest.raises(ProgramError, match=r"C on c .*commit of ring S number 1 on b"):
         check(program)
 
@@ -97,11 +94,7 @@ def test_ids_of_one_pair_do_not_count_for_another() -> None:
     toy = Toy()
     p, c, d = (toy.queue(n) for n in "pcd")
     rings = [toy.ring("one", [p], [c], 8), toy.ring("two", [p], [d], 8)]
-    items = [
-        toy.op("w", p, *map(fill, rings)),
-        toy.op("rc", c, front(rings[0])),
-        toy.op("rd", d, front(rings[1])),
-    ]
+    items = [toy.op("w", p, *map(fill, rings)), toy.op("rc", c, front(rings[0])), toy.op("rd", d, front(rings[1]))]
     check(toy.program(items), AMPLE)
 
 
@@ -110,27 +103,19 @@ def test_ids_of_the_way_back_count_with_those_of_rings_the_other_way() -> None:
     toy = Toy()
     p, c = toy.queue("p"), toy.queue("c")
     there, back = toy.ring("there", [p], [c], 5), toy.ring("back", [c], [p], 4)
-    items = [
-        toy.op("w", p, fill(there)),
-        toy.op("x", c, front(there), fill(back)),
-        toy.op("r", p, front(back)),
-    ]
+    items = [toy.op("w", p, fill(there)), toy.op("x", c, front(there), fill(back)), toy.op("r", p, front(back))]
     with pytest.raises(FlagError, match=r"9 ids needed"):
         check(toy.program(items), AMPLE)
 
 
 def test_counter_rings_need_one_id_each_way_whatever_their_depth() -> None:
     check(flags_program([15] * 5, "counter"), AMPLE)  # 10 of 11
-    with pytest.raises(
-        FlagError, match=r"cross-core flags: 12 ids needed \(r0 ready, r0 free, .*\), 11 there"
-    ):
+    with pytest.raises(FlagError, match=r"cross-core flags: 12 ids needed \(r0 ready, r0 free, .*\), 11 there"):
         check(flags_program([1] * 6, "counter"), AMPLE)
 
 
 def test_a_counter_ring_deeper_than_the_counter_is_refused() -> None:
-    with pytest.raises(
-        FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts to 15 at most"
-    ):
+    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts to 15 at most"):
         check(flags_program([16], "counter"), AMPLE)
 
 
@@ -226,27 +211,8 @@ def test_a_coordinate_is_of_the_class_of_its_number() -> None:
                 matched = True
             case _:
                 matched = False
-        sums = (
-            i,
-            -i,
-            3 * i + 1,
-            i * i,
-            i // 2,
-            i & 1,
-            i - i,
-            i / 2,
-            i * 0.5,
-            i // 2 + 0.5,
-            i * i / 3,
-        )
-        return [
-            matched,
-            *(
-                isinstance(x, k)
-                for x in sums
-                for k in (int, float, bool, str, Tile, numbers.Number)
-            ),
-        ]
+        sums = (i, -i, 3 * i + 1, i * i, i // 2, i & 1, i - i, i / 2, i * 0.5, i // 2 + 0.5, i * i / 3)
+        return [matched, *(isinstance(x, k) for x in sums for k in (int, float, bool, str, Tile, numbers.Number))]
 
     seen: list[Any] = []
     check(loop_program(lambda toy, _r, i: [toy.op("x", "p")] * (seen.append(classes(i)) or 1)))  # type: ignore[func-returns-value]
@@ -275,16 +241,12 @@ def test_a_look_that_the_body_lets_pass_counts(verb: str, kind: str) -> None:
             check(toy.program(lambda n: looked(n)[: 1 + (n == 2)], blocks=range(1, 4)))
         return
     loop = looked if kind == "loop" else Body(stage, 1, 5)
-    with pytest.raises(
-        ProgramError, match=rf"the body {verb.strip()} (the index of loop kv|at), by"
-    ):
+    with pytest.raises(ProgramError, match=rf"the body {verb.strip()} (the index of loop kv|at), by"):
         check(toy.program([Loop("kv", range(2), loop)]))
 
 
 def test_an_iteration_with_an_operation_more_is_refused_where_it_branches() -> None:
-    with pytest.raises(
-        ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares the index of loop kv"
-    ):
+    with pytest.raises(ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares the index of loop kv"):
         check(loop_program(lambda toy, _r, i: [toy.op("x", "p")] * (1 + (i == 3))))
 
 
@@ -308,16 +270,11 @@ def test_iterations_may_differ_in_constants_and_coordinates() -> None:
 @pytest.mark.parametrize("part", ["offset", "rows"])
 def test_tiles_on_the_chip_do_not_move_with_an_index(part: str) -> None:
     def body(toy: Toy, _ring: Ring, i: Any) -> Iterator[TileOp]:
-        tile = (
-            Tile(UB, 65536 + i * 32, 1, 8, 8, "float32")
-            if part == "offset"
-            else toy.scratch["p"].part(0, i)
-        )
+        tile = Tile(UB, 65536 + i * 32, 1, 8, 8, "float32") if part == "offset" else toy.scratch["p"].part(0, i)
         yield toy.op("x", "p", steps=[Step(Opcode.FILL, tile, (0.0,))])
 
     with pytest.raises(
-        ProgramError,
-        match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size hangs",
+        ProgramError, match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size hangs"
     ):
         check(loop_program(body))
 
@@ -327,9 +284,7 @@ def test_inner_loops_and_their_outer_indices_are_opaque_too() -> None:
     q = toy.queue("q")
 
     def program(inner: Any) -> TileProgram:
-        return toy.program(
-            [Loop("outer", range(2), lambda i: [Loop("inner", range(3), lambda j: inner(i, j))])]
-        )
+        return toy.program([Loop("outer", range(2), lambda i: [Loop("inner", range(3), lambda j: inner(i, j))])])
 
     check(program(lambda _i, _j: [toy.op("x", q)]))
     for which, inner in (
@@ -344,9 +299,7 @@ def test_a_loop_that_moves_the_ends_of_a_ring_apart_is_out_of_order() -> None:
     def body(toy: Toy, ring: Ring, _i: Any) -> list[TileOp]:
         return [toy.op("w", "p", fill(ring))]
 
-    with pytest.raises(
-        ProgramError, match=r"w on p \(kv=4\) comes too early.*release of ring S number 1 on c"
-    ):
+    with pytest.raises(ProgramError, match=r"w on p \(kv=4\) comes too early.*release of ring S number 1 on c"):
         check(loop_program(body, range(100)))
 
 
@@ -358,24 +311,16 @@ def test_coordinates_of_a_shared_body_are_opaque() -> None:
         return [toy.op("x", q)] * (static + (at[1] > 3))
 
     program = toy.program([Loop("kv", range(2), Body(stage, 1, (0, 5)))])
-    with pytest.raises(
-        ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares at\[1\]"
-    ):
+    with pytest.raises(ProgramError, match=r"loop kv: .*test_check.py:\d+: the body compares at\[1\]"):
         check(program)
 
 
-@pytest.mark.parametrize(
-    "part", [True, "a", None, 0.5, [1], {1}, frozenset({1}), range(2), Opcode.ADD, np.int64(1)]
-)
+@pytest.mark.parametrize("part", [True, "a", None, 0.5, [1], {1}, frozenset({1}), range(2), Opcode.ADD, np.int64(1)])
 def test_coordinates_of_a_shared_body_are_integers(part: Any) -> None:
     toy = Toy()
     q = toy.queue("q")
-    program = toy.program(
-        [Loop("kv", range(2), Body(lambda *_: [toy.op("x", q)], 1, (0, (part,))))]
-    )
-    with pytest.raises(
-        ProgramError, match=r"loop kv: the coordinates of a body hold .* integers alone"
-    ):
+    program = toy.program([Loop("kv", range(2), Body(lambda *_: [toy.op("x", q)], 1, (0, (part,))))])
+    with pytest.raises(ProgramError, match=r"loop kv: the coordinates of a body hold .* integers alone"):
         check(program)
 
 
@@ -386,9 +331,7 @@ def test_indices_are_integers() -> None:
 
 def test_bodies_of_equal_but_other_contents_are_not_one() -> None:
     parts = (1, True, 1.0, 0, 0.0, -0.0, "1", Opcode.ADD, np.float32(1))
-    statics = [
-        wrap(p) for p in parts for wrap in (lambda p: p, lambda p: (p,), lambda p: frozenset({p}))
-    ]
+    statics = [wrap(p) for p in parts for wrap in (lambda p: p, lambda p: (p,), lambda p: frozenset({p}))]
     ats = [(1, (2,)), ((1,), 2), (1, 2), Part(1, 2)]
     keys = [Body(flatten, s, at).key for s in statics for at in ats]  # type: ignore[arg-type]
     assert len(set(keys)) == len(statics) * len(ats)
@@ -402,14 +345,8 @@ def test_bodies_of_equal_but_other_contents_are_not_one() -> None:
         return [toy.op("one", a, steps=[write]), toy.op("two", b, steps=[write] * (static is True))]
 
     for statics in ([1, 1], [1, True]):
-        program = toy.program(
-            [Loop(f"l{n}", range(2), Body(stage, s, 0)) for n, s in enumerate(statics)]
-        )
-        with (
-            pytest.raises(RaceError)
-            if True in [s is True for s in statics]
-            else contextlib.nullcontext()
-        ):
+        program = toy.program([Loop(f"l{n}", range(2), Body(stage, s, 0)) for n, s in enumerate(statics)])
+        with pytest.raises(RaceError) if True in [s is True for s in statics] else contextlib.nullcontext():
             check(program)
 
 
@@ -425,9 +362,7 @@ def test_a_shared_body_is_built_once_however_many_blocks_have_it() -> None:
     def body(block: Any) -> list[Item]:
         return [Loop("kv", range(block[0]), Body(stage, 3, block[1]))]
 
-    check(
-        toy.program(body, blocks=[(n % 7 + 1, n) for n in range(50)], shape=lambda block: block[0])
-    )
+    check(toy.program(body, blocks=[(n % 7 + 1, n) for n in range(50)], shape=lambda block: block[0]))
     assert next(calls) == 1
 
 
@@ -438,9 +373,7 @@ def test_blocks_of_one_shape_that_differ_in_more_than_coordinates_are_refused() 
     toy = Toy()
     q = toy.queue("q")
     program = toy.program(lambda n: [toy.op("x", q)] * (1 + (n == 3)), blocks=range(5))
-    with pytest.raises(
-        ProgramError, match=r"blocks 0 and 3 have one shape, 0, but not the same operations"
-    ):
+    with pytest.raises(ProgramError, match=r"blocks 0 and 3 have one shape, 0, but not the same operations"):
         check(program)
 
 
@@ -451,13 +384,7 @@ def test_blocks_that_a_body_tells_apart_without_doing_otherwise_are_taken_one_by
 
     def body(n: Any) -> list[TileOp]:
         row = {0: 8, 1: 0, 2: 32}[n]
-        return [
-            toy.op(
-                "x",
-                q,
-                steps=[Step(Opcode.COPY, out.tile(0, 0, row, 4), (toy.scratch[q].part(0, 4),))],
-            )
-        ]
+        return [toy.op("x", q, steps=[Step(Opcode.COPY, out.tile(0, 0, row, 4), (toy.scratch[q].part(0, 4),))])]
 
     check(toy.program(body, blocks=range(3), tensors=[out]))
 
@@ -477,20 +404,14 @@ def test_blocks_that_are_equal_but_not_alike_are_told_apart(pair: Any, wrap: Any
         check(toy.program(body, blocks=blocks))
 
 
-@pytest.mark.parametrize(
-    "dealt", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1), (2, 3)), ((0, 1), (-1,))]
-)
+@pytest.mark.parametrize("dealt", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1), (2, 3)), ((0, 1), (-1,))])
 def test_a_block_is_dealt_once(dealt: Any) -> None:
     toy = Toy()
     q = toy.queue("q")
     program = toy.program([toy.op("x", q)], blocks=range(3))
     for given in (dealt, ((0, 2), (1,))):
         program = replace(program, phases=(replace(program.phases[0], dealt=given),))
-        with (
-            pytest.raises(ProgramError, match=r"is dealt \d times")
-            if given is dealt
-            else contextlib.nullcontext()
-        ):
+        with pytest.raises(ProgramError, match=r"is dealt \d times") if given is dealt else contextlib.nullcontext():
             check(program)
 
 
@@ -534,8 +455,7 @@ def test_a_ring_name_that_a_queue_has_in_two_phases_is_refused() -> None:
         items = [toy.op("w", p, fill(ring)), toy.op("r", c, front(ring))]
         phases.append(phase(name, [0], lambda _b, items=items: items, lambda _b: 0))
     with pytest.raises(
-        ProgramError,
-        match=r"toy: queue p has two rings called S, in one phase or in several; rename one",
+        ProgramError, match=r"toy: queue p has two rings called S, in one phase or in several; rename one"
     ):
         check(toy.program((), phases=phases))
 
@@ -545,9 +465,7 @@ def test_a_ring_that_is_not_the_programs_is_refused() -> None:
     p, c = toy.queue("p"), toy.queue("c")
     toy.ring("S", [p], [c])
     twin = other.ring("S", [p], [c])
-    with pytest.raises(
-        ProgramError, match=r"w on p works on ring S, which is not the program's ring of that name"
-    ):
+    with pytest.raises(ProgramError, match=r"w on p works on ring S, which is not the program's ring of that name"):
         check(toy.program([toy.op("w", p, fill(twin))]))
 
 
@@ -555,8 +473,7 @@ def test_a_queue_that_does_not_exist_is_refused() -> None:
     toy = Toy()
     toy.queue("p")
     with pytest.raises(
-        ProgramError,
-        match=r"toy: w on q is issued to no queue of the program; there are p \(block 0\)",
+        ProgramError, match=r"toy: w on q is issued to no queue of the program; there are p \(block 0\)"
     ):
         check(toy.program([TileOp("w", "q", "q", ())]))
 
@@ -567,11 +484,7 @@ def test_a_region_that_cannot_be_expressed_is_refused_with_its_line() -> None:
     out = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")
 
     def step(i: Any) -> Iterator[TileOp]:
-        yield toy.op(
-            "store",
-            q,
-            steps=[Step(Opcode.COPY, out.tile(0, 0, i * i, 1), (toy.scratch[q].part(0, 1),))],
-        )
+        yield toy.op("store", q, steps=[Step(Opcode.COPY, out.tile(0, 0, i * i, 1), (toy.scratch[q].part(0, 1),))])
 
     with pytest.raises(
         ProgramError,

@@ -58,16 +58,8 @@ def test_the_window_keeps_exactly_the_order_of_queues_and_flags(rng: object) -> 
 
 
 CRITICAL = {
-    "left is longer": (
-        {"load": 5, "left": 30, "right": 20, "join": 1},
-        36,
-        ["load", "left", "join"],
-    ),
-    "right is longer": (
-        {"load": 5, "left": 3, "right": 4, "join": 100},
-        109,
-        ["load", "right", "join"],
-    ),
+    "left is longer": ({"load": 5, "left": 30, "right": 20, "join": 1}, 36, ["load", "left", "join"]),
+    "right is longer": ({"load": 5, "left": 3, "right": 4, "join": 100}, 109, ["load", "right", "join"]),
 }
 
 
@@ -75,9 +67,7 @@ CRITICAL = {
 def test_the_critical_path_of_a_diamond_goes_through_its_longer_side(case: str) -> None:
     cycles, length, labels = CRITICAL[case]
     program = diamond()
-    total, chain = critical_path(
-        window_graph(program, resolve(program)), lambda o: cycles[o.op.label]
-    )
+    total, chain = critical_path(window_graph(program, resolve(program)), lambda o: cycles[o.op.label])
     assert total == length
     assert [o.op.label for o in chain] == labels
 
@@ -90,9 +80,7 @@ def test_the_critical_path_counts_its_last_operation() -> None:
     slots = [fill(ab), front(ab), fill(cd), front(cd)]
     program = toy.program([toy.op(q, q, slot) for q, slot in zip(queues, slots, strict=True)])
     cycles = {"a": 1, "b": 100, "c": 5, "d": 1}
-    total, chain = critical_path(
-        window_graph(program, resolve(program)), lambda o: cycles[o.op.label]
-    )
+    total, chain = critical_path(window_graph(program, resolve(program)), lambda o: cycles[o.op.label])
     assert (total, [o.op.label for o in chain]) == (101, ["a", "b"])
 
 

@@ -39,9 +39,17 @@ PROBLEMS: dict[type, Any] = {
     RowsProblem: RowsProblem(what="norm", rows=40, cols=64),
 }
 SMALL = {
-    "block_q": 32, "block_kv": 32, "vector_rows": 16, "splits": 2, "block": 32, "block_m": 64, "block_n": 64,
-    "block_k": 32, "block_rows": 16, "block_bytes": 512,
-}  # fmt: skip
+    "block_q": 32,
+    "block_kv": 32,
+    "vector_rows": 16,
+    "splits": 2,
+    "block": 32,
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 32,
+    "block_rows": 16,
+    "block_bytes": 512,
+}
 #: Where the lanes of its warps need more rows, or shared memory has room for fewer blocks.
 OWN = {"h200": {"block_q": 64}, "v100": {"block_q": 256, "warps": 8, "residents": 2}}
 
@@ -62,9 +70,7 @@ def programs() -> dict[str, TileProgram]:
             fields = {k: v for k, v in (SMALL | OWN.get(hw, {})).items() if k in known}
             try:
                 tiling = build_tiling(schedule.tiling, fields)
-                found[f"{name} on {hw}"] = schedule.program(
-                    problem, tiling, device, schedule.precision(None)
-                )
+                found[f"{name} on {hw}"] = schedule.program(problem, tiling, device, schedule.precision(None))
             except NpusimError:
                 continue  # not on this device
     return found
@@ -109,18 +115,11 @@ def operations(key: str) -> list[TileOp]:
     return list(found.values())
 
 
-def one_operand(
-    is_meant: Callable[[Operand], bool], change: Callable[[Random, Operand], Operand]
-) -> Change:
+def one_operand(is_meant: Callable[[Operand], bool], change: Callable[[Random, Operand], Operand]) -> Change:
     """Return a mutation that changes one operand of operations of one label on one queue."""
 
     def mutate(rng: Random, key: str) -> TileProgram | None:
-        places = [
-            (o.label, o.queue, place)
-            for o in operations(key)
-            for place, x in operands(o)
-            if is_meant(x)
-        ]
+        places = [(o.label, o.queue, place) for o in operations(key) for place, x in operands(o) if is_meant(x)]
         if not places:
             return None
         label, queue, chosen = rng.choice(places)
@@ -170,9 +169,7 @@ def other_ring(rng: Random, key: str) -> TileProgram | None:
         return None
     ring = rng.choice(program.rings)
     space = [r for r in program.rings if r.space == ring.space and r is not ring]
-    changes: list[dict[str, int]] = [
-        {"offset_bytes": r.offset_bytes + rng.choice([0, 32])} for r in space
-    ]
+    changes: list[dict[str, int]] = [{"offset_bytes": r.offset_bytes + rng.choice([0, 32])} for r in space]
     changes += [{"depth": ring.depth - 1, "period": 1}] * (ring.depth > 1)
     changes += [{"period": ring.period + 1}] * (ring.period < ring.depth)
     if not changes:
@@ -242,12 +239,8 @@ def dealt_twice(rng: Random, key: str) -> TileProgram | None:
 MUTATIONS: dict[str, Change] = {
     "lost wait": one_operand(is_ring(first=True), lambda _r, t: t.held(first=False, last=t.last)),
     "late wait": one_operand(is_ring(first=False), lambda _r, t: t.held(first=True, last=t.last)),
-    "early hand-over": one_operand(
-        is_ring(last=False), lambda _r, t: t.held(first=t.first, last=True)
-    ),
-    "lost hand-over": one_operand(
-        is_ring(last=True), lambda _r, t: t.held(first=t.first, last=False)
-    ),
+    "early hand-over": one_operand(is_ring(last=False), lambda _r, t: t.held(first=t.first, last=True)),
+    "lost hand-over": one_operand(is_ring(last=True), lambda _r, t: t.held(first=t.first, last=False)),
     "shifted tile": one_operand(lambda x: isinstance(x, (Tile, RingTile)), shifted),
     "shifted cut": one_operand(lambda x: isinstance(x, GlobalTile), shifted),
     "seen otherwise": one_operand(lambda x: isinstance(x, GlobalTile), seen_otherwise),
@@ -301,9 +294,7 @@ def test_the_programs_as_they_are_pass_and_have_no_race() -> None:
         assert find_race(program, GROUPS) is None, key
 
 
-def test_mutants_that_pass_have_no_race_in_a_full_unrolling(
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_mutants_that_pass_have_no_race_in_a_full_unrolling(record_property: Callable[[str, object], None]) -> None:
     counts = examine(40, seed=1)
     record_property("counts", dict(counts))
     assert counts["passed"] and counts["refused and met"]

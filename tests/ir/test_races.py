@@ -44,9 +44,7 @@ def two_queues(first: Callable[[Toy], Step], second: Callable[[Toy], Step]) -> T
     """Return two operations on two queues that nothing orders."""
     toy = Toy()
     a, b = toy.queue("a"), toy.queue("b")
-    return toy.program(
-        [toy.op("one", a, steps=[first(toy)]), toy.op("two", b, steps=[second(toy)])]
-    )
+    return toy.program([toy.op("one", a, steps=[first(toy)]), toy.op("two", b, steps=[second(toy)])])
 
 
 def ub(offset: int, rows: int = 1, cols: int = 8, stride: int | None = None) -> Tile:
@@ -65,20 +63,12 @@ def test_a_write_after_an_unordered_write_names_both_and_the_bytes() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (
-            lambda t: write(ub(0)),
-            lambda t: Step(Opcode.COPY, t.scratch["b"].part(0, 1, 0, 8), (ub(0),)),
-        ),
-        (
-            lambda t: Step(Opcode.COPY, t.scratch["a"].part(0, 1, 0, 8), (ub(0),)),
-            lambda t: write(ub(0)),
-        ),
+        (lambda t: write(ub(0)), lambda t: Step(Opcode.COPY, t.scratch["b"].part(0, 1, 0, 8), (ub(0),))),
+        (lambda t: Step(Opcode.COPY, t.scratch["a"].part(0, 1, 0, 8), (ub(0),)), lambda t: write(ub(0))),
     ],
     ids=["read after write", "write after read"],
 )
-def test_a_read_beside_a_write_is_a_race(
-    first: Callable[[Toy], Step], second: Callable[[Toy], Step]
-) -> None:
+def test_a_read_beside_a_write_is_a_race(first: Callable[[Toy], Step], second: Callable[[Toy], Step]) -> None:
     program = two_queues(first, second)
     with pytest.raises(RaceError, match=r"two on b .* one on a"):
         check(program)
@@ -98,10 +88,7 @@ def test_an_accumulating_product_reads_its_destination() -> None:
     total, x = Tile("aic.L0C", 0, 16, 16, 16, "float32"), Tile("aic.L0A", 0, 16, 16, 16, "float16")
     for how in (PLAIN, Attributes(accumulate=True)):
         program = toy.program(
-            [
-                toy.op("start", a, steps=[write(total)]),
-                TileOp("mmad", b, b, (Step(Opcode.MATMUL, total, (x, x), how),)),
-            ]
+            [toy.op("start", a, steps=[write(total)]), TileOp("mmad", b, b, (Step(Opcode.MATMUL, total, (x, x), how),))]
         )
         reads = touched_bytes(resolve(program)[1])[0]
         assert ("aic.L0C" in reads) == how.accumulate
@@ -122,9 +109,7 @@ def test_interleaved_columns_of_one_pitch_are_no_race() -> None:
 
 def test_columns_that_wrap_into_the_next_row_are_a_race() -> None:
     # From column 12 on, 8 columns of a pitch of 16 reach into columns 0..3 of the row below.
-    program = two_queues(
-        lambda _t: write(ub(16 * 4, 3, 4, 16)), lambda _t: write(ub(12 * 4, 3, 8, 16))
-    )
+    program = two_queues(lambda _t: write(ub(16 * 4, 3, 4, 16)), lambda _t: write(ub(12 * 4, 3, 8, 16)))
     with pytest.raises(RaceError):
         check(program)
 
@@ -186,9 +171,7 @@ def ring_program(depth: int, *, blocks: int = 8, drop: bool = False) -> TileProg
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
 def test_a_ring_that_a_block_uses_once_needs_its_wait_for_a_free_slot(depth: int) -> None:
     check(ring_program(depth))
-    with pytest.raises(
-        RaceError, match=r"w on p writes bytes .* \(ring S\) that r on c of .*before reads"
-    ):
+    with pytest.raises(RaceError, match=r"w on p writes bytes .* \(ring S\) that r on c of .*before reads"):
         check(ring_program(depth, drop=True))
 
 
@@ -198,32 +181,22 @@ def test_blocks_of_two_shapes_that_share_a_tile_through_different_queues_race(or
     toy = Toy()
     a, b = toy.queue("a"), toy.queue("b")
     shared = toy.allocator.tile(UB, "shared", 1, 64, "float32")
-    bodies = {
-        "A": [toy.op("one", a, steps=[write(shared)])],
-        "B": [toy.op("two", b, steps=[write(shared)])],
-    }
+    bodies = {"A": [toy.op("one", a, steps=[write(shared)])], "B": [toy.op("two", b, steps=[write(shared)])]}
 
     def program(letters: str) -> TileProgram:
         blocks = [(letter, i) for i, letter in enumerate(letters)]
-        return toy.program(
-            lambda block: bodies[block[0]], blocks=blocks, shape=lambda block: block[0]
-        )
+        return toy.program(lambda block: bodies[block[0]], blocks=blocks, shape=lambda block: block[0])
 
     for alone in "AB":
         check(program(alone * 3))
-    with pytest.raises(
-        RaceError,
-        match=r"(one on a|two on b) writes .* that (two on b|one on a) of the block before",
-    ):
+    with pytest.raises(RaceError, match=r"(one on a|two on b) writes .* that (two on b|one on a) of the block before"):
         check(program(order))
 
 
 OUT = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")
 
 
-def store_program(
-    row_of: Callable[[Any], Any], *, reads_row: Callable[[Any], Any] | None = None
-) -> TileProgram:
+def store_program(row_of: Callable[[Any], Any], *, reads_row: Callable[[Any], Any] | None = None) -> TileProgram:
     """Return blocks that store 4 rows of a tensor each, from ``row_of(block)`` on, and may read others."""
     toy = Toy()
     q = toy.queue("q")
@@ -231,12 +204,8 @@ def store_program(
     def body(block: Any) -> Iterator[Item]:
         mine = toy.scratch[q].part(0, 4)
         if reads_row:
-            yield toy.op(
-                "load", q, steps=[Step(Opcode.COPY, mine, (OUT.tile(0, 0, reads_row(block), 4),))]
-            )
-        yield toy.op(
-            "store", q, steps=[Step(Opcode.COPY, OUT.tile(0, 0, row_of(block), 4), (mine,))]
-        )
+            yield toy.op("load", q, steps=[Step(Opcode.COPY, mine, (OUT.tile(0, 0, reads_row(block), 4),))])
+        yield toy.op("store", q, steps=[Step(Opcode.COPY, OUT.tile(0, 0, row_of(block), 4), (mine,))])
 
     return toy.program(body, blocks=range(8), tensors=[OUT])
 
@@ -249,20 +218,18 @@ def test_blocks_that_keep_to_their_own_rows_are_no_race() -> None:
 @pytest.mark.parametrize(
     ("row_of", "reads_row"),
     [
-        (lambda b: b * 3, None), (lambda b: b // 2 * 4, None), (lambda b: b * 4, lambda b: b * 4 + 4),
+        (lambda b: b * 3, None),
+        (lambda b: b // 2 * 4, None),
+        (lambda b: b * 4, lambda b: b * 4 + 4),
         (lambda _b: 0, None),
     ],
     ids=["rows overlap", "two blocks, one region", "reads what the next writes", "all one region"],
-)  # fmt: skip
-def test_a_block_that_touches_what_another_writes_in_its_phase_is_a_race(
-    row_of: Any, reads_row: Any
-) -> None:
+)
+def test_a_block_that_touches_what_another_writes_in_its_phase_is_a_race(row_of: Any, reads_row: Any) -> None:
     """They may run on two core groups, which nothing orders."""
     program = store_program(row_of, reads_row=reads_row)
     assert find_race(program) is not None
-    with pytest.raises(
-        RaceError, match=r"store on q of block \d writes elements of tensor out that .* of block \d"
-    ):
+    with pytest.raises(RaceError, match=r"store on q of block \d writes elements of tensor out that .* of block \d"):
         check(program)
 
 
@@ -273,9 +240,7 @@ def test_what_a_phase_writes_the_next_may_read() -> None:
     middle = GlobalTensor("middle", 1, 1, 64, 64, "float32", "workspace")
 
     def first(block: Any) -> list[Item]:
-        return [
-            toy.op("store", q, steps=[Step(Opcode.COPY, middle.tile(0, 0, block * 4, 4), (mine,))])
-        ]
+        return [toy.op("store", q, steps=[Step(Opcode.COPY, middle.tile(0, 0, block * 4, 4), (mine,))])]
 
     def second(_block: Any) -> list[Item]:
         return [toy.op("load", q, steps=[Step(Opcode.COPY, mine, (middle.tile(0, 0, 0, 4),))])]
@@ -314,9 +279,7 @@ def test_a_store_and_a_load_of_one_block_are_ordered_by_flags_or_race() -> None:
         return toy.program(body, blocks=range(8), tensors=[middle])
 
     check(program(ordered=True))
-    with pytest.raises(
-        RaceError, match=r"load on b .* reads 2 x 64 elements of tensor middle that store on a"
-    ):
+    with pytest.raises(RaceError, match=r"load on b .* reads 2 x 64 elements of tensor middle that store on a"):
         check(program(ordered=False))
 
 
@@ -331,10 +294,7 @@ def test_an_iteration_races_with_the_next_whatever_the_loop_is_called(name: str)
 
     def step(_index: Any) -> list[TileOp]:
         load = Step(Opcode.COPY, read, (cut,))
-        return [
-            toy.op("store", a, fill(done), steps=[store]),
-            toy.op("load", b, front(done), steps=[load]),
-        ]
+        return [toy.op("store", a, fill(done), steps=[store]), toy.op("load", b, front(done), steps=[load])]
 
     program = toy.program([Loop(name, range(8), step)], tensors=[OUT])
     assert find_race(program) is not None
@@ -349,11 +309,13 @@ FLAT = replace(HEADS, heads=1, rows=16)
 @pytest.mark.parametrize(
     "cut",
     [
-        FLAT.tile(0, 0, 10, 2), replace(HEADS, role="input").tile(0, 1, 2, 2),
-        replace(HEADS, role="workspace").tile(0, 1, 2, 2), replace(HEADS, packed=2).tile(0, 1, 2, 2),
+        FLAT.tile(0, 0, 10, 2),
+        replace(HEADS, role="input").tile(0, 1, 2, 2),
+        replace(HEADS, role="workspace").tile(0, 1, 2, 2),
+        replace(HEADS, packed=2).tile(0, 1, 2, 2),
     ],
     ids=["flat", "input", "workspace", "packed"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_tensor_seen_as_another_is_refused(cut: Any, listed: bool) -> None:
     toy = Toy()
@@ -379,9 +341,7 @@ def test_a_tensor_seen_as_another_is_refused(cut: Any, listed: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("writes", [True, False])
-def test_a_region_that_runs_out_of_its_head_is_refused(
-    cut_of: Any, said: str, writes: bool
-) -> None:
+def test_a_region_that_runs_out_of_its_head_is_refused(cut_of: Any, said: str, writes: bool) -> None:
     toy = Toy()
     q = toy.queue("q")
 
@@ -389,17 +349,11 @@ def test_a_region_that_runs_out_of_its_head_is_refused(
         def step(i: Any) -> Iterator[TileOp]:
             cut = cut_of(b, i)
             mine = toy.scratch[q].part(0, cut.rows, 0, cut.cols)
-            yield toy.op(
-                "move",
-                q,
-                steps=[Step(Opcode.COPY, *((cut, (mine,)) if writes else (mine, (cut,))))],
-            )
+            yield toy.op("move", q, steps=[Step(Opcode.COPY, *((cut, (mine,)) if writes else (mine, (cut,))))])
 
         return [Loop("i", range(2), step)]
 
-    with pytest.raises(
-        ProgramError, match=rf"test_races.py:\d+: toy: .* move on q .* runs out of tensor o: {said}"
-    ):
+    with pytest.raises(ProgramError, match=rf"test_races.py:\d+: toy: .* move on q .* runs out of tensor o: {said}"):
         check(toy.program(body, blocks=range(2), tensors=[HEADS]))
 
 
@@ -411,9 +365,7 @@ def test_interleaved_stores_of_two_queues_in_a_loop_do_not_meet() -> None:
         def step(index: Any) -> Iterator[TileOp]:
             for number, q in enumerate(queues):
                 region = OUT.tile(0, 0, index * 4 + number * gap, 2)
-                yield toy.op(
-                    f"store {q}", q, steps=[Step(Opcode.COPY, region, (toy.scratch[q].part(0, 2),))]
-                )
+                yield toy.op(f"store {q}", q, steps=[Step(Opcode.COPY, region, (toy.scratch[q].part(0, 2),))])
 
         return step
 
@@ -430,11 +382,7 @@ def test_a_tensor_that_is_not_to_be_written_is_refused(role: Any) -> None:
 
     def body(block: Any) -> Iterator[Item]:
         yield toy.op(
-            "store",
-            q,
-            steps=[
-                Step(Opcode.COPY, tensor.tile(0, 0, block * 4, 4), (toy.scratch[q].part(0, 4),))
-            ],
+            "store", q, steps=[Step(Opcode.COPY, tensor.tile(0, 0, block * 4, 4), (toy.scratch[q].part(0, 4),))]
         )
 
     with pytest.raises(ProgramError) as caught:
@@ -463,13 +411,7 @@ def kept_program(depth: int, lead: int) -> TileProgram:
     def use(_index: Any) -> Iterator[TileOp]:
         yield toy.op("use", v, steps=[Step(Opcode.COPY, own, (front(ring),))])
 
-    return toy.program(
-        [
-            Loop("start", range(lead), make),
-            Loop("kv", range(9), both),
-            Loop("end", range(lead), use),
-        ]
-    )
+    return toy.program([Loop("start", range(lead), make), Loop("kv", range(9), both), Loop("end", range(lead), use)])
 
 
 @pytest.mark.parametrize("lead", [0, 1, 2, 5])
@@ -490,9 +432,7 @@ def test_flash_with_a_slot_too_few_for_what_it_carries_is_refused() -> None:
     assert shallower
     for ring in shallower.values():
         object.__setattr__(ring, "depth", ring.depth - 1)
-    with pytest.raises(
-        RaceError, match=r"softmax on aiv0.VECTOR .* that update on aiv0.VECTOR has still to read"
-    ):
+    with pytest.raises(RaceError, match=r"softmax on aiv0.VECTOR .* that update on aiv0.VECTOR has still to read"):
         check(program)
 
 
@@ -501,9 +441,7 @@ def test_a_slot_is_not_left() -> None:
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c])
     too_far = ring.fill(5, 64, "float32")
-    with pytest.raises(
-        ProgramError, match=r"w on p touches bytes 0..1280 of a slot of ring S, which has 1024"
-    ):
+    with pytest.raises(ProgramError, match=r"w on p touches bytes 0..1280 of a slot of ring S, which has 1024"):
         check(toy.program([toy.op("w", p, steps=[write(too_far)]), toy.op("r", c, front(ring))]))
 
 
@@ -513,9 +451,10 @@ def test_tiles_and_rings_that_share_bytes_are_ordered_or_race() -> None:
     ring = toy.ring("S", [p], [c])
     inside = Tile(UB, ring.offset_bytes + 1024, 1, 64, 64, "float32")
     items = [
-        toy.op("w", p, steps=[write(fill(ring))]), toy.op("r", c, front(ring)),
+        toy.op("w", p, steps=[write(fill(ring))]),
+        toy.op("r", c, front(ring)),
         toy.op("x", c, steps=[write(inside)]),
-    ]  # fmt: skip
+    ]
     with pytest.raises(RaceError, match=r"of aiv.UB"):
         check(toy.program(items))
 
@@ -525,11 +464,7 @@ def test_a_ring_and_a_tile_of_one_queue_share_bytes_in_order() -> None:
     v = toy.queue("v")
     ring = toy.ring("kept", [v], [v])
     inside = Tile(UB, ring.offset_bytes, 1, 64, 64, "float32")
-    steps = [
-        write(fill(ring)),
-        Step(Opcode.COPY, toy.scratch[v].part(0, 4), (front(ring),)),
-        write(inside),
-    ]
+    steps = [write(fill(ring)), Step(Opcode.COPY, toy.scratch[v].part(0, 4), (front(ring),)), write(inside)]
     program = toy.program([toy.op(f"op{n}", v, steps=[s]) for n, s in enumerate(steps)])
     check(program)
     assert find_race(program) is None
@@ -544,13 +479,8 @@ def test_a_flag_that_is_set_again_before_it_is_waited_for_is_a_race(flag: str, e
     ring = toy.ring("S", [p], [c], flag=flag)
 
     def program(waits: bool) -> TileProgram:
-        fills, reads = (
-            fill(ring, first=waits or eager != p),
-            front(ring, first=waits or eager != c),
-        )
-        return toy.program(
-            [Loop("kv", range(9), lambda _i: [toy.op("w", p, fills), toy.op("r", c, reads)])]
-        )
+        fills, reads = (fill(ring, first=waits or eager != p), front(ring, first=waits or eager != c))
+        return toy.program([Loop("kv", range(9), lambda _i: [toy.op("w", p, fills), toy.op("r", c, reads)])])
 
     check(program(waits=True))
     assert find_race(program(waits=True)) is None
@@ -561,8 +491,7 @@ def test_a_flag_that_is_set_again_before_it_is_waited_for_is_a_race(flag: str, e
 
 
 @pytest.mark.parametrize(
-    "tile",
-    [ub(0, 2, 8, 7), ub(0, 2, 8, -8), replace(ub(0, 2, 8), stride=0), ub(0, 0), ub(-1 << 17)],
+    "tile", [ub(0, 2, 8, 7), ub(0, 2, 8, -8), replace(ub(0, 2, 8), stride=0), ub(0, 0), ub(-1 << 17)]
 )
 def test_tiles_whose_rows_overlap_or_are_none_are_refused(tile: Tile) -> None:
     with pytest.raises(ProgramError, match=r"one on a touches .* rows -?\d+ elements apart; rows"):
@@ -573,22 +502,18 @@ def test_runs_of_bytes_meet_where_one_byte_does() -> None:
     """All runs of up to 3 bytes in up to 3 rows of a pitch up to 5, from each of 7 places."""
     runs = [
         Bytes(start, width, pitch, rows)
-        for start in range(7) for width in (1, 2, 3) for pitch in range(width, 6) for rows in (1, 2, 3)
-    ]  # fmt: skip
-    listed = [
-        {b.start + r * b.pitch + n for r in range(b.rows) for n in range(b.width)} for b in runs
+        for start in range(7)
+        for width in (1, 2, 3)
+        for pitch in range(width, 6)
+        for rows in (1, 2, 3)
     ]
+    listed = [{b.start + r * b.pitch + n for r in range(b.rows) for n in range(b.width)} for b in runs]
     for a, in_a in zip(runs, listed, strict=True):
         for b, in_b in zip(runs, listed, strict=True):
             meets = not in_a.isdisjoint(in_b)
             assert a.overlaps(b) or not meets, (a, b)
             assert a.overlaps(b) == meets or a.pitch != b.pitch, (a, b)
-            assert (
-                Runs(a.start, a.width, a.pitch, a.rows).meets(
-                    Runs(b.start, b.width, b.pitch, b.rows)
-                )
-                == meets
-            )
+            assert Runs(a.start, a.width, a.pitch, a.rows).meets(Runs(b.start, b.width, b.pitch, b.rows)) == meets
 
 
 def test_a_phase_may_not_take_the_memory_of_slots_that_are_not_read_yet() -> None:
@@ -609,14 +534,7 @@ def test_a_phase_may_not_take_the_memory_of_slots_that_are_not_read_yet() -> Non
 
 # ---------------------------------------------------------------- every schedule: drop each wait in turn
 
-ATTENTION: dict[str, Any] = {
-    "heads": 2,
-    "kv_heads": 1,
-    "seq_q": 100,
-    "seq_kv": 210,
-    "head_dim": 32,
-    "causal": True,
-}
+ATTENTION: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 210, "head_dim": 32, "causal": True}
 FIELDS: dict[str, dict[str, Any]] = {
     "flash": {"block_q": 64, "block_kv": 64, "vector_rows": 16},
     "split_kv": {"block_q": 64, "block_kv": 64, "vector_rows": 16, "splits": 3},
@@ -631,18 +549,14 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 SHIPPED = [
     *((name, "ascend_910b2") for name in FIELDS if name != "volta_flash"),
-    ("volta_flash", "v100"), ("flash", "h200"), ("pasa", "h200"), ("fp8_attention", "h200"),
-]  # fmt: skip
-#: Those with mechanisms of their own; the others run with ``-m exhaustive``.
-QUICK = (
-    ("flash", "ascend_910b2"),
-    ("gemm", "ascend_910b2"),
-    ("copy", "ascend_910b2"),
     ("volta_flash", "v100"),
-)
-CASES = [
-    case if case in QUICK else pytest.param(*case, marks=pytest.mark.exhaustive) for case in SHIPPED
+    ("flash", "h200"),
+    ("pasa", "h200"),
+    ("fp8_attention", "h200"),
 ]
+#: Those with mechanisms of their own; the others run with ``-m exhaustive``.
+QUICK = (("flash", "ascend_910b2"), ("gemm", "ascend_910b2"), ("copy", "ascend_910b2"), ("volta_flash", "v100"))
+CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.exhaustive) for case in SHIPPED]
 
 
 def small_program(name: str, hw: str, **changes: Any) -> TileProgram:
@@ -694,9 +608,7 @@ def test_the_waits_of_each_endpoint_for_each_peer_are_needed_or_implied(
     raced = set()
     for end in ends:
         for peer in end.peers:
-            monkeypatch.setattr(
-                "npusim.ir.walk.list_endpoints", partial(_without_peer, ends, end, peer)
-            )
+            monkeypatch.setattr("npusim.ir.walk.list_endpoints", partial(_without_peer, ends, end, peer))
             try:
                 check(program)
             except RaceError:
@@ -708,8 +620,6 @@ def test_the_waits_of_each_endpoint_for_each_peer_are_needed_or_implied(
     assert raced or not any(e.peers for e in ends)
 
 
-def _without_peer(
-    ends: tuple[Endpoint, ...], end: Endpoint, peer: int, _program: TileProgram
-) -> tuple[Endpoint, ...]:
+def _without_peer(ends: tuple[Endpoint, ...], end: Endpoint, peer: int, _program: TileProgram) -> tuple[Endpoint, ...]:
     peers = tuple(p for p in end.peers if p != peer)
     return tuple(replace(e, peers=peers) if e is end else e for e in ends)

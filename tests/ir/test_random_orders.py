@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ir.oracle import (
-    Changed,
-    RandomOrder,
-    find_race,
-    group_operations,
-    program_order,
-    values_in,
-    with_tiles,
-)
+from ir.oracle import Changed, RandomOrder, find_race, group_operations, program_order, values_in, with_tiles
 from ir.toy import UB, RandomProgram, flatten
 from npusim.config.load import load_device
 from npusim.config.overrides import apply_overrides
@@ -46,9 +38,7 @@ def drawn(seed: int) -> tuple[RandomProgram, TileProgram]:
     return random, with_stores(random, program, OWN)
 
 
-def with_stores(
-    random: RandomProgram, program: TileProgram, row_of: Callable[[Any], Any]
-) -> TileProgram:
+def with_stores(random: RandomProgram, program: TileProgram, row_of: Callable[[Any], Any]) -> TileProgram:
     """Return the program, each block of which ends in a store of 4 rows to a tensor."""
     queue = random.toy.queues[0].name
 
@@ -79,9 +69,7 @@ def drop_wait(random: RandomProgram, program: TileProgram, rng: Random) -> TileP
     label = rng.choice(waiting).label
 
     def without(op: TileOp) -> TileOp:
-        return (
-            with_tiles(op, lambda t: t.held(first=False, last=t.last)) if op.label == label else op
-        )
+        return with_tiles(op, lambda t: t.held(first=False, last=t.last)) if op.label == label else op
 
     return Changed(without).program(program)
 
@@ -137,10 +125,7 @@ def refusal(program: TileProgram) -> str:
 def changes_values(program: TileProgram, rng: Random, orders: int) -> bool:
     phases, cells = group_operations(program, GROUPS), {}
     expected = values_in(phases, program_order, cells)
-    return any(
-        values_in(phases, RandomOrder(program, GROUPS, rng), cells) != expected
-        for _ in range(orders)
-    )
+    return any(values_in(phases, RandomOrder(program, GROUPS, rng), cells) != expected for _ in range(orders))
 
 
 def examine(seed: int, orders: int, counts: Counter[str], enough: int) -> None:
@@ -183,9 +168,7 @@ def test_what_the_check_passes_computes_the_same_in_random_legal_orders() -> Non
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_programs_in_a_hundred_orders_each(
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_ten_thousand_programs_in_a_hundred_orders_each(record_property: Callable[[str, object], None]) -> None:
     """2,000 drawn programs, each as it is and with each of four faults: half an hour."""
     counts: Counter[str] = Counter()
     for seed in range(2_000):
@@ -201,14 +184,10 @@ def test_what_the_check_passes_computes_the_same_in_the_order_of_time() -> None:
         program = drawn(seed)[1]
         if refusal(program):
             continue
-        spans = sorted(
-            METHODS["des"](program, device, trace_groups=(0,)).spans, key=lambda s: (s.start, s.end)
-        )
+        spans = sorted(METHODS["des"](program, device, trace_groups=(0,)).spans, key=lambda s: (s.start, s.end))
         left = iter(spans)
 
-        def by_time(
-            phase: Sequence[Sequence[ResolvedOp]], left: Any = left
-        ) -> list[tuple[int, int, ResolvedOp]]:
+        def by_time(phase: Sequence[Sequence[ResolvedOp]], left: Any = left) -> list[tuple[int, int, ResolvedOp]]:
             """Return a phase's operations by when they started: a queue's n-th span is its n-th operation."""
             (listed,) = phase
             mine = [next(left) for _ in listed]

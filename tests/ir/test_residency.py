@@ -43,9 +43,7 @@ def touching(*phases: Sequence[Sequence[Touch]], slot_bytes: int = 0) -> TilePro
         )
         for i, blocks in enumerate(phases)
     ]
-    tensors = {
-        t.region.tensor.name: t.region.tensor for blocks in phases for b in blocks for t in b
-    }
+    tensors = {t.region.tensor.name: t.region.tensor for blocks in phases for b in blocks for t in b}
     return toy.program((), phases=listed, tensors=list(tensors.values()))
 
 
@@ -53,9 +51,7 @@ def read(source: GlobalTensor, head: int, rows: int = 64, times: int = 1) -> Tou
     return Touch(source.tile(0, head, 0, rows), times)
 
 
-def misses(
-    program: TileProgram, *, groups: int = 1, heads_that_fit: float = 100, name: str = "k"
-) -> float:
+def misses(program: TileProgram, *, groups: int = 1, heads_that_fit: float = 100, name: str = "k") -> float:
     return residency(program, groups, int(HEAD * heads_that_fit)).read_misses[name]
 
 
@@ -142,10 +138,7 @@ def test_what_a_phase_wrote_is_there_for_the_next() -> None:
     workspace = tensor("k_shifted", "workspace")
     program = touching([[Touch(workspace.tile(0, 0, 0, 64), 0)]], [[read(workspace, 0)]])
     assert misses(program, name="k_shifted") == 0.0
-    late = touching(
-        [[Touch(workspace.tile(0, 0, 0, 64), 0)], [read(K, h) for h in range(8)]],
-        [[read(workspace, 0)]],
-    )
+    late = touching([[Touch(workspace.tile(0, 0, 0, 64), 0)], [read(K, h) for h in range(8)]], [[read(workspace, 0)]])
     assert misses(late, name="k_shifted", heads_that_fit=8.5) == 1.0
 
 

@@ -10,16 +10,7 @@ from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
 from npusim.errors import ProgramError
 from npusim.ir.check import check
 from npusim.ir.program import Loop, TileProgram
-from npusim.ir.walk import (
-    Endpoint,
-    LoopTemplate,
-    ResolvedOp,
-    Template,
-    Walker,
-    compile_items,
-    list_endpoints,
-    walk,
-)  # fmt: skip
+from npusim.ir.walk import Endpoint, LoopTemplate, ResolvedOp, Template, Walker, compile_items, list_endpoints, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,25 +47,29 @@ def test_a_pipeline_of_three_with_two_slots_waits_as_counted_by_hand() -> None:
     operations = resolve(program)
     # Tile t is the (t+1)-th filled.  Filling it needs t + 1 - 2 slots given back.
     expected: list[set[tuple[str, str, int]]] = [
-        set(), {("in ready", "load", 1)}, {("out ready", "compute", 1)},
-        set(), {("in ready", "load", 2)}, {("out ready", "compute", 2)},
-        {("in free", "compute", 1)}, {("in ready", "load", 3), ("out free", "store", 1)},
+        set(),
+        {("in ready", "load", 1)},
+        {("out ready", "compute", 1)},
+        set(),
+        {("in ready", "load", 2)},
+        {("out ready", "compute", 2)},
+        {("in free", "compute", 1)},
+        {("in ready", "load", 3), ("out free", "store", 1)},
         {("out ready", "compute", 3)},
-        {("in free", "compute", 2)}, {("in ready", "load", 4), ("out free", "store", 2)},
+        {("in free", "compute", 2)},
+        {("in ready", "load", 4), ("out free", "store", 2)},
         {("out ready", "compute", 4)},
-    ]  # fmt: skip
+    ]
     assert [waits_of(program, o) for o in operations] == expected
 
 
 def test_a_pipeline_sets_what_it_hands_on() -> None:
     program = pipeline(depth=2, tiles=1)
     filled, released = (
-        endpoint_index(program, "in", queue, is_producer=side)
-        for queue, side in (("load", True), ("compute", False))
+        endpoint_index(program, "in", queue, is_producer=side) for queue, side in (("load", True), ("compute", False))
     )
     stored, taken = (
-        endpoint_index(program, "out", queue, is_producer=side)
-        for queue, side in (("compute", True), ("store", False))
+        endpoint_index(program, "out", queue, is_producer=side) for queue, side in (("compute", True), ("store", False))
     )
     assert [set(o.sets) for o in resolve(program)] == [{filled}, {released, stored}, {taken}]
 
@@ -130,14 +125,8 @@ def test_a_queue_never_waits_for_itself() -> None:
     toy = Toy()
     q, other = toy.queue("q"), toy.queue("other")
     ring = toy.ring("state", [q], [q, other], depth=1)
-    program = toy.program(
-        [toy.op("w", q, fill(ring)), toy.op("r", q, front(ring)), toy.op("o", other, front(ring))]
-    )
-    assert [waits_of(program, o) for o in resolve(program)] == [
-        set(),
-        set(),
-        {("state ready", "q", 1)},
-    ]
+    program = toy.program([toy.op("w", q, fill(ring)), toy.op("r", q, front(ring)), toy.op("o", other, front(ring))])
+    assert [waits_of(program, o) for o in resolve(program)] == [set(), set(), {("state ready", "q", 1)}]
 
 
 def test_an_operation_on_a_queue_that_is_no_party_of_the_ring_is_refused() -> None:
@@ -152,11 +141,7 @@ def test_two_rings_of_one_name_on_one_queue_are_kept_apart_or_refused() -> None:
     toy = Toy()
     a, b, c = (toy.queue(n) for n in "abc")
     rings = [toy.ring("S", [a], [c]), toy.ring("S", [b], [c])]
-    items = [
-        toy.op("A", a, fill(rings[0])),
-        toy.op("B", b, fill(rings[1])),
-        toy.op("C", c, front(rings[0])),
-    ]
+    items = [toy.op("A", a, fill(rings[0])), toy.op("B", b, fill(rings[1])), toy.op("C", c, front(rings[0]))]
     try:
         resolved = resolve(toy.program(items))[-1]
     except ProgramError:
@@ -169,10 +154,7 @@ def test_paths_name_the_enclosing_loops_and_iterations() -> None:
     q = toy.queue("q")
     inner = Loop("inner", [7], lambda _i: [toy.op("x", q)])
     program = toy.program([Loop("outer", [2, 5], lambda _i: [inner])])
-    assert [o.path for o in resolve(program)] == [
-        (("outer", 2), ("inner", 7)),
-        (("outer", 5), ("inner", 7)),
-    ]
+    assert [o.path for o in resolve(program)] == [(("outer", 2), ("inner", 7)), (("outer", 5), ("inner", 7))]
     assert str(resolve(program)[1]) == "x on q (outer=5 inner=7)"
 
 
@@ -186,10 +168,7 @@ def expand(
     for part in template.parts:
         if isinstance(part, LoopTemplate):
             for iteration in range(part.count):
-                moved = [
-                    b + s + iteration * a
-                    for b, s, a in zip(base, part.start, part.body.advance, strict=True)
-                ]
+                moved = [b + s + iteration * a for b, s, a in zip(base, part.start, part.body.advance, strict=True)]
                 yield from expand(part.body, moved, endpoints)
         else:
             for op in part:
@@ -204,9 +183,7 @@ def expand(
 
 @settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
-def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(
-    rng: object,
-) -> None:
+def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(rng: object) -> None:
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
     walker, compiler = Walker(program), Walker(program)
     cursors = [0] * len(walker.endpoints)
@@ -214,10 +191,7 @@ def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_re
         templates = {phase.shape(b): compile_items(compiler, phase.body(b)) for b in phase.blocks}
         for block in phase.blocks:
             template = templates[phase.shape(block)]
-            concrete = [
-                (o.op.label, {(w.peer, w.count) for w in o.waits})
-                for o in walk(walker, phase.body(block))
-            ]
+            concrete = [(o.op.label, {(w.peer, w.count) for w in o.waits}) for o in walk(walker, phase.body(block))]
             assert list(expand(template, cursors, walker.endpoints)) == concrete
             assert template.op_count() == len(concrete)
             cursors = [c + a for c, a in zip(cursors, template.advance, strict=True)]

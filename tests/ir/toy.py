@@ -39,9 +39,7 @@ class Toy:
 
     queues: list[Queue] = field(default_factory=list)
     allocator: Allocator = field(
-        default_factory=lambda: Allocator(
-            {name: AddressSpace(name, 1 << 24, 32) for name in (UB, GM, L1)}
-        )
+        default_factory=lambda: Allocator({name: AddressSpace(name, 1 << 24, 32) for name in (UB, GM, L1)})
     )
     scratch: dict[str, Tile] = field(default_factory=dict)
 
@@ -53,18 +51,30 @@ class Toy:
         return name
 
     def ring(
-        self, name: str, producers: Sequence[str], consumers: Sequence[str], depth: int = 2, *,
-        flag: str = "binary", period: int = 1, space: str = UB, slot_bytes: int = 1024,
-    ) -> Ring:  # fmt: skip
+        self,
+        name: str,
+        producers: Sequence[str],
+        consumers: Sequence[str],
+        depth: int = 2,
+        *,
+        flag: str = "binary",
+        period: int = 1,
+        space: str = UB,
+        slot_bytes: int = 1024,
+    ) -> Ring:
         """Add a ring of slots of 1 KiB: 4 rows of 64 float32."""
         return self.allocator.ring(
-            space, name, slot_bytes, depth, producers=producers, consumers=consumers,
-            flag=flag, period=period,  # type: ignore[arg-type]
-        )  # fmt: skip
+            space,
+            name,
+            slot_bytes,
+            depth,
+            producers=producers,
+            consumers=consumers,
+            flag=flag,
+            period=period,  # type: ignore[arg-type]
+        )
 
-    def op(
-        self, label: str, queue: str, *slots: RingTile, repeats: int = 0, steps: Iterable[Step] = ()
-    ) -> TileOp:
+    def op(self, label: str, queue: str, *slots: RingTile, repeats: int = 0, steps: Iterable[Step] = ()) -> TileOp:
         """Return an operation that passes on ``slots`` and is busy for 24 + ``repeats`` cycles (or 0)."""
         busy = (self._busy(queue, repeats),) if repeats else ()
         return TileOp(label, queue, queue, (*busy, *steps), slots)
@@ -77,10 +87,14 @@ class Toy:
         return Step(Opcode.FILL, self.scratch[queue].part(0, repeats), (0.0,))
 
     def program(
-        self, items: Sequence[Item] | Callable[[Hashable], Iterable[Item]], *, blocks: Sequence[Hashable] = (0,),
-        shape: Callable[[Hashable], Hashable] = lambda _block: 0, phases: Sequence[Phase] = (),
+        self,
+        items: Sequence[Item] | Callable[[Hashable], Iterable[Item]],
+        *,
+        blocks: Sequence[Hashable] = (0,),
+        shape: Callable[[Hashable], Hashable] = lambda _block: 0,
+        phases: Sequence[Phase] = (),
         tensors: Sequence[GlobalTensor] = (),
-    ) -> TileProgram:  # fmt: skip
+    ) -> TileProgram:
         """Return the program whose blocks are ``items``, or ``items(block)``."""
         body = items if callable(items) else lambda _block: items
         return TileProgram(
@@ -97,10 +111,7 @@ class Toy:
 
 
 def phase(
-    name: str,
-    blocks: Sequence[Any],
-    body: Callable[[Any], Iterable[Item]],
-    shape: Callable[[Any], Hashable],
+    name: str, blocks: Sequence[Any], body: Callable[[Any], Iterable[Item]], shape: Callable[[Any], Hashable]
 ) -> Phase:
     """Return a phase; what its blocks touch in global tensors is what their operations do."""
 
@@ -145,9 +156,7 @@ def front(ring: Ring, *, first: bool = True, last: bool = True) -> RingTile:
 # ---------------------------------------------------------------- an oracle of its own
 
 
-def order_graph(
-    operations: Sequence[ResolvedOp],
-) -> tuple[nx.DiGraph[int], dict[tuple[int, int], int]]:
+def order_graph(operations: Sequence[ResolvedOp]) -> tuple[nx.DiGraph[int], dict[tuple[int, int], int]]:
     """Return the order that queues and waits keep, and ``{(endpoint, count): operation that sets it}``.
 
     Written from the rules alone (a queue is in order; a wait for count n of an endpoint comes after
@@ -214,11 +223,7 @@ def share_bytes(a: Bytes, b: Bytes) -> bool:
 def conflict(a: ResolvedOp, b: ResolvedOp) -> bool:
     """Whether two operations touch a common byte and one of them writes it."""
     (read_a, written_a), (read_b, written_b) = touched_bytes(a), touched_bytes(b)
-    return (
-        share_bytes(written_a, read_b)
-        or share_bytes(written_a, written_b)
-        or share_bytes(read_a, written_b)
-    )
+    return share_bytes(written_a, read_b) or share_bytes(written_a, written_b) or share_bytes(read_a, written_b)
 
 
 def unordered_conflicts(operations: Sequence[ResolvedOp]) -> set[tuple[int, int]]:
@@ -235,9 +240,7 @@ def unordered_conflicts(operations: Sequence[ResolvedOp]) -> set[tuple[int, int]
 def endpoint_index(program: TileProgram, ring: str, queue: str, *, is_producer: bool) -> int:
     """Return the index of one side of a ring."""
     return next(
-        e.index
-        for e in list_endpoints(program)
-        if (e.ring, e.queue, e.is_producer) == (ring, queue, is_producer)
+        e.index for e in list_endpoints(program) if (e.ring, e.queue, e.is_producer) == (ring, queue, is_producer)
     )
 
 
@@ -257,9 +260,7 @@ class _Side:
 
     def may_start(self, sides: Sequence[_Side]) -> bool:
         """Whether its next slot is there in program order, whatever the acknowledgement period."""
-        peers = [
-            s.handed_on for s in sides if s.ring is self.ring and s.is_producer != self.is_producer
-        ]
+        peers = [s.handed_on for s in sides if s.ring is self.ring and s.is_producer != self.is_producer]
         if self.is_producer:
             return self.handed_on - min(peers) <= self.ring.depth - self.ring.period
         return min(peers) > self.handed_on
@@ -280,16 +281,18 @@ class RandomProgram:
         issuers = rng.randint(1, len(names))
         engines = ["VECTOR"] if touching else ["VECTOR", "MTE2"]
         for name in names:
-            self.toy.queue(
-                name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}"
-            )
+            self.toy.queue(name, engine=rng.choice(engines), issuer=f"scalar{rng.randrange(issuers)}")
         self.sides: list[_Side] = []
         for index in range(rng.randint(1, 4)):
             depth = rng.randint(1, 4)
             ring = self.toy.ring(
-                f"r{index}", self._some(names), self._some(names), depth,
-                flag=rng.choice(["binary", "counter"]), period=rng.randint(1, depth),
-            )  # fmt: skip
+                f"r{index}",
+                self._some(names),
+                self._some(names),
+                depth,
+                flag=rng.choice(["binary", "counter"]),
+                period=rng.randint(1, depth),
+            )
             self.sides += [_Side(ring, q, True) for q in ring.producers]
             self.sides += [_Side(ring, q, False) for q in ring.consumers]
 
@@ -318,12 +321,8 @@ class RandomProgram:
 
     def _segment(self, rings: Sequence[Ring], levels: int) -> list[Item]:
         if not levels or self.rng.random() < 0.4:
-            return list(
-                self._run({r.name: (n, n) for r in rings for n in [self.rng.randint(0, 3)]})
-            )
-        body = [
-            item for _ in range(self.rng.randint(1, 2)) for item in self._segment(rings, levels - 1)
-        ]
+            return list(self._run({r.name: (n, n) for r in rings for n in [self.rng.randint(0, 3)]}))
+        body = [item for _ in range(self.rng.randint(1, 2)) for item in self._segment(rings, levels - 1)]
         indices = range(self.rng.randint(0, 4))
         return [Loop(f"loop{self.labels}", indices, lambda _i: body)]
 

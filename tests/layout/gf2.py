@@ -36,9 +36,7 @@ class BitMatrix:
     out_bits: int
 
     @classmethod
-    def of(
-        cls, function: Callable[[int], int], *, in_bits: int, out_bits: int | None = None
-    ) -> BitMatrix:
+    def of(cls, function: Callable[[int], int], *, in_bits: int, out_bits: int | None = None) -> BitMatrix:
         """Return the matrix of a function, after checking all ``2**in_bits`` arguments.
 
         Raises
@@ -54,15 +52,12 @@ class BitMatrix:
         for argument in range(1 << in_bits):
             if matrix(argument) != function(argument):
                 raise LayoutError(
-                    f"not linear over GF(2): {argument} goes to {function(argument)}, "
-                    f"its bits to {matrix(argument)}"
+                    f"not linear over GF(2): {argument} goes to {function(argument)}, its bits to {matrix(argument)}"
                 )
         return matrix
 
     @classmethod
-    def of_layout(
-        cls, layout: Layout | SwizzledLayout, *, out_bits: int | None = None
-    ) -> BitMatrix:
+    def of_layout(cls, layout: Layout | SwizzledLayout, *, out_bits: int | None = None) -> BitMatrix:
         """Return the matrix of a layout, swizzled or not; `LayoutError` if it is not linear."""
         if layout.size & (layout.size - 1):
             raise LayoutError(f"{layout} is not linear over GF(2): {layout.size} coordinates")
@@ -84,9 +79,7 @@ class BitMatrix:
     def __matmul__(self, inner: BitMatrix) -> BitMatrix:
         """Return the matrix that applies ``inner``, then this one."""
         if inner.out_bits > self.in_bits:
-            raise LayoutError(
-                f"{inner.out_bits} bits do not fit a matrix that takes {self.in_bits}"
-            )
+            raise LayoutError(f"{inner.out_bits} bits do not fit a matrix that takes {self.in_bits}")
         return BitMatrix(tuple(self(column) for column in inner.columns), self.out_bits)
 
     @property
@@ -103,17 +96,13 @@ class BitMatrix:
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """The entries, row 0 the lowest bit of the index."""
-        return tuple(
-            tuple(column >> row & 1 for column in self.columns) for row in range(self.out_bits)
-        )
+        return tuple(tuple(column >> row & 1 for column in self.columns) for row in range(self.out_bits))
 
     def inverse(self) -> BitMatrix:
         """Return the inverse; `LayoutError` if the matrix is not square or not of full rank."""
         count = self.in_bits
         if self.out_bits != count or self.rank != count:
-            raise LayoutError(
-                f"no inverse: {self.out_bits} by {count} bits of rank {self.rank}; a bijection needs all"
-            )
+            raise LayoutError(f"no inverse: {self.out_bits} by {count} bits of rank {self.rank}; a bijection needs all")
         # Gauss-Jordan on columns; the second number collects the same steps from the identity.
         work = [(column, 1 << place) for place, column in enumerate(self.columns)]
         for bit in range(count):

@@ -46,9 +46,7 @@ def in_place_table(
     return tuple(map(tuple, table))
 
 
-def tally_orders(
-    accumulator: Fragment, operand: Fragment, arrangement: Arrangement | None = None
-) -> dict[int, int]:
+def tally_orders(accumulator: Fragment, operand: Fragment, arrangement: Arrangement | None = None) -> dict[int, int]:
     """Return how many orders leave how many values of one group in place; the most first.
 
     Examples

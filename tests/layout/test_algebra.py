@@ -24,12 +24,24 @@ from npusim.layout import (
 )
 
 LAYOUTS = [
-    Layout(1, 0), Layout(1, 1), Layout(4, 1), Layout(4, 2), Layout(8, 3), Layout((2, 4)), Layout((2, 4), (4, 1)),
-    Layout((8, 4), (4, 1)), Layout((2, 4, 6)), Layout((2, 4, 6), (4, 1, 8)), Layout((2, (4, 6))),
-    Layout((2, (1, 6)), (1, (6, 2))), Layout(((2, 2), (2, 2)), ((1, 4), (8, 32))),
-    Layout(((2, 2, 2), (2, 2, 2)), ((1, 16, 4), (8, 2, 32))), Layout((4, 1, 1)), Layout((2, 3, 4), (12, 4, 1)),
+    Layout(1, 0),
+    Layout(1, 1),
+    Layout(4, 1),
+    Layout(4, 2),
+    Layout(8, 3),
+    Layout((2, 4)),
+    Layout((2, 4), (4, 1)),
+    Layout((8, 4), (4, 1)),
+    Layout((2, 4, 6)),
+    Layout((2, 4, 6), (4, 1, 8)),
+    Layout((2, (4, 6))),
+    Layout((2, (1, 6)), (1, (6, 2))),
+    Layout(((2, 2), (2, 2)), ((1, 4), (8, 32))),
+    Layout(((2, 2, 2), (2, 2, 2)), ((1, 16, 4), (8, 2, 32))),
+    Layout((4, 1, 1)),
+    Layout((2, 3, 4), (12, 4, 1)),
     Layout((4, 2), (2, 16)),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +61,7 @@ def theirs(oracle: Any, layout: Layout) -> Any:
 
 def same(layout: Layout, other: Any) -> bool:
     """Whether both are the same function of the integers."""
-    return layout.size == oracle_size(other) and all(
-        layout(i) == other(i) for i in range(layout.size)
-    )
+    return layout.size == oracle_size(other) and all(layout(i) == other(i) for i in range(layout.size))
 
 
 def oracle_size(other: Any) -> int:
@@ -66,13 +76,7 @@ def test_a_layout_is_an_inner_product_and_mode_0_runs_fastest() -> None:
     for place in range(24):
         i, j, k = place % 4, place // 4 % 2, place // 8
         expected = 10 * i + j + 100 * k
-        assert (
-            layout(place)
-            == layout(i, j + 2 * k)
-            == layout(i, (j, k))
-            == layout((i, (j, k)))
-            == expected
-        )
+        assert layout(place) == layout(i, j + 2 * k) == layout(i, (j, k)) == layout((i, (j, k))) == expected
 
 
 def test_beyond_its_shape_the_last_mode_goes_on() -> None:
@@ -94,7 +98,7 @@ def test_default_strides_are_dense_from_the_left_and_row_major_from_the_right() 
 @pytest.mark.parametrize(
     ("shape", "stride", "words"),
     [((2, 3), 1, "nested alike"), ((2, 3), (1, (2,)), "nested alike"), ((0, 3), None, "extents"), (2, -1, "strides")],
-)  # fmt: skip
+)
 def test_a_layout_that_is_none_is_refused(shape: Any, stride: Any, words: str) -> None:
     with pytest.raises(LayoutError, match=words):
         Layout(shape, stride)
@@ -160,13 +164,11 @@ def test_what_is_no_layout_is_no_composition() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from((1, 2, 3, 4, 6)), st.integers(0, 9)), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), min_size=1, max_size=3),
-)  # fmt: skip
+)
 def test_composition_holds_its_law_or_is_refused(
     modes: list[tuple[int, int]], inner_modes: list[tuple[int, int]]
 ) -> None:
-    outer, inner = (
-        Layout(tuple(s for s, _ in m), tuple(d for _, d in m)) for m in (modes, inner_modes)
-    )
+    outer, inner = (Layout(tuple(s for s, _ in m), tuple(d for _, d in m)) for m in (modes, inner_modes))
     try:
         both = composition(outer, inner)
     except LayoutError:
@@ -175,9 +177,7 @@ def test_composition_holds_its_law_or_is_refused(
         assert [both(i) for i in range(inner.size)] == [outer(inner(i)) for i in range(inner.size)]
 
 
-INJECTIVE = [
-    layout for layout in LAYOUTS if len({layout(i) for i in range(layout.size)}) == layout.size
-]
+INJECTIVE = [layout for layout in LAYOUTS if len({layout(i) for i in range(layout.size)}) == layout.size]
 
 
 @pytest.mark.parametrize("bound", [None, 64, 100])
@@ -209,10 +209,15 @@ def test_right_inverse_finds_the_places_of_0_1_2(oracle: Any, layout: Layout) ->
 
 
 DIVISIONS = [
-    (Layout(24, 2), 4), (Layout(24, 2), Layout(4, 3)), (Layout((4, 6)), Layout((2, 3), (1, 4))),
-    (Layout((8, 16), (20, 1)), (2, 4)), (Layout((8, 16), (20, 1)), (Layout(4, 2), 8)), (Layout((8, 16, 3)), (4, 4)),
-    (Layout((8, 16)), (4, 4)), (Layout((4, (2, 8)), (2, (1, 8))), Layout(16, 1)),
-]  # fmt: skip
+    (Layout(24, 2), 4),
+    (Layout(24, 2), Layout(4, 3)),
+    (Layout((4, 6)), Layout((2, 3), (1, 4))),
+    (Layout((8, 16), (20, 1)), (2, 4)),
+    (Layout((8, 16), (20, 1)), (Layout(4, 2), 8)),
+    (Layout((8, 16, 3)), (4, 4)),
+    (Layout((8, 16)), (4, 4)),
+    (Layout((4, (2, 8)), (2, (1, 8))), Layout(16, 1)),
+]
 
 
 def as_oracle_tiler(oracle: Any, tiler: Any) -> Any:
@@ -222,9 +227,7 @@ def as_oracle_tiler(oracle: Any, tiler: Any) -> Any:
 
 
 @pytest.mark.parametrize(("layout", "tiler"), DIVISIONS, ids=str)
-def test_division_takes_the_same_indices_a_tile_at_a_time(
-    oracle: Any, layout: Layout, tiler: Any
-) -> None:
+def test_division_takes_the_same_indices_a_tile_at_a_time(oracle: Any, layout: Layout, tiler: Any) -> None:
     divided = logical_divide(layout, tiler)
     everything = sorted(layout(i) for i in range(layout.size))
     assert sorted(divided(i) for i in range(divided.size)) == everything
@@ -233,9 +236,11 @@ def test_division_takes_the_same_indices_a_tile_at_a_time(
 
 
 PRODUCTS = [
-    (Layout(4, 1), 3), (Layout((2, 2), (4, 1)), Layout(6, 1)), (Layout((2, 2), (4, 1)), Layout((4, 2), (2, 1))),
+    (Layout(4, 1), 3),
+    (Layout((2, 2), (4, 1)), Layout(6, 1)),
+    (Layout((2, 2), (4, 1)), Layout((4, 2), (2, 1))),
     (Layout((2, 4), (1, 2)), (3, Layout(2, 1))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("layout", "tiler"), PRODUCTS, ids=str)
@@ -246,7 +251,7 @@ def test_products_are_copies_side_by_side(oracle: Any, layout: Layout, tiler: An
         tuple(oracle.Layout(t.shape, t.stride) if isinstance(t, Layout) else oracle.Layout(t, 1) for t in tiler)
         if isinstance(tiler, tuple)
         else theirs(oracle, tiler if isinstance(tiler, Layout) else Layout(tiler, 1)),
-    )  # fmt: skip
+    )
     assert same(product, other)
     if not isinstance(tiler, tuple):
         indices = [product(i) for i in range(product.size)]

@@ -24,9 +24,7 @@ from tests.layout.gf2 import BitMatrix
 # ---------------------------------------------------------------- swizzle
 
 
-@pytest.mark.parametrize(
-    "swizzle", [Swizzle(3, 3, 3), Swizzle(2, 0, 3), Swizzle(3, 4, 4), Swizzle(1, 2, -2)], ids=str
-)
+@pytest.mark.parametrize("swizzle", [Swizzle(3, 3, 3), Swizzle(2, 0, 3), Swizzle(3, 4, 4), Swizzle(1, 2, -2)], ids=str)
 def test_a_swizzle_undoes_itself_and_loses_nothing(swizzle: Swizzle) -> None:
     images = [swizzle(i) for i in range(4096)]
     assert [swizzle(i) for i in images] == list(range(4096))
@@ -58,7 +56,7 @@ def test_fields_that_overlap_are_refused() -> None:
     "layout",
     [Layout((8, 4), (4, 1)), instruction("m8n8k4").c.layout, instruction("m16n8k16").a.layout, swizzled(32, 64)],
     ids=str,
-)  # fmt: skip
+)
 def test_a_matrix_is_the_layout_and_its_inverse_undoes_it(layout: Layout | SwizzledLayout) -> None:
     matrix = BitMatrix.of_layout(layout)
     inverse = matrix.inverse()

@@ -32,18 +32,11 @@ def volta(acc: str = "f32", a: str = "row", b: str = "col") -> Any:
 
 
 # volta.md §1.1: accumulator, A of the next product -> in place, must move a lane, best of all orders.
-TABLE = [
-    ("f16", "row", 64, 0, 64),
-    ("f16", "col", 16, 6, 16),
-    ("f32", "row", 32, 4, 32),
-    ("f32", "col", 32, 4, 32),
-]
+TABLE = [("f16", "row", 64, 0, 64), ("f16", "col", 16, 6, 16), ("f32", "row", 32, 4, 32), ("f32", "col", 32, 4, 32)]
 
 
 @pytest.mark.parametrize(("acc", "order", "in_place", "moved", "best"), TABLE)
-def test_values_in_place_and_best_order(
-    acc: str, order: str, in_place: int, moved: int, best: int
-) -> None:
+def test_values_in_place_and_best_order(acc: str, order: str, in_place: int, moved: int, best: int) -> None:
     found = chain(volta(acc).c, volta(a=order).a)
     assert (found.in_place, found.values, found.moved) == (in_place, 64, moved)
     assert best_order(volta(acc).c, volta(a=order).a)[1] == best
@@ -70,9 +63,7 @@ def test_576_orders_feed_fp32_to_a_by_columns() -> None:
 def test_the_tally_is_that_of_all_orders_one_by_one() -> None:
     accumulator, operand = volta("f32").c, volta(a="col").a
     table = in_place_table(accumulator, operand)
-    listed = Counter(
-        sum(table[p][c] for p, c in enumerate(order)) for order in permutations(range(8))
-    )
+    listed = Counter(sum(table[p][c] for p, c in enumerate(order)) for order in permutations(range(8)))
     assert listed == tally_orders(accumulator, operand)
     for order in ((3, 1, 4, 0, 5, 2, 7, 6), (7, 6, 5, 4, 3, 2, 1, 0)):
         counted = chain(accumulator, operand, order=order).in_place
@@ -81,7 +72,7 @@ def test_the_tally_is_that_of_all_orders_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("acc", "order", "best"), [("f16", "col", 8), ("f16", "row", 32), ("f32", "col", 16), ("f32", "row", 16)]
-)  # fmt: skip
+)
 def test_the_transposed_form_is_no_way_out(acc: str, order: str, best: int) -> None:
     assert best_order(volta(acc).c, volta(b=order).b)[1] == best
 
@@ -89,10 +80,14 @@ def test_the_transposed_form_is_no_way_out(acc: str, order: str, best: int) -> N
 @pytest.mark.parametrize(
     ("where", "acc", "share"),
     [
-        ("4x1", "f16", 1.0), ("4x1", "f32", 0.5), ("2x2", "f16", 0.5), ("2x2", "f32", 0.25),
-        ("1x4", "f16", 0.25), ("1x4", "f32", 0.125),
+        ("4x1", "f16", 1.0),
+        ("4x1", "f32", 0.5),
+        ("2x2", "f16", 0.5),
+        ("2x2", "f32", 0.25),
+        ("1x4", "f16", 0.25),
+        ("1x4", "f32", 0.125),
     ],
-)  # fmt: skip
+)
 def test_the_arrangement_of_quad_pairs_matters(where: str, acc: str, share: float) -> None:
     assert chain(volta(acc).c, volta().a, arrangement=arrangement(where)).share == share
 
@@ -119,7 +114,7 @@ def test_right_inverse_of_a_after_c_is_the_same_map() -> None:
         for value in range(8):
             target, slot = slots(thread, value) % 8, slots(thread, value) // 8
             lane = volta().c.lane(target)
-            assert chain(volta("f32").c, volta().a).sources[lane][slot] == (volta().c.lane(thread), value)  # fmt: skip
+            assert chain(volta("f32").c, volta().a).sources[lane][slot] == (volta().c.lane(thread), value)
 
 
 @pytest.mark.parametrize("acc", ["f16", "f32"])
@@ -137,9 +132,7 @@ def test_ampere_moves_nothing(name: str, tiles: int, acc: str) -> None:
 @pytest.mark.parametrize("where", ["4x1", "2x2", "1x4"])
 @pytest.mark.parametrize("a", ["row", "col"])
 @pytest.mark.parametrize("acc", ["f16", "f32"])
-def test_shuffles_bring_every_value_where_the_operand_wants_it(
-    acc: str, a: str, where: str
-) -> None:
+def test_shuffles_bring_every_value_where_the_operand_wants_it(acc: str, a: str, where: str) -> None:
     spread = arrangement(where)
     found = chain(volta(acc).c, volta(a=a).a, arrangement=spread)
     height, width = spread.tile(volta(acc).c)
@@ -156,9 +149,7 @@ def test_shuffles_move_at_most_a_register_and_exactly_what_must_move() -> None:
             moved = [slot for s in found.shuffles for slot in s.slots[lane]]
             assert len(moved) == len(set(moved))
             assert all(len(s.slots[lane]) <= 2 for s in found.shuffles)
-            assert set(moved) == {
-                slot for slot, (source, _) in enumerate(found.sources[lane]) if source != lane
-            }
+            assert set(moved) == {slot for slot, (source, _) in enumerate(found.sources[lane]) if source != lane}
 
 
 @pytest.mark.parametrize("where", ["4x1", "2x2"])
@@ -171,17 +162,18 @@ def test_a_chained_attention_tile_is_exact(acc: str, where: str) -> None:
     q, k, v = (rng.integers(-3, 4, s) for s in ((rows, 64), (keys, 64), (keys, 64)))
     zeros = np.zeros((rows, keys), q.dtype)
     s = warp_product(
-        first, to_registers(first.a, spread, q), to_registers(first.b, spread, k.T),
+        first,
+        to_registers(first.a, spread, q),
+        to_registers(first.b, spread, k.T),
         to_registers(first.c, spread, zeros),
-    )  # fmt: skip
+    )
     link = chain(first.c, second.a, arrangement=spread)
     down, across = s.shape[:2]
     parts = s.reshape(down, across // link.tiles, link.tiles, 32, 8)
     p = shuffled(link, parts).reshape(down, -1, 32, second.a.values)
     o = warp_product(
-        second, p, to_registers(second.b, spread, v),
-        to_registers(second.c, spread, np.zeros((rows, 64), q.dtype)),
-    )  # fmt: skip
+        second, p, to_registers(second.b, spread, v), to_registers(second.c, spread, np.zeros((rows, 64), q.dtype))
+    )
     assert np.array_equal(from_registers(second.c, spread, o), q @ k.T @ v)
 
 
@@ -216,9 +208,7 @@ def test_illegal_chains_are_refused() -> None:
 
 
 def test_an_exchange_that_is_not_allowed_is_refused_with_the_way_out() -> None:
-    with pytest.raises(
-        LayoutError, match=r"in 2x2: 64 of 128 .* not allowed; arranged 4x1 nothing"
-    ):
+    with pytest.raises(LayoutError, match=r"in 2x2: 64 of 128 .* not allowed; arranged 4x1 nothing"):
         chain(volta("f16").c, volta().a, arrangement=arrangement("2x2"), allow_exchange=False)
     with pytest.raises(LayoutError, match=r"32 of 64 .* 4 a lane would .* f16 accumulators in 4x1"):
         chain(volta("f32").c, volta().a, allow_exchange=False)

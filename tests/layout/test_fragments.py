@@ -68,9 +68,7 @@ def test_maps_equal_ptx_and_are_bijections(mma: Instruction) -> None:
                 assert element == ptx(mma, fragment, lane, i)
                 assert fragment.holder(*element, group) == (lane, i)
                 seen.add((group, *element))
-        assert (
-            len(seen) == 32 * fragment.values == fragment.groups * fragment.rows * fragment.columns
-        )
+        assert len(seen) == 32 * fragment.values == fragment.groups * fragment.rows * fragment.columns
 
 
 def test_maps_equal_the_atoms_of_tensor_layouts() -> None:
@@ -224,10 +222,7 @@ def test_bits_of_a_warps_product_are_those_of_the_tile(acc: str) -> None:
 
     instr, spread = instruction("m8n8k4", acc=acc), arrangement("4x1", "lane")
     rng = np.random.default_rng(4)
-    a, b = (
-        rng.normal(size=(32, 64)).astype(np.float16),
-        rng.normal(size=(64, 16)).astype(np.float16),
-    )
+    a, b = (rng.normal(size=(32, 64)).astype(np.float16), rng.normal(size=(64, 16)).astype(np.float16))
     c = rng.normal(size=(32, 16)).astype(np.float16 if acc == "f16" else np.float32)
     operands = zip((instr.a, instr.b, instr.c), (a, b, c), strict=True)
     held = [to_registers(f, spread, tile) for f, tile in operands]
@@ -246,7 +241,7 @@ def test_bits_of_a_warps_product_are_those_of_the_tile(acc: str) -> None:
         ({"name": "m8n8k4", "b": "column"}, "B 'column': choose row or col"),
         ({"name": "m16n8k16", "a": "col"}, "A is always row and B col"),
     ],
-)  # fmt: skip
+)
 def test_unknown_instructions_are_refused(arguments: dict[str, str], words: str) -> None:
     with pytest.raises(LayoutError, match=words):
         instruction(**arguments)
@@ -274,9 +269,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_tiles_that_do_not_divide_among_quad_pairs_and_warps_are_refused() -> None:
     volta, stacked = instruction("m8n8k4"), arrangement("4x1")
     assert stacked.repeats(volta.c, 128, 64, warps=(2, 1)) == (2, 8)
-    with pytest.raises(
-        LayoutError, match=r"in 4x1: 48 rows are no multiple of 32 \(1 warps of 32\)"
-    ):
+    with pytest.raises(LayoutError, match=r"in 4x1: 48 rows are no multiple of 32 \(1 warps of 32\)"):
         stacked.repeats(volta.c, 48, 64)
     with pytest.raises(LayoutError, match=r"96 rows are no multiple of 64 \(2 warps of 32\)"):
         stacked.repeats(volta.c, 96, 64, warps=(2, 1))

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 LANES = range(32)
 FOUR = arrangement("4x1")
-A, B_COL, B_ROW = (
-    instruction("m8n8k4").a,
-    instruction("m8n8k4", b="col").b,
-    instruction("m8n8k4", b="row").b,
-)
+A, B_COL, B_ROW = (instruction("m8n8k4").a, instruction("m8n8k4", b="col").b, instruction("m8n8k4", b="row").b)
 
 #: volta.md §4.1: access -> wavefronts with padding 0, 4, 8 halves, and with the swizzle.
 TABLE = {
@@ -55,10 +51,7 @@ def addresses(access: str, memory: Callable[[int, int], int]) -> tuple[int, ...]
 def test_the_table_of_bank_conflicts_is_exact(access: str, head_dim: int) -> None:
     width = int(access.rpartition(".")[2]) // 8
     memories = [*(padded(32, head_dim, padding=p) for p in (0, 4, 8)), swizzled(32, head_dim)]
-    found = tuple(
-        wavefronts(addresses(access, m), width, VOLTA_BANKS, allow_misaligned=True)
-        for m in memories
-    )
+    found = tuple(wavefronts(addresses(access, m), width, VOLTA_BANKS, allow_misaligned=True) for m in memories)
     assert found == TABLE[access]
 
 
@@ -127,7 +120,7 @@ def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
         (lambda: fragment_addresses(A, FOUR, lambda r, c: r + 32 * c, access_bytes=8), "do not lie together"),
         (lambda: fragment_addresses(A, FOUR, lambda r, c: 64 * r + c, access_bytes=12), "do not fit"),
     ],
-)  # fmt: skip
+)
 def test_accesses_that_cannot_be_are_refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(LayoutError, match=words):
         call()

@@ -114,9 +114,7 @@ def test_bad_input_exits_with_2_and_says_why(arguments: tuple[str, ...], words: 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_a_terminal_gets_colours_unless_no_color(no_color: str, coloured: bool) -> None:
     main, side = pty.openpty()
-    code = (
-        "import sys; sys.argv = ['npusim', 'layout', 'm8n8k4']; from npusim.cli import main; main()"
-    )
+    code = "import sys; sys.argv = ['npusim', 'layout', 'm8n8k4']; from npusim.cli import main; main()"
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY)}
     environment["NO_COLOR"] = no_color
     environment.pop("COLORTERM", None)

@@ -193,7 +193,7 @@ def test_no_transfer_cuts_an_element_apart(pair: NodeSpec) -> None:
         ({"w_o": np.full((RANKS * WIDTH, HIDDEN), np.nan, np.float16)}, "w_o has 1536 NaN"),
         ({"w_o": np.full((RANKS * WIDTH, HIDDEN), 1e6, np.float32)}, "w_o are beyond float16's largest"),
     ],
-)  # fmt: skip
+)
 def test_bad_projections_are_refused(changes: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(TensorError, match=re.escape(message)):
         layer(tensors(**changes))

@@ -69,17 +69,12 @@ def test_node_is_shown_and_validated() -> None:
         (("-t", "blocks=2049"), "blocks: 2049 blocks of only 2048 rows; at most 2048"),
         (("-t", "blocks=4,first_share=0.9999"), "leaves a block without rows"),
         (("-t", "collective=sdma"), "no collective is driven by 'sdma' here; there are sm"),
-        (
-            ("-C", "links.nvlink.bytes_per_s=0"),
-            "links.nvlink.bytes_per_s=0: must be greater than 0",
-        ),
+        (("-C", "links.nvlink.bytes_per_s=0"), "links.nvlink.bytes_per_s=0: must be greater than 0"),
         (("-C", "links.nvlnk.bytes_per_s=1"), "no key 'nvlnk'"),
         (("-t", "first_share=1.5"), "first_share"),
     ],
 )
-def test_bad_input_exits_with_2_and_says_what_is_wrong(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_bad_input_exits_with_2_and_says_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
     result = npusim("run", "tiling_allreduce", *LAYER, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -89,8 +84,8 @@ def test_disconnected_file_names_its_devices(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
         "schema: npusim.node/1\nextends: ascend_910b2_x8\nname: mine\n"
-        'links.hccs.model: edges\nlinks.hccs.edges: [[0, 1], [1, 2], [2, 3], [4, 5], [5, 6], [6, 7]]\n'
-    )  # fmt: skip
+        "links.hccs.model: edges\nlinks.hccs.edges: [[0, 1], [1, 2], [2, 3], [4, 5], [5, 6], [6, 7]]\n"
+    )
     result = npusim("run", "allreduce", "--hw", str(file), "--problem", "bytes=8", "--no-save")
     assert result.exit_code == 2
     assert "mine: no link joins device 4, 5, 6, 7 to device 0, 1, 2, 3" in result.stderr

@@ -52,10 +52,8 @@ def test_all_gather_takes_each_shard_from_its_owner(algorithm: Algorithm) -> Non
 @pytest.mark.parametrize(
     ("algorithm", "rounds", "sent"),
     [("ring", 14, Fraction(7, 4)), ("mesh", 2, Fraction(7, 4)), ("halving_doubling", 6, Fraction(7, 4))],
-)  # fmt: skip
-def test_eight_ranks_send_the_least_an_allreduce_can(
-    algorithm: Algorithm, rounds: int, sent: Fraction
-) -> None:
+)
+def test_eight_ranks_send_the_least_an_allreduce_can(algorithm: Algorithm, rounds: int, sent: Fraction) -> None:
     # 2 (p - 1) / p of the message, the lower bound for a sum on every rank (Thakur et al.).
     chosen = collective("allreduce", algorithm, 8)
     assert len(chosen.rounds) == rounds
@@ -94,12 +92,9 @@ def test_error_falls_with_the_bits_of_the_format(fmt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen",
-    [collective("allreduce", "mesh", 8, is_ordered=True), collective("allreduce", "halving_doubling", 8)],
-)  # fmt: skip
-def test_tiled_equals_untiled_bit_for_bit_where_all_shards_have_one_order(
-    chosen: Collective,
-) -> None:
+    "chosen", [collective("allreduce", "mesh", 8, is_ordered=True), collective("allreduce", "halving_doubling", 8)]
+)
+def test_tiled_equals_untiled_bit_for_bit_where_all_shards_have_one_order(chosen: Collective) -> None:
     inputs = samples(8, 24 * 10)
     whole = execute(chosen, inputs, "float16")[0]
     tiles = [slice(0, 40), slice(40, 140), slice(140, 240)]  # unequal row blocks
@@ -111,10 +106,7 @@ def test_tiled_ring_differs_because_rows_fall_into_other_shards() -> None:
     chosen = collective("allreduce", "ring", 8)
     inputs = samples(8, 4096)
     whole = execute(chosen, inputs, "float16")[0]
-    parts = [
-        execute(chosen, [x[h] for x in inputs], "float16")[0]
-        for h in (slice(0, 2048), slice(2048, None))
-    ]
+    parts = [execute(chosen, [x[h] for x in inputs], "float16")[0] for h in (slice(0, 2048), slice(2048, None))]
     assert (np.concatenate(parts) != whole).any()
 
 

@@ -50,9 +50,11 @@ def test_machine_is_a_device_or_a_node_with_its_device() -> None:
 
 def test_overrides_reach_both_files() -> None:
     changes = {
-        "links.hccs.bytes_per_s": "56e9", "node.drivers.sdma.engine_count": "14", "clock_hz": "1e9",
+        "links.hccs.bytes_per_s": "56e9",
+        "node.drivers.sdma.engine_count": "14",
+        "clock_hz": "1e9",
         "links.hbm.bytes_per_s": "1e12",
-    }  # fmt: skip
+    }
     machine = load_machine("ascend_910b2_x8", changes)
     assert isinstance(machine, NodeDevice)
     assert machine.node.links["hccs"].bytes_per_s.value == 56e9

@@ -34,9 +34,7 @@ def test_constants_fitted_are_few_and_say_on_what() -> None:
 
 
 def test_gemm_allreduce_is_within_a_fifth(shared_folder: Path) -> None:
-    report = validate_times(
-        shared_folder / "measurements" / "ascend_910b2.yaml", only="gemm_allreduce", band=0.2
-    )
+    report = validate_times(shared_folder / "measurements" / "ascend_910b2.yaml", only="gemm_allreduce", band=0.2)
     found = {r.quantity for r in report.residuals}
     assert found == {"latency_us", "compute_us", "allreduce_us", "speedup"}
     assert report.is_passed

@@ -25,9 +25,14 @@ from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
 
 SMALL = ModelProblem.around(
-    Problem(heads=2, seq_q=128, head_dim=64, causal=True), ranks=8, hidden=1024, layers=3, intermediate=2048,
-    gated=True, vocab=1000,
-)  # fmt: skip
+    Problem(heads=2, seq_q=128, head_dim=64, causal=True),
+    ranks=8,
+    hidden=1024,
+    layers=3,
+    intermediate=2048,
+    gated=True,
+    vocab=1000,
+)
 TOKEN = SMALL.model_copy(update={"seq_q": 1, "seq_kv": 4096, "causal_offset": 4095})
 NPUS, GPUS = "ascend_910b2_x8", "v100_x8"
 
@@ -39,8 +44,17 @@ def timed(problem: ModelProblem = SMALL, hw: Any = NPUS, **tiling: Any) -> Any:
 def test_a_layer_has_all_its_parts_and_they_add_up() -> None:
     time = timed()
     assert set(time.parts_s) == {
-        "norm", "qkv", "rotary", "attention", "projection", "allreduce", "up", "activation", "down", "vocabulary"
-    }  # fmt: skip
+        "norm",
+        "qkv",
+        "rotary",
+        "attention",
+        "projection",
+        "allreduce",
+        "up",
+        "activation",
+        "down",
+        "vocabulary",
+    }
     # Nothing overlaps in one block; a collective's AllReduce is joined at once by all.
     assert sum(time.parts_s.values()) == pytest.approx(time.latency_s, rel=1e-9)
 
@@ -52,14 +66,16 @@ def test_layers_are_folded_and_the_vocabulary_comes_once() -> None:
     assert set(three.times_s.values()) == {three.latency_s}
     assert three.operations == 3 * one.operations
     assert timed().latency_s - three.latency_s == pytest.approx(
-        timed().parts_s["vocabulary"] + timed(SMALL.model_copy(update={"layers": 1})).parts_s["norm"]
-        - one.parts_s["norm"],
-    )  # fmt: skip
+        timed().parts_s["vocabulary"]
+        + timed(SMALL.model_copy(update={"layers": 1})).parts_s["norm"]
+        - one.parts_s["norm"]
+    )
 
 
-@pytest.mark.parametrize(("hw", "problem", "fields"), [
-    (NPUS, SMALL, {}), (NPUS, SMALL, {"blocks": 2}), (GPUS, TOKEN, {"offload": "cooperative"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hw", "problem", "fields"),
+    [(NPUS, SMALL, {}), (NPUS, SMALL, {"blocks": 2}), (GPUS, TOKEN, {"offload": "cooperative"})],
+)
 def test_two_layers_one_after_the_other_take_twice_as_long(hw: str, problem: ModelProblem, fields: Any) -> None:
     device, tiling = load_node_device(hw), LayerTiling(**fields)
     comm = communication(device.node, 8, tiling, problem.hidden, 2)
@@ -157,8 +173,9 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
     refused("workload pangu_71b: layers, intermediate: missing", workload="pangu_71b")
     refused(
         r"more a device than the 64 GiB there are: weights 127.5 GiB, .*would fit: 4 devices, or weights of 4 bits",
-        "ascend_910b2", "llama2_70b",
-    )  # fmt: skip
+        "ascend_910b2",
+        "llama2_70b",
+    )
     refused(r"offload of \d+ of 80 layers .*44,612 tokens of one sequence", GPUS, "llama_65b", 65536)
     with pytest.raises(SpecError, match="one query a sequence; leave it out"):
         npusim.run("layer", phase="decode", seq_q=2)
@@ -175,8 +192,11 @@ def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
     draw = np.random.default_rng(5)
     given = {n: draw.standard_normal((heads, rows, cols)).astype(np.float16) for n in ("x", "update", "cos", "sin")}
     done = execute(program, lambda name, _batch, head: given[name][head])
-    written = {n: np.stack([h for _, h in sorted(done.tensors.written(program.tensors[n]).items())]) for n in
-               program.tensors if program.tensors[n].role == "output"}  # fmt: skip
+    written = {
+        n: np.stack([h for _, h in sorted(done.tensors.written(program.tensors[n]).items())])
+        for n in program.tensors
+        if program.tensors[n].role == "output"
+    }
     x, update, cos, sin = (a.astype(np.float64) for a in given.values())
     expected: dict[str, Any] = {
         "norm": lambda: {"y": (x + update) / np.sqrt(np.mean((x + update) ** 2, -1, keepdims=True) + 1e-5)},

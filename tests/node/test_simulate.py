@@ -58,9 +58,7 @@ def node_time(
 def test_simulated_collective_equals_its_closed_form_where_nothing_else_runs(
     mesh: NodeSpec, run_node: Run, algorithm: str, size: int, driver: str
 ) -> None:
-    result = run_node(
-        "allreduce", mesh, CopyProblem(bytes=size), collective=driver, algorithm=algorithm
-    )
+    result = run_node("allreduce", mesh, CopyProblem(bytes=size), collective=driver, algorithm=algorithm)
     assert result.timing.allreduce_s == pytest.approx(result.timing.closed_form_s, rel=1e-3)
 
 
@@ -71,12 +69,9 @@ def test_mesh_time_by_hand(mesh: NodeSpec, run_node: Run) -> None:
     assert result.latency_us == pytest.approx(seconds * 1e6, rel=1e-6)
 
 
-def test_ring_uses_one_link_of_a_mesh_and_pays_seven_times_the_rounds(
-    mesh: NodeSpec, run_node: Run
-) -> None:
+def test_ring_uses_one_link_of_a_mesh_and_pays_seven_times_the_rounds(mesh: NodeSpec, run_node: Run) -> None:
     times = {
-        a: run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB), algorithm=a).latency_us
-        for a in ("mesh", "ring")
+        a: run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB), algorithm=a).latency_us for a in ("mesh", "ring")
     }
     assert 6 < times["ring"] / times["mesh"] < 8
 
@@ -111,9 +106,7 @@ def test_any_number_of_ranks(mesh: NodeSpec, run_node: Run, ranks: int) -> None:
     assert run_node("allreduce", node, CopyProblem(bytes=1000)).latency_us > 20
 
 
-def test_cluster_of_4096_is_one_server_and_a_ring_between_servers(
-    mesh: NodeSpec, run_node: Run
-) -> None:
+def test_cluster_of_4096_is_one_server_and_a_ring_between_servers(mesh: NodeSpec, run_node: Run) -> None:
     one = run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB))
     all_of_them = run_node("allreduce", mesh, CopyProblem(bytes=64 * MIB), servers=512)
     # 2 (s - 1) rounds of 2.6 us start, 1.5 us latency and 1/512 of 8 MiB at 25 GB/s.
@@ -167,10 +160,7 @@ def test_host_that_issues_slower_than_the_device_works_decides(pair: NodeSpec) -
 # ---------------------------------------------------------------- row blocks
 
 
-@pytest.mark.parametrize(
-    ("total", "blocks", "share"),
-    [(4096, 4, None), (5416, 3, 0.2), (7, 7, None), (1000, 2, 0.1)],
-)
+@pytest.mark.parametrize(("total", "blocks", "share"), [(4096, 4, None), (5416, 3, 0.2), (7, 7, None), (1000, 2, 0.1)])
 def test_blocks_cover_all_rows_once(total: int, blocks: int, share: float | None) -> None:
     cut = cut_rows(total, blocks, share)
     assert len(cut) == blocks
@@ -200,21 +190,15 @@ def test_pieces_of_rows_attend_the_same_pairs_as_the_whole(causal: bool) -> None
 
 def test_heads_that_ranks_do_not_divide_are_refused(run_node: Run) -> None:
     load = load_workload("pangu_38b")
-    with pytest.raises(
-        SpecError, match="tensor_parallel: 7 does not divide 40 query heads; possible:"
-    ):
+    with pytest.raises(SpecError, match="tensor_parallel: 7 does not divide 40 query heads; possible:"):
         load.problem(tensor_parallel=7)
     layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=16)
-    with pytest.raises(
-        TilingError, match="tensor_parallel: 16 ranks, but ascend_910b2_x8 has 8 devices"
-    ):
+    with pytest.raises(TilingError, match="tensor_parallel: 16 ranks, but ascend_910b2_x8 has 8 devices"):
         run_node("tiling_allreduce", "ascend_910b2_x8", layer)
 
 
 def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not(mesh: NodeSpec) -> None:
-    layer = LayerProblem.around(
-        Problem(heads=5, seq_q=1024, head_dim=128, causal=True), hidden=5120, ranks=8
-    )
+    layer = LayerProblem.around(Problem(heads=5, seq_q=1024, head_dim=128, causal=True), hidden=5120, ranks=8)
     fields = {"blocks": [1, 2, 8], "first_share": [0.25, 0.5]}
     found = explore("tiling_allreduce", fields, hw=load_machine(mesh), problem=layer)
     us: dict[Any, float] = {tuple(o.point.values()): o.latency_us or 0 for o in found.feasible}
@@ -253,17 +237,13 @@ def test_every_busy_cycle_rests_on_a_named_constant(run_node: Run) -> None:
     assert result.timing.method == "node-des over fitted kernels"
 
 
-def test_node_schedules_take_their_part_of_a_workload_and_refuse_other_problems(
-    run_node: Run,
-) -> None:
+def test_node_schedules_take_their_part_of_a_workload_and_refuse_other_problems(run_node: Run) -> None:
     # 4096 tokens of 5120 float16, 5 of 40 heads of 128 on each of eight devices.
     assert run_node("allreduce", "ascend_910b2_x8").problem.bytes == 4096 * 5120 * 2
     layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=8)
     gemm = run_node("gemm_allreduce", "ascend_910b2_x8", layer, blocks=1).problem
     assert (gemm.m, gemm.n, gemm.k) == (128, 256, 128)
-    with pytest.raises(
-        SpecError, match="tiling_allreduce needs a layer of a workload, not a CopyProblem"
-    ):
+    with pytest.raises(SpecError, match="tiling_allreduce needs a layer of a workload, not a CopyProblem"):
         run_node("tiling_allreduce", "ascend_910b2_x8", CopyProblem(bytes=8))
 
 
@@ -275,9 +255,7 @@ def test_siblings_refuse_a_layer_for_fewer_devices_than_they_run_on(run_node: Ru
 
 
 def test_collective_carries_the_format_of_the_partial_sums(mesh: NodeSpec) -> None:
-    layer = LayerProblem.around(
-        Problem(heads=2, seq_q=128, head_dim=64, dtype="bfloat16"), hidden=256, ranks=8
-    )
+    layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64, dtype="bfloat16"), hidden=256, ranks=8)
     load = load_workload("pangu_38b")
     for precision, size in ((None, 2), ("float32", 4)):
         result = npusim.run("allreduce", hw=mesh, workload=load, problem=layer, precision=precision, numerics=False)
@@ -295,17 +273,14 @@ def test_bound_covers_kernels_as_well_as_links(mesh: NodeSpec, run_node: Run) ->
     assert 0 < table.bound_cycles["kernels"] < table.queues[0][0].busy_cycles
 
 
-def test_chunks_and_collectives_share_the_port_between_servers(
-    mesh: NodeSpec, run_node: Run
-) -> None:
+def test_chunks_and_collectives_share_the_port_between_servers(mesh: NodeSpec, run_node: Run) -> None:
     """Two chunks in flight move no faster between servers than one message does."""
     piece = {"chunk_bytes": assumed(32 * MIB), "chunks_in_flight_count": assumed(4)}
     stream = mesh.drivers["sdma"].modes["stream"].model_dump() | piece
     slow = changed(mesh, between__bytes_per_s=assumed(2.5e9))
     chunked = changed(slow, drivers__sdma__modes__stream=stream)
     whole, pieces = (
-        run_node("allreduce", node, CopyProblem(bytes=256 * MIB), servers=4).latency_us
-        for node in (slow, chunked)
+        run_node("allreduce", node, CopyProblem(bytes=256 * MIB), servers=4).latency_us for node in (slow, chunked)
     )
     between = 2 * 3 / 4 * 32 * MIB / 2.5e9 * 1e6
     within = run_node("allreduce", mesh, CopyProblem(bytes=256 * MIB)).latency_us
@@ -313,26 +288,18 @@ def test_chunks_and_collectives_share_the_port_between_servers(
     assert pieces == pytest.approx(whole, rel=0.02)
 
 
-def test_kernels_without_a_model_or_a_host_are_refused_by_name(
-    mesh: NodeSpec, run_node: Run
-) -> None:
+def test_kernels_without_a_model_or_a_host_are_refused_by_name(mesh: NodeSpec, run_node: Run) -> None:
     layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=8)
-    with pytest.raises(
-        NpusimError, match="ascend_910b2_x8: foo on one ascend_910b2: unknown schedule"
-    ):
+    with pytest.raises(NpusimError, match="ascend_910b2_x8: foo on one ascend_910b2: unknown schedule"):
         run_node("tiling_allreduce", mesh, layer, attention="foo")
     alone = changed(load_node("h200_x2"), host=None)
     with pytest.raises(SpecError, match="h200_x2: host: missing"):
         run_node("tiling_allreduce", alone, layer.model_copy(update={"ranks": 2}))
 
 
-def test_collective_that_takes_more_cores_than_there_are_is_refused(
-    mesh: NodeSpec, run_node: Run
-) -> None:
+def test_collective_that_takes_more_cores_than_there_are_is_refused(mesh: NodeSpec, run_node: Run) -> None:
     node = changed(mesh, drivers__aiv__engine_count=assumed(49))
-    with pytest.raises(
-        SpecError, match=r"drivers\.aiv\.engine_count: 49, but ascend_910b2 has 48 aiv"
-    ):
+    with pytest.raises(SpecError, match=r"drivers\.aiv\.engine_count: 49, but ascend_910b2 has 48 aiv"):
         run_node("allreduce", node, CopyProblem(bytes=8), collective="aiv")
 
 

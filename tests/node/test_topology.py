@@ -26,9 +26,7 @@ def test_packaged_nodes_load_and_every_number_has_a_unit_and_a_source() -> None:
         assert all(has_unit(key.rpartition(".")[2]) and fact.source for key, fact in node.facts())
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"), [("h200_x2", True), ("ascend-910b2-x8", True), ("h200", False)]
-)
+@pytest.mark.parametrize(("name", "is_one"), [("h200_x2", True), ("ascend-910b2-x8", True), ("h200", False)])
 def test_node_files_are_known_by_their_names(name: str, is_one: bool) -> None:
     assert is_node(name) is is_one
 
@@ -49,9 +47,7 @@ def test_hybrid_cube_mesh_has_a_ring_of_joined_devices() -> None:
     topology = Topology(load_node("v100_x8"))
     ring = topology.ring()
     assert sorted(ring) == list(range(8))
-    assert all(
-        len(topology.route(a, b)) == 1 for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)
-    )
+    assert all(len(topology.route(a, b)) == 1 for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
     # A pair listed twice has twice the bandwidth.
     assert topology.route(0, 3)[0].bytes_per_s == 50e9
 
@@ -66,9 +62,7 @@ def test_disconnected_devices_are_named(mesh: NodeSpec) -> None:
 def test_link_without_bandwidth_is_refused_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "mine_x8.yaml"
     zero = '{value: 0, basis: assumed, source: "test"}'
-    file.write_text(
-        f"schema: npusim.node/1\nextends: ascend_910b2_x8\nlinks.hccs.bytes_per_s: {zero}\n"
-    )
+    file.write_text(f"schema: npusim.node/1\nextends: ascend_910b2_x8\nlinks.hccs.bytes_per_s: {zero}\n")
     with pytest.raises(SpecError, match=r"mine_x8.yaml:3  links.hccs.bytes_per_s.*greater than 0"):
         load_node(file)
 
@@ -111,6 +105,4 @@ def test_torus_has_a_ring_of_joined_devices(mesh: NodeSpec, side: int) -> None:
     topology = Topology(changed(mesh, device_count=assumed(side * side), links__hccs=link))
     ring = topology.ring()
     assert sorted(ring) == list(range(side * side))
-    assert all(
-        topology.graph.has_edge(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)
-    )
+    assert all(topology.graph.has_edge(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True))

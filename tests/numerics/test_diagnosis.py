@@ -29,7 +29,7 @@ HALF_ZERO = -25 * np.log(2)
 
 def diagnose(
     schedule: str, problem: Problem, source: HeadSource, precision: str, hw: str = "h200", **tiling: int
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     device = load_device(hw)
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
@@ -71,13 +71,7 @@ def expected_underflow(
 
 
 def sink_problem(**fields: object) -> Problem:
-    given: dict[str, object] = {
-        "heads": 2,
-        "seq_q": 128,
-        "seq_kv": 320,
-        "head_dim": 32,
-        "dtype": "float32",
-    }
+    given: dict[str, object] = {"heads": 2, "seq_q": 128, "seq_kv": 320, "head_dim": 32, "dtype": "float32"}
     return Problem(**{**given, **fields}, data=SinkData(kind="sink", gap=7.0))
 
 
@@ -89,9 +83,7 @@ def test_underflow_and_lost_mass_equal_a_direct_count(order: str, scale: int, ca
     source = recipe_source(problem)
     precision = f"hpc_ops_s1,scale={scale},is_reverse={str(order == 'reverse').lower()}"
     found = diagnose("fp8_attention", problem, source, precision)
-    zeroed, mass = expected_underflow(
-        problem, source, 64, E4M3_ZERO - np.log(scale), is_reverse=order == "reverse"
-    )
+    zeroed, mass = expected_underflow(problem, source, 64, E4M3_ZERO - np.log(scale), is_reverse=order == "reverse")
     assert found.underflow_percent == pytest.approx(zeroed, abs=0.01)
     assert found.zeroed_mass_percent == pytest.approx(mass, rel=1e-3)
 
@@ -100,8 +92,7 @@ def test_a_scale_in_the_exponent_counts_as_one_outside() -> None:
     problem = sink_problem()
     source = recipe_source(problem)
     inside, outside = (
-        diagnose("fp8_attention", problem, source, f"hpc_ops_s1,scale=16,fold={fold}")
-        for fold in ("true", "false")
+        diagnose("fp8_attention", problem, source, f"hpc_ops_s1,scale=16,fold={fold}") for fold in ("true", "false")
     )
     assert inside.underflow_percent == pytest.approx(outside.underflow_percent, abs=0.01)
     assert inside.zeroed_mass_percent == pytest.approx(outside.zeroed_mass_percent, rel=1e-3)
@@ -112,9 +103,8 @@ def test_slices_of_two_vector_cores_are_put_together(dtype: str) -> None:
     problem = sink_problem(dtype=dtype, seq_q=77)
     source = recipe_source(problem)
     found = diagnose(
-        "fp8_attention", problem, source, "hpc_ops_s1", "ascend_910b2",
-        block_q=64, block_kv=64, vector_rows=5,
-    )  # fmt: skip
+        "fp8_attention", problem, source, "hpc_ops_s1", "ascend_910b2", block_q=64, block_kv=64, vector_rows=5
+    )
     zeroed, mass = expected_underflow(problem, source, 64, E4M3_ZERO, is_reverse=False)
     assert found.underflow_percent == pytest.approx(zeroed, abs=0.01)
     assert found.zeroed_mass_percent == pytest.approx(mass, rel=1e-3)
@@ -127,9 +117,7 @@ def test_pasas_half_precision_probabilities_underflow_at_their_own_tile() -> Non
     found = diagnose("pasa", problem, source, "fp32_mean", block_kv=128)
     # PASA takes each tile's own maximum: no tile sees another's.
     scores = scores_of(problem, source, 0)
-    gone = np.concatenate(
-        [t <= t.max(axis=1, keepdims=True) + HALF_ZERO for t in np.split(scores, 2, axis=1)], axis=1
-    )
+    gone = np.concatenate([t <= t.max(axis=1, keepdims=True) + HALF_ZERO for t in np.split(scores, 2, axis=1)], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     mass = (weights * gone).sum(axis=1) / weights.sum(axis=1)
     # The shifted scores are rounded to float16: a pair near the threshold may fall on either side.
@@ -168,7 +156,7 @@ def test_the_papers_product_of_fraction_and_mass_leaves_sinks_out(
     data = UniformData(kind="uniform", x0=0.0, amplitude=6.0)
     problem = Problem(
         heads=2, seq_q=320 if causal else 77, seq_kv=320, head_dim=32, dtype="float32", causal=causal, data=data
-    )  # fmt: skip
+    )
     source = recipe_source(problem)
     found = diagnose("fp8_attention", problem, source, "hpc_ops_s1", hw, **fields)
     expected = product_of(problem, source, fields["block_kv"], E4M3_ZERO)
@@ -192,9 +180,7 @@ def test_saturation_counts_what_lies_above_the_largest_value() -> None:
     problem = sink_problem()
     source = recipe_source(problem)
     counts = {
-        scale: diagnose(
-            "fp8_attention", problem, source, f"hpc_ops_s1,scale={scale}"
-        ).saturated_count
+        scale: diagnose("fp8_attention", problem, source, f"hpc_ops_s1,scale={scale}").saturated_count
         for scale in (448, 512)
     }
     # P = 1 at every new maximum: 448 is the largest value itself, 512 P lies above it for P > 7/8.
@@ -218,13 +204,10 @@ def test_ranges_before_and_after_shifting() -> None:
     assert (found.raw_score_min, found.raw_score_max) == pytest.approx((raw.min(), raw.max()))
     # K' = (K - beta mean) / alpha; rounding M's entries to float16 moves it by 20 / alpha * 2^-12 at most,
     # and K' itself is rounded.
-    shifted = (
-        keys.reshape(2, 2, 128, 128)
-        - 0.984497 * keys.reshape(2, 2, 128, 128).mean(2, keepdims=True)
-    ) / np.sqrt(128)
-    assert (found.shifted_key_min, found.shifted_key_max) == pytest.approx(
-        (shifted.min(), shifted.max()), abs=7e-4
+    shifted = (keys.reshape(2, 2, 128, 128) - 0.984497 * keys.reshape(2, 2, 128, 128).mean(2, keepdims=True)) / np.sqrt(
+        128
     )
+    assert (found.shifted_key_min, found.shifted_key_max) == pytest.approx((shifted.min(), shifted.max()), abs=7e-4)
     assert found.score_max is not None
     assert found.score_max < raw.max() / 50
 
@@ -232,9 +215,7 @@ def test_ranges_before_and_after_shifting() -> None:
 def test_ranges_of_flash_are_those_of_unscaled_scores() -> None:
     problem = Problem(heads=1, seq_q=64, head_dim=64)
     found = diagnose("flash", problem, recipe_source(problem), "fa2_fp32")
-    assert (found.score_min, found.score_max) == pytest.approx(
-        (found.raw_score_min, found.raw_score_max)
-    )
+    assert (found.score_min, found.score_max) == pytest.approx((found.raw_score_min, found.raw_score_max))
     assert found.shifted_key_min is None
     assert "shifted_key_min" not in found.figures()
 
@@ -245,9 +226,7 @@ def test_a_row_with_an_infinite_score_counts_as_nan_and_its_mass_as_nothing() ->
     tensors["q"][0, 0, 3] = 2000.0
     tensors["k"][0, 0, 5] = 2000.0
     problem = Problem(heads=1, seq_q=64, head_dim=64)
-    found = diagnose(
-        "flash", problem, array_source(tensors), "fa16_32", "ascend_910b2", block_kv=64
-    )
+    found = diagnose("flash", problem, array_source(tensors), "fa16_32", "ascend_910b2", block_kv=64)
     assert found.nan_row_percent == pytest.approx(100 / 64)
     assert found.zeroed_mass_percent is not None
     assert np.isfinite(found.zeroed_mass_percent)
@@ -256,10 +235,15 @@ def test_a_row_with_an_infinite_score_counts_as_nan_and_its_mass_as_nothing() ->
 @pytest.mark.parametrize(
     ("schedule", "hw"),
     [
-        ("flash", "h200"), ("flash", "ascend_910b2"), ("two_level", "ascend_910b2"), ("unified", "ascend_910b2"),
-        ("standard", "ascend_910b2"), ("fp8_attention", "ascend_910b2"), ("volta_flash", "v100"),
+        ("flash", "h200"),
+        ("flash", "ascend_910b2"),
+        ("two_level", "ascend_910b2"),
+        ("unified", "ascend_910b2"),
+        ("standard", "ascend_910b2"),
+        ("fp8_attention", "ascend_910b2"),
+        ("volta_flash", "v100"),
     ],
-)  # fmt: skip
+)
 def test_every_mapping_tells_what_its_matrix_unit_adds_up(schedule: str, hw: str) -> None:
     problem = Problem(heads=1, seq_q=128, seq_kv=256, head_dim=64)
     found = diagnose(schedule, problem, recipe_source(problem), "", hw)
@@ -269,9 +253,7 @@ def test_every_mapping_tells_what_its_matrix_unit_adds_up(schedule: str, hw: str
     )
 
 
-@pytest.mark.parametrize(
-    ("lag", "frequency"), [(0.0, 3), (90.0, 7), (180.0, 4), (150.0, 32), (180.0, 0)]
-)
+@pytest.mark.parametrize(("lag", "frequency"), [(0.0, 3), (90.0, 7), (180.0, 4), (150.0, 32), (180.0, 0)])
 def test_resonance_finds_frequency_and_phase_of_a_shared_wave(lag: float, frequency: int) -> None:
     at = 2 * np.pi * frequency * np.arange(64) / 64
     q = np.cos(at)[None, :] * np.array([[1.0], [2.0], [5.0]])
@@ -317,9 +299,7 @@ def test_resonance_behind_a_mask_equals_a_direct_mean_over_pairs() -> None:
 
 
 def test_resonance_of_the_recipe_and_of_independent_rows() -> None:
-    data = ResonanceData(
-        kind="resonance", query_amplitude=8.0, key_amplitude=4.0, frequency=5, phase_degrees=170.0
-    )
+    data = ResonanceData(kind="resonance", query_amplitude=8.0, key_amplitude=4.0, frequency=5, phase_degrees=170.0)
     problem = Problem(heads=1, seq_q=512, head_dim=64, data=data)
     found = measure(recipe_source(problem)("q", 0, 0), recipe_source(problem)("k", 0, 0))
     assert found.frequency == 5
@@ -343,9 +323,8 @@ def test_a_run_carries_a_diagnosis_only_on_request() -> None:
 
 def test_a_workload_of_amplified_tensors_brings_them_along() -> None:
     result = run(
-        "flash", hw="h200", workload="smollm2_amplified", precision="fa2_fp32,scores=float16",
-        rows="all", diagnose=True,
-    )  # fmt: skip
+        "flash", hw="h200", workload="smollm2_amplified", precision="fa2_fp32,scores=float16", rows="all", diagnose=True
+    )
     assert result.numerics is not None
     found = result.numerics.diagnosis
     assert found is not None

@@ -17,14 +17,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
 
-FIELDS: dict[str, Any] = {
-    "batch": 2,
-    "heads": 3,
-    "seq_q": 75,
-    "seq_kv": 90,
-    "head_dim": 16,
-    "causal": True,
-}
+FIELDS: dict[str, Any] = {"batch": 2, "heads": 3, "seq_q": 75, "seq_kv": 90, "head_dim": 16, "causal": True}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +31,7 @@ def evaluated(build_flash: Callable[..., TileProgram]) -> Callable[..., NumericR
     return run
 
 
-def test_the_default_sample_is_the_last_block_of_every_head(
-    evaluated: Callable[..., NumericResult],
-) -> None:
+def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[..., NumericResult]) -> None:
     found = evaluated()
     # Blocks of 32 rows: 0, 32, 64; the last has 11.
     assert set(found.rows) == {(b, h, 64) for b in range(2) for h in range(3)}
@@ -66,18 +57,14 @@ def test_a_sample_has_the_bits_of_the_whole(evaluated: Callable[..., NumericResu
         assert (whole.rows[key].view(np.uint16) == rows.view(np.uint16)).all()
 
 
-def test_rows_that_were_not_computed_are_nan_in_the_output(
-    evaluated: Callable[..., NumericResult],
-) -> None:
+def test_rows_that_were_not_computed_are_nan_in_the_output(evaluated: Callable[..., NumericResult]) -> None:
     found = evaluated(rows=[0], heads=[0])
     assert found.output.shape == (2, 3, 75, 16)
     assert np.isnan(found.output[~found.computed]).all()
     assert np.isfinite(found.output[found.computed]).all()
 
 
-def test_the_arithmetic_behind_the_bits_is_named_with_its_evidence(
-    evaluated: Callable[..., NumericResult],
-) -> None:
+def test_the_arithmetic_behind_the_bits_is_named_with_its_evidence(evaluated: Callable[..., NumericResult]) -> None:
     assert evaluated().arithmetic == {"ascend.cube.k16.f16.f32": "assumed"}
 
 

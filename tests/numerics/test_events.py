@@ -176,9 +176,7 @@ def test_what_a_product_adds_to_an_infinite_accumulator_is_no_event() -> None:
     x, total = s.tile("x"), s.tile("total", "float32")
     s.load(x)
     s.step("start", Opcode.FILL, total, np.inf)
-    s.step(
-        "mmad", Opcode.MATMUL, total, x, x, accumulate=True, arithmetic="ascend.cube.k16.f16.f32"
-    )
+    s.step("mmad", Opcode.MATMUL, total, x, x, accumulate=True, arithmetic="ascend.cube.k16.f16.f32")
     s.store(total)
     _, done = s.run(np.ones((16, 16), np.float16))
     assert not done.events.overflow

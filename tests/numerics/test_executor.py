@@ -60,9 +60,7 @@ def draw(problem: Problem, seed: int) -> dict[str, Array]:
 def outputs(program: TileProgram, problem: Problem, tensors: dict[str, Array]) -> Array:
     done = execute(program, array_source(tensors))
     o = program.tensors["o"]
-    heads = [
-        [done.tensors.head(o, b, h) for h in range(problem.heads)] for b in range(problem.batch)
-    ]
+    heads = [[done.tensors.head(o, b, h) for h in range(problem.heads)] for b in range(problem.batch)]
     return np.array(heads)
 
 
@@ -73,57 +71,25 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decode, causal": ({}, {"heads": 1, "seq_q": 1, "seq_kv": 300, "head_dim": 64, "causal": True}),
     "one query, one key": ({}, {"heads": 1, "seq_q": 1, "seq_kv": 1, "head_dim": 16}),
     "shared heads": ({}, {"heads": 6, "kv_heads": 2, "seq_q": 70, "seq_kv": 150, "head_dim": 64}),
-    "one kv head": (
-        {},
-        {"heads": 3, "kv_heads": 1, "seq_q": 40, "seq_kv": 90, "head_dim": 32, "causal": True},
-    ),
+    "one kv head": ({}, {"heads": 3, "kv_heads": 1, "seq_q": 40, "seq_kv": 90, "head_dim": 32, "causal": True}),
     "two sequences": ({}, {"batch": 2, "heads": 2, "seq_q": 33, "seq_kv": 47, "head_dim": 32}),
     "head 16": ({"block_kv": 64}, {"heads": 1, "seq_q": 100, "seq_kv": 200, "head_dim": 16}),
-    "head 192": (
-        {"block_kv": 128},
-        {"heads": 1, "seq_q": 60, "seq_kv": 200, "head_dim": 192, "value_head_dim": 128},
-    ),
-    "head 256": (
-        {"block_q": 64, "block_kv": 128},
-        {"heads": 1, "seq_q": 70, "seq_kv": 140, "head_dim": 256},
-    ),
+    "head 192": ({"block_kv": 128}, {"heads": 1, "seq_q": 60, "seq_kv": 200, "head_dim": 192, "value_head_dim": 128}),
+    "head 256": ({"block_q": 64, "block_kv": 128}, {"heads": 1, "seq_q": 70, "seq_kv": 140, "head_dim": 256}),
     "head 576 and 64": (
         {"block_kv": 64},
         {"heads": 1, "seq_q": 33, "seq_kv": 65, "head_dim": 576, "value_head_dim": 64},
     ),
-    "wide values": (
-        {"block_kv": 64},
-        {"heads": 1, "seq_q": 33, "seq_kv": 65, "head_dim": 32, "value_head_dim": 144},
-    ),
-    "causal": (
-        {"block_kv": 128},
-        {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True},
-    ),
-    "causal, more keys": (
-        {"block_kv": 64},
-        {"heads": 1, "seq_q": 100, "seq_kv": 333, "head_dim": 64, "causal": True},
-    ),
+    "wide values": ({"block_kv": 64}, {"heads": 1, "seq_q": 33, "seq_kv": 65, "head_dim": 32, "value_head_dim": 144}),
+    "causal": ({"block_kv": 128}, {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True}),
+    "causal, more keys": ({"block_kv": 64}, {"heads": 1, "seq_q": 100, "seq_kv": 333, "head_dim": 64, "causal": True}),
     "causal, own offset": (
         {"block_q": 32, "block_kv": 48},
-        {
-            "heads": 1,
-            "seq_q": 90,
-            "seq_kv": 200,
-            "head_dim": 32,
-            "causal": True,
-            "causal_offset": 17,
-        },
+        {"heads": 1, "seq_q": 90, "seq_kv": 200, "head_dim": 32, "causal": True, "causal_offset": 17},
     ),
     "causal, keys that none sees": (
         {"block_q": 16, "block_kv": 32},
-        {
-            "heads": 1,
-            "seq_q": 20,
-            "seq_kv": 200,
-            "head_dim": 32,
-            "causal": True,
-            "causal_offset": 0,
-        },
+        {"heads": 1, "seq_q": 20, "seq_kv": 200, "head_dim": 32, "causal": True, "causal_offset": 0},
     ),
     "tiny keys": (
         {"block_q": 32, "block_kv": 16, "depth": 3},
@@ -141,10 +107,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"block_q": 112, "block_kv": 80, "vector_rows": 13},
         {"heads": 1, "seq_q": 201, "seq_kv": 309, "head_dim": 48, "causal": True},
     ),
-    "several bands": (
-        {"block_q": 256, "block_kv": 64},
-        {"heads": 1, "seq_q": 256, "seq_kv": 130, "head_dim": 64},
-    ),
+    "several bands": ({"block_q": 256, "block_kv": 64}, {"heads": 1, "seq_q": 256, "seq_kv": 130, "head_dim": 64}),
     "bfloat16": ({}, {"heads": 1, "seq_q": 90, "seq_kv": 90, "head_dim": 64, "dtype": "bfloat16"}),
 }
 
@@ -183,9 +146,7 @@ def test_equal_keys_average_the_values_exactly(build_flash: Callable[..., TilePr
     assert (got == expected).all()
 
 
-def test_heads_that_share_keys_get_the_same_bits_as_with_their_own(
-    build_flash: Callable[..., TileProgram],
-) -> None:
+def test_heads_that_share_keys_get_the_same_bits_as_with_their_own(build_flash: Callable[..., TileProgram]) -> None:
     shared: dict[str, Any] = {"heads": 4, "kv_heads": 2, "seq_q": 40, "seq_kv": 60, "head_dim": 32}
     own = {**shared, "kv_heads": 4}
     tensors = draw(Problem(**shared), seed=4)
@@ -195,9 +156,7 @@ def test_heads_that_share_keys_get_the_same_bits_as_with_their_own(
     assert (a.view(np.uint16) == b.view(np.uint16)).all()
 
 
-def test_a_query_that_sees_few_keys_ignores_the_others_bit_for_bit(
-    build_flash: Callable[..., TileProgram],
-) -> None:
+def test_a_query_that_sees_few_keys_ignores_the_others_bit_for_bit(build_flash: Callable[..., TileProgram]) -> None:
     """Under the mask, keys right of the diagonal may hold anything finite."""
     fields: dict[str, Any] = {"heads": 1, "seq_q": 70, "seq_kv": 70, "head_dim": 32, "causal": True}
     problem = Problem(**fields)
@@ -214,18 +173,10 @@ def test_a_query_that_sees_few_keys_ignores_the_others_bit_for_bit(
 # ---------------------------------------------------------------- grouping and order
 
 
-GROUPED: dict[str, Any] = {
-    "heads": 2 * LANES + 3,
-    "seq_q": 20,
-    "seq_kv": 50,
-    "head_dim": 16,
-    "causal": True,
-}
+GROUPED: dict[str, Any] = {"heads": 2 * LANES + 3, "seq_q": 20, "seq_kv": 50, "head_dim": 16, "causal": True}
 
 
-def test_bits_do_not_depend_on_which_blocks_run_together(
-    build_flash: Callable[..., TileProgram],
-) -> None:
+def test_bits_do_not_depend_on_which_blocks_run_together(build_flash: Callable[..., TileProgram]) -> None:
     program = build_flash({"block_q": 16, "block_kv": 16}, **GROUPED)
     tensors = draw(Problem(**GROUPED), seed=6)
     together = execute(program, array_source(tensors))
@@ -349,15 +300,11 @@ def test_a_forgotten_start_of_the_running_state_reaches_the_output_as_nan(
 def test_outputs_that_no_block_writes_stay_nan(build_flash: Callable[..., TileProgram]) -> None:
     fields: dict[str, Any] = {"heads": 1, "seq_q": 20, "seq_kv": 40, "head_dim": 16}
     program = build_flash({"block_kv": 16}, **fields)
-    done = execute(
-        program, array_source(draw(Problem(**fields), seed=1)), {program.phases[0].name: []}
-    )
+    done = execute(program, array_source(draw(Problem(**fields), seed=1)), {program.phases[0].name: []})
     assert np.isnan(done.tensors.head(program.tensors["o"], 0, 0)).all()
 
 
-def test_an_input_of_another_shape_than_the_programs_is_refused(
-    build_flash: Callable[..., TileProgram],
-) -> None:
+def test_an_input_of_another_shape_than_the_programs_is_refused(build_flash: Callable[..., TileProgram]) -> None:
     fields: dict[str, Any] = {"heads": 1, "seq_q": 20, "seq_kv": 40, "head_dim": 16}
     tensors = draw(Problem(**{**fields, "seq_kv": 41}), seed=1)
     with pytest.raises(ProgramError, match=r"tensor k: \(41, 16\) given, \(40, 16\) needed"):

@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npusim.config.data import (
-    AmplifiedData,
-    DataRecipe,
-    HybridData,
-    NormalData,
-    ResonanceData,
-    SinkData,
-    UniformData,
-)
+from npusim.config.data import AmplifiedData, DataRecipe, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.config.problem import Problem
 from npusim.errors import TensorError
 from npusim.numerics.inputs import amplify_mean, array_source, recipe_source
@@ -37,9 +29,7 @@ def problem(data: DataRecipe, **fields: object) -> Problem:
     ],
     ids=["normal", "uniform", "hybrid"],
 )
-def test_moments_are_those_of_the_distribution(
-    data: DataRecipe, mean: float, variance: float
-) -> None:
+def test_moments_are_those_of_the_distribution(data: DataRecipe, mean: float, variance: float) -> None:
     values = recipe_source(problem(data))("k", 0, 1).astype(np.float64)
     count = values.size
     assert abs(values.mean() - mean) < 4 * np.sqrt(variance / count)
@@ -90,9 +80,8 @@ def test_queries_of_a_sink_have_one_length() -> None:
 @pytest.mark.parametrize(("phase", "sign"), [(0.0, 1.0), (180.0, -1.0)])
 def test_resonant_scores_are_the_waves_inner_product(phase: float, sign: float) -> None:
     data = ResonanceData(
-        kind="resonance", query_amplitude=8.0, key_amplitude=4.0, frequency=5,
-        phase_degrees=phase, deviation=0.0,
-    )  # fmt: skip
+        kind="resonance", query_amplitude=8.0, key_amplitude=4.0, frequency=5, phase_degrees=phase, deviation=0.0
+    )
     source = recipe_source(problem(data, dtype="float64"))
     q, k = source("q", 0, 0), source("k", 0, 0)
     # sum of cos^2 over whole periods is d / 2.

@@ -101,8 +101,7 @@ def test_ulps_count_across_zero_and_zeros_of_both_signs_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fmt", "dtype"),
-    [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)],
+    ("fmt", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)]
 )
 @given(st.floats(-1e4, 1e4), st.integers(-40, 40))
 def test_ulps_are_steps_of_nextafter(fmt: str, dtype: Any, value: float, steps: int) -> None:

@@ -21,9 +21,7 @@ Array = Any
 class Straight:
     """A program on one queue: ``load`` a tile, ``step`` on tiles, ``store`` the result."""
 
-    def __init__(
-        self, rows: int, cols: int, fmt: str, *, heads: int = 1, out_fmt: str = ""
-    ) -> None:
+    def __init__(self, rows: int, cols: int, fmt: str, *, heads: int = 1, out_fmt: str = "") -> None:
         self.toy, self.rows, self.cols, self.fmt = Toy(), rows, cols, fmt
         self.q = self.toy.queue("q")
         self.x = GlobalTensor("x", 1, heads, rows, cols, fmt, "input")
@@ -31,9 +29,7 @@ class Straight:
         self.steps: list[tuple[str, Callable[[int], Step]]] = []
 
     def tile(self, name: str, fmt: str = "", rows: int = 0, cols: int = 0) -> Tile:
-        return self.toy.allocator.tile(
-            UB, name, rows or self.rows, cols or self.cols, fmt or self.fmt
-        )
+        return self.toy.allocator.tile(UB, name, rows or self.rows, cols or self.cols, fmt or self.fmt)
 
     def step(self, label: str, opcode: Opcode, dst: Tile, *srcs: Any, **how: Any) -> None:
         from npusim.ir.op import Attributes
@@ -41,14 +37,10 @@ class Straight:
         self.steps.append((label, lambda _head: Step(opcode, dst, srcs, Attributes(**how))))
 
     def load(self, dst: Tile) -> None:
-        self.steps.append(
-            ("load", lambda head: Step(Opcode.COPY, dst, (self._whole(self.x, head),)))
-        )
+        self.steps.append(("load", lambda head: Step(Opcode.COPY, dst, (self._whole(self.x, head),))))
 
     def store(self, src: Tile) -> None:
-        self.steps.append(
-            ("store", lambda head: Step(Opcode.COPY, self._whole(self.y, head), (src,)))
-        )
+        self.steps.append(("store", lambda head: Step(Opcode.COPY, self._whole(self.y, head), (src,))))
 
     @staticmethod
     def _whole(tensor: GlobalTensor, head: int) -> Any:
@@ -58,9 +50,7 @@ class Straight:
         """Return the program, one block a head; with ``loop`` all but the store repeat."""
 
         def body(head: Any) -> list[Item]:
-            ops: list[Item] = [
-                self.toy.op(label, self.q, steps=[make(head)]) for label, make in self.steps
-            ]
+            ops: list[Item] = [self.toy.op(label, self.q, steps=[make(head)]) for label, make in self.steps]
             return [Loop("kv", loop, lambda _i: ops[:-1]), ops[-1]] if loop else ops  # type: ignore[list-item]
 
         return self.toy.program(body, blocks=list(range(self.x.heads)), tensors=[self.x, self.y])

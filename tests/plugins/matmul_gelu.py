@@ -37,6 +37,11 @@ def phases(problem, tiling, precision, machine):
 
 
 MATMUL_GELU = schedule(
-    "matmul_gelu", phases, tiling=Blocks, problem=GemmProblem, families=["ascend"],
-    precisions=[Formats("float16", "float16"), Formats("float32", "float32")], summary="C = gelu(A B)",
-)  # fmt: skip
+    "matmul_gelu",
+    phases,
+    tiling=Blocks,
+    problem=GemmProblem,
+    families=["ascend"],
+    precisions=[Formats("float16", "float16"), Formats("float32", "float32")],
+    summary="C = gelu(A B)",
+)

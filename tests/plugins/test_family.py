@@ -106,14 +106,23 @@ def test_it_needs_the_public_surface_alone() -> None:
 @pytest.mark.parametrize(
     ("points", "hw", "message"),
     [
-        ("[npusim.machines]\nascend = other:M\n", "ascend_910b2",
-         "family: 'ascend' is brought by npusim itself and by other:M (other 1.0); uninstall one, or rename"),
-        ("[npusim.machines]\nunified = other:M\n", HW,
-         "'unified' is brought by other:M (other 1.0) and by unified_core:UnifiedMachine (unified-core 1.0)"),
-        ("[npusim.schedules]\nlate = other:LATE\n", HW,
-         "schedule 'late' is brought by other:LATE (other 1.0) and by late_on_unified:LATE (unified-core 1.0)"),
+        (
+            "[npusim.machines]\nascend = other:M\n",
+            "ascend_910b2",
+            "family: 'ascend' is brought by npusim itself and by other:M (other 1.0); uninstall one, or rename",
+        ),
+        (
+            "[npusim.machines]\nunified = other:M\n",
+            HW,
+            "'unified' is brought by other:M (other 1.0) and by unified_core:UnifiedMachine (unified-core 1.0)",
+        ),
+        (
+            "[npusim.schedules]\nlate = other:LATE\n",
+            HW,
+            "schedule 'late' is brought by other:LATE (other 1.0) and by late_on_unified:LATE (unified-core 1.0)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_two_of_one_name_are_refused_with_both_origins(
     points: str, hw: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,9 +62,14 @@ def test_a_query_sees_its_window_and_nothing_else(hw: str) -> None:
     rng, window = np.random.default_rng(3), 70
     q, k, v = (rng.normal(size=(1, 1, 200, 64)).astype(np.float16) for _ in range(3))
     found = npusim.run(
-        WINDOW, hw=hw, tensors={"q": q, "k": k, "v": v}, causal=True, rows="all", trace_groups=(),
+        WINDOW,
+        hw=hw,
+        tensors={"q": q, "k": k, "v": v},
+        causal=True,
+        rows="all",
+        trace_groups=(),
         tiling={**(SMALL if hw != "v100" else {}), "window": window, "sinks": 3},
-    )  # fmt: skip
+    )
     x, y = np.arange(200)[:, None], np.arange(200)[None]
     scores = q[0, 0].astype(float) @ k[0, 0].astype(float).T / 8
     scores[(y > x) | ((y <= x - window) & (y >= 3))] = -np.inf
@@ -97,16 +102,31 @@ def f(q, k, v, mask, p, scale):
 S = attention("s", f, precisions=[FlashPrecision("p", *["float32"] * 3, "input", "float32", "float32", "input")])
 """
 SAME = {
-    "P cast before it is added up": [("        l_tile = e.sum()\n        w = e.to(p.operand)\n",
-                                      "        w = e.to(p.operand)\n        l_tile = e.sum()\n")],
-    "S read again behind its exponential": [("        e = exp(shifted)\n", "        e = exp(s - m_new)\n"),
-                                            ("e.sum()", "exp(shifted).sum()")],
-    "O rescaled before the product": [("        pv = (w @ vj).to(p.product)\n        o = o * alpha + pv\n",
-                                       "        o = o * alpha + (w @ vj).to(p.product)\n")],
-    "O rescaled first of all": [("        shifted", "        o = o * alpha\n        shifted"), ("o = o * alpha + pv", "o = o + pv")],
-    "m bound at once": [("        m = m_new\n    return", "    return"),
-                        ("        shifted", "        m = m_new\n        shifted")],
-}  # fmt: skip
+    "P cast before it is added up": [
+        (
+            "        l_tile = e.sum()\n        w = e.to(p.operand)\n",
+            "        w = e.to(p.operand)\n        l_tile = e.sum()\n",
+        )
+    ],
+    "S read again behind its exponential": [
+        ("        e = exp(shifted)\n", "        e = exp(s - m_new)\n"),
+        ("e.sum()", "exp(shifted).sum()"),
+    ],
+    "O rescaled before the product": [
+        (
+            "        pv = (w @ vj).to(p.product)\n        o = o * alpha + pv\n",
+            "        o = o * alpha + (w @ vj).to(p.product)\n",
+        )
+    ],
+    "O rescaled first of all": [
+        ("        shifted", "        o = o * alpha\n        shifted"),
+        ("o = o * alpha + pv", "o = o + pv"),
+    ],
+    "m bound at once": [
+        ("        m = m_new\n    return", "    return"),
+        ("        shifted", "        m = m_new\n        shifted"),
+    ],
+}
 
 
 @pytest.mark.parametrize("hw", ["h200", "a10", "t4", "v100", "ascend_910b2", "ascend_950"])
@@ -183,7 +203,7 @@ def usual(problem, tiling, p, machine):
 
 
 #: A builder of one's own whose consumers do not wait for their slots.
-DROPPED = '''from npusim.ir import program as ir, tile
+DROPPED = """from npusim.ir import program as ir, tile
 def strip(items):
     for item in items:
         if isinstance(item, ir.Loop):
@@ -197,7 +217,7 @@ def build(*arguments):
     program = T.build(*arguments)
     return replace(program, phases=tuple(replace(p, body=lambda b, p=p: strip(p.body(b))) for p in program.phases))
 S = replace(T, build=build, origin="")
-'''
+"""
 
 
 def faulty(tmp_path: Path, body: str) -> str:
@@ -241,9 +261,22 @@ def faulty(tmp_path: Path, body: str) -> str:
         ("S = schedule('../../escape', usual, precisions=[P])\n", r"mine\.py:9: schedule '\.\./\.\./escape' has '/'"),
         (DROPPED, r"mine\.py:15: S\.load_right on aic\.MTE1 \(key=0\) reads bytes .* and no flag orders them"),
     ],
-    ids=["syntax", "import", "name", "kind", "no preset", "error", "index",
-         "route", "builder", "exit on import", "exit", "name of a folder", "dropped wait"],
-)  # fmt: skip
+    ids=[
+        "syntax",
+        "import",
+        "name",
+        "kind",
+        "no preset",
+        "error",
+        "index",
+        "route",
+        "builder",
+        "exit on import",
+        "exit",
+        "name of a folder",
+        "dropped wait",
+    ],
+)
 def test_a_faulty_plugin_is_told_with_its_file_and_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(NpusimError, match=message):
         npusim.run(faulty(tmp_path, body), problem=Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64), numerics=False)

@@ -10,17 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import (
-    Attributes,
-    Cell,
-    Opcode,
-    Phase,
-    Run,
-    Stage,
-    TilingError,
-    Visit,
-    choose,
-)  # fmt: skip
+from npusim.kernel import Attributes, Cell, Opcode, Phase, Run, Stage, TilingError, Visit, choose
 from npusim.machine import (
     WHOLE,
     AddressSpace,
@@ -46,7 +36,7 @@ from npusim.machine import (
     get_format,
     once,
     touches,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -71,11 +61,18 @@ class UnifiedMachine(Machine):
             built.append(UnifiedPhase(phase, self.device, allocator).build())
         allocator.check()
         return TileProgram(
-            name=name, queues=tuple(Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
-            rings=tuple(allocator.rings), spaces=dict(allocator.spaces), used_bytes=dict(allocator.peak_bytes),
-            tensors={t.name: t for p in listed for t in p.all_tensors()}, phases=tuple(built), flops=flops,
-            constants={n: v for p in listed for n, v in p.all_values().items()}, notes=notes, pricing=EnginePricing,
-        )  # fmt: skip
+            name=name,
+            queues=tuple(Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
+            rings=tuple(allocator.rings),
+            spaces=dict(allocator.spaces),
+            used_bytes=dict(allocator.peak_bytes),
+            tensors={t.name: t for p in listed for t in p.all_tensors()},
+            phases=tuple(built),
+            flops=flops,
+            constants={n: v for p in listed for n, v in p.all_values().items()},
+            notes=notes,
+            pricing=EnginePricing,
+        )
 
 
 class UnifiedPhase:
@@ -110,9 +107,14 @@ class UnifiedPhase:
     def build(self) -> ProgramPhase:
         """Return the phase, its cells dealt to cores round robin."""
         return ProgramPhase(
-            self.phase.name, self.phase.cells, self._items, lambda cell: cell.shape, partial(touches, self.frame, once),
-            serves=self.phase.serves, roles=self.frame.roles,
-        )  # fmt: skip
+            self.phase.name,
+            self.phase.cells,
+            self._items,
+            lambda cell: cell.shape,
+            partial(touches, self.frame, once),
+            serves=self.phase.serves,
+            roles=self.frame.roles,
+        )
 
     # ---------------------------------------------------------------- memory
 
@@ -231,9 +233,8 @@ class UnifiedPhase:
         if root in self.held:
             return ring.front(*shape, first=False, last=False)
         uses = [
-            x for x in stages
-            if _queue(x) == queue and any(storage.get(m, m) == root for m in (*x.written, *x.read))
-        ]  # fmt: skip
+            x for x in stages if _queue(x) == queue and any(storage.get(m, m) == root for m in (*x.written, *x.read))
+        ]
         view = ring.fill if queue in ring.producers else ring.front
         return view(*shape, first=s in (uses or [s])[:1], last=s in (uses or [s])[-1:])
 
@@ -256,9 +257,14 @@ def _queue(s: Stage) -> str:
 
 
 def _op(
-    label: str, queue: str, opcode: Opcode, dst: Operand, srcs: tuple[Source, ...], how: Attributes | None = None,
+    label: str,
+    queue: str,
+    opcode: Opcode,
+    dst: Operand,
+    srcs: tuple[Source, ...],
+    how: Attributes | None = None,
     name: str = "",
-) -> TileOp:  # fmt: skip
+) -> TileOp:
     return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
 
 

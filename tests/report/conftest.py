@@ -35,13 +35,17 @@ def overflowed(result: RunResult) -> RunResult:
     block = str(phase.blocks[1])
     operations = walk(Walker(result.program), phase.body(phase.blocks[1]))
     position = next(i for i, r in enumerate(operations) if r.op.label == "S.drain")
-    event = NumericEvent(
-        "overflow", "S.drain.cast", "aic.FIXP", "attention", block, {"key": 0}, 3, 5, 7, position
-    )  # fmt: skip
+    event = NumericEvent("overflow", "S.drain.cast", "aic.FIXP", "attention", block, {"key": 0}, 3, 5, 7, position)
     error = ErrorSummary(
-        rmse=None, max_abs_error=None, max_ulp=None, ulp_histogram={},
-        nan_count=2, inf_count=1, nan_row_fraction=0.25, count=4,
-    )  # fmt: skip
+        rmse=None,
+        max_abs_error=None,
+        max_ulp=None,
+        ulp_histogram={},
+        nan_count=2,
+        inf_count=1,
+        nan_row_fraction=0.25,
+        count=4,
+    )
     bits = NumericResult(
         rows={(0, 0, 128): np.ones((4, 128), np.float16)},
         shape=(1, 5, 512, 128),

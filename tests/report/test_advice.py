@@ -14,13 +14,7 @@ from npusim import run
 from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.report.advice import advise, decoding
-from npusim.report.record import (
-    ConstantRecord,
-    DeviceRecord,
-    RunRecord,
-    TimingRecord,
-    record_of,
-)
+from npusim.report.record import ConstantRecord, DeviceRecord, RunRecord, TimingRecord, record_of
 from npusim.report.trial import Trial
 from npusim.timing.result import QueueUse
 
@@ -43,15 +37,20 @@ def _record(
     stalls: dict[str, int] | None = None,
 ) -> RunRecord:
     queues = tuple(
-        QueueUse(name, g, cycles, 1, stalls or {}, end)
-        for g, end in enumerate(ends)
-        for name, cycles in busy.items()
+        QueueUse(name, g, cycles, 1, stalls or {}, end) for g, end in enumerate(ends) for name, cycles in busy.items()
     )
     timing = TimingRecord(
-        method="des", cycles=CYCLES, latency_us=1.0, launch_us=0.0, operations=1,
-        flops=1, bound_cycles={}, link_bytes={"l2": link_bytes}, queues=queues,
+        method="des",
+        cycles=CYCLES,
+        latency_us=1.0,
+        launch_us=0.0,
+        operations=1,
+        flops=1,
+        bound_cycles={},
+        link_bytes={"l2": link_bytes},
+        queues=queues,
         constants=tuple(ConstantRecord(k, "vendor", c) for k, c in (constants or {}).items()),
-    )  # fmt: skip
+    )
     device = DeviceRecord("d", "0", 1e9, groups, {"l2": 1e9})
     tiling: dict[str, object] = {"block_q": 128, "vector_rows": 16, "depth": 2}
     return RunRecord("0", "n", "flash", "p", {}, "w", {}, tiling, device, timing, None, (), ())
@@ -122,8 +121,7 @@ def test_a_full_link_is_told_from_a_full_port() -> None:
     }
     text, _ = _advice(_record({"aic.MTE2": 900}, constants=constants))
     assert text == (
-        "[transfers] moving bytes is the limit (MTE2, gm_l1.bytes_per_cycle): "
-        "the core's own port, no shared link"
+        "[transfers] moving bytes is the limit (MTE2, gm_l1.bytes_per_cycle): the core's own port, no shared link"
     )
 
 
@@ -151,9 +149,15 @@ def _suggested(result: RunResult) -> tuple[str, str]:
 
 def test_a_command_is_of_the_run_itself_and_runs_and_changes_the_result(tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "workload": "qwen2_7b", "seq": 256, "tensor_parallel": 4, "hw": "ascend_910b1", "causal": False,
-        "tiling": {"block_q": 64, "depth": 1}, "overrides": {"group_count": "30"}, "precision": "fa16",
-    }  # fmt: skip
+        "workload": "qwen2_7b",
+        "seq": 256,
+        "tensor_parallel": 4,
+        "hw": "ascend_910b1",
+        "causal": False,
+        "tiling": {"block_q": 64, "depth": 1},
+        "overrides": {"group_count": "30"},
+        "precision": "fa16",
+    }
     result = run("flash", numerics=False, trace_groups=(), **options)
     text, command = _suggested(result)
     assert "only 28 of 30 core groups" in text

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from npusim.run_result import RunResult
 
 
-def test_a_run_equals_itself_live_or_from_its_folder(
-    tmp_path: Path, result: RunResult, record: RunRecord
-) -> None:
+def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunResult, record: RunRecord) -> None:
     folder = save_run(result, tmp_path / "a", trace="none")
     for one, two in ((result, record), (folder, str(folder / "result.json")), (folder, result)):
         found = compare(one, two)
@@ -59,9 +57,7 @@ def test_other_problems_are_said_first_in_one_line(record: RunRecord) -> None:
     assert text[1].startswith("  different problems  times are not of the same work: problem.seq_q 512 -> 17; ")
 
 
-def test_numerics_of_one_side_only_are_shown_without_a_change(
-    record: RunRecord, overflowed: RunResult
-) -> None:
+def test_numerics_of_one_side_only_are_shown_without_a_change(record: RunRecord, overflowed: RunResult) -> None:
     found = compare(record, overflowed)
     overflow = next(f for f in found.figures if f.name == "overflow")
     assert (overflow.values, overflow.change()) == ((None, 7), "")
@@ -99,8 +95,15 @@ def test_document_is_stable(record: RunRecord) -> None:
     document: dict[str, Any] = comparison_document(compare(record, record))
     assert document["schema_version"] == 2
     assert document.keys() == {
-        "schema_version", "kind", "runs", "problems", "differences", "latency", "moved", "figures",
-    }  # fmt: skip
+        "schema_version",
+        "kind",
+        "runs",
+        "problems",
+        "differences",
+        "latency",
+        "moved",
+        "figures",
+    }
     assert document["figures"][0].keys() == {"name", "kind", "values", "changes", "relative_changes"}
     assert document["latency"]["parts"][0].keys() == {"kind", "name", "cycles", "givers", "text", "us"}
 
@@ -175,9 +178,11 @@ def _alone(result: RunResult) -> RunResult:
 def runs() -> dict[str, RunResult]:
     """The four runs that the three comparisons are made of, at their usual length."""
     asked: dict[str, tuple[str, dict[str, object]]] = {
-        "flash": ("flash", {}), "depth 3": ("flash", {"depth": 3}), "block_kv 256": ("flash", {"block_kv": 256}),
+        "flash": ("flash", {}),
+        "depth 3": ("flash", {"depth": 3}),
+        "block_kv 256": ("flash", {"block_kv": 256}),
         "pasa": ("pasa", {}),
-    }  # fmt: skip
+    }
     return {
         name: run(schedule, tiling=tiling, numerics=False, trace_groups=())
         for name, (schedule, tiling) in asked.items()

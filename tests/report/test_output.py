@@ -26,9 +26,7 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(
-    tmp_path: Path, result: RunResult
-) -> None:
+def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(tmp_path: Path, result: RunResult) -> None:
     folder = save_run(result, tmp_path / "runs" / "a")
     assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert _names(tmp_path / "runs") == {"a"}, "no temporary folder is left"
@@ -38,9 +36,7 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
     from safetensors import safe_open
 
     folder = save_run(overflowed, tmp_path / "a", trace="chrome", save_output=True)
-    assert _names(folder) == {
-        "result.json", "figures.json", "pipes.csv", "trace.json", "output.safetensors",
-    }  # fmt: skip
+    assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.json", "output.safetensors"}
     with safe_open(folder / "output.safetensors", framework="numpy") as file:
         tensor, computed = file.get_tensor("o"), file.get_tensor("computed")
         assert file.metadata()["layout"] == "BNSD"
@@ -88,11 +84,15 @@ def test_failure_while_writing_leaves_the_earlier_run(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("file", "is a file"), ("file/below", "file is not a folder"), ("loop/x", "loop is not a folder"),
-        ("loop", "loop is not a folder"), ("pipe", "is a file"), ("", "is the folder you are in"),
+        ("file", "is a file"),
+        ("file/below", "file is not a folder"),
+        ("loop/x", "loop is not a folder"),
+        ("loop", "loop is not a folder"),
+        ("pipe", "is a file"),
+        ("", "is the folder you are in"),
         (".", "is the folder you are in"),
     ],
-)  # fmt: skip
+)
 def test_place_that_is_no_folder_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:

@@ -100,8 +100,17 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
 
     keys = [figure["id"] for figure in found.all("figure")]
     assert keys == [
-        "time", "window0", "window1", "window2", "use", "roofline", "memories", "errors", "scores", "constants",
-    ]  # fmt: skip
+        "time",
+        "window0",
+        "window1",
+        "window2",
+        "use",
+        "roofline",
+        "memories",
+        "errors",
+        "scores",
+        "constants",
+    ]
     assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == keys
     # Every chart has its numbers and its words.
     assert len(found.all("table")) == len(found.all("details")) == len(keys)
@@ -173,11 +182,15 @@ def test_page_of_a_search_ranks_maps_and_keeps_the_reasons(tmp_path: Path) -> No
     assert len(found.all("script")) == 3
     drawn = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
     assert [p["name"] for p in drawn["front"]["datasets"]["points"] if p["is_front"]] == [
-        "block_q=64 depth=2", "block_q=64 depth=1",
-    ]  # fmt: skip
+        "block_q=64 depth=2",
+        "block_q=64 depth=1",
+    ]
     assert [(c["x"], c["y"], c["value"]) for c in drawn["map0"]["datasets"]["cells"]] == [
-        ("64", "1", 30.5), ("64", "2", 20.5), ("128", "1", 25.0), ("128", "2", None),
-    ]  # fmt: skip
+        ("64", "1", 30.5),
+        ("64", "2", 20.5),
+        ("128", "1", 25.0),
+        ("128", "2", None),
+    ]
     table.write_text("a,b\n1,2\n")
     with pytest.raises(SpecError, match=r"found\.csv: no table of npusim explore: it has no column latency_us, status"):
         saved_page([table])
@@ -240,14 +253,27 @@ def test_a_browser_draws_every_chart_without_an_error_or_a_request(
     assert file.stat().st_size < 2_000_000
     done = subprocess.run(
         [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},3000", "--virtual-time-budget=20000", "--enable-logging=stderr",
-            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}", f"--log-net-log={log}",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update", "--dump-dom",
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},3000",
+            "--virtual-time-budget=20000",
+            "--enable-logging=stderr",
+            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}",
+            f"--log-net-log={log}",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--dump-dom",
             f"file://{file}",
         ],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert "CONSOLE" not in done.stderr
     assert re.search(r'<html[^>]* class="drawn done"', done.stdout)
     seen = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)

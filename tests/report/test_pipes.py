@@ -16,13 +16,29 @@ if TYPE_CHECKING:
 
 # As in PipeUtilization.csv of msprof op, less what npusim has no queue for; and npusim's own two.
 VENDOR_COLUMNS = {
-    "block_id", "sub_block_id",
-    "aic_time(us)", "aic_total_cycles", "aic_cube_time(us)", "aic_cube_ratio", "aic_mte1_time(us)",
-    "aic_mte1_ratio", "aic_mte2_time(us)", "aic_mte2_ratio", "aic_fixpipe_time(us)",
+    "block_id",
+    "sub_block_id",
+    "aic_time(us)",
+    "aic_total_cycles",
+    "aic_cube_time(us)",
+    "aic_cube_ratio",
+    "aic_mte1_time(us)",
+    "aic_mte1_ratio",
+    "aic_mte2_time(us)",
+    "aic_mte2_ratio",
+    "aic_fixpipe_time(us)",
     "aic_fixpipe_ratio",
-    "aiv_time(us)", "aiv_total_cycles", "aiv_vec_time(us)", "aiv_vec_ratio", "aiv_mte2_time(us)",
-    "aiv_mte2_ratio", "aiv_mte3_time(us)", "aiv_mte3_ratio", "method", "band",
-}  # fmt: skip
+    "aiv_time(us)",
+    "aiv_total_cycles",
+    "aiv_vec_time(us)",
+    "aiv_vec_ratio",
+    "aiv_mte2_time(us)",
+    "aiv_mte2_ratio",
+    "aiv_mte3_time(us)",
+    "aiv_mte3_ratio",
+    "method",
+    "band",
+}
 
 
 def test_columns_have_the_vendors_names_and_a_row_for_each_core_at_work(record: RunRecord) -> None:

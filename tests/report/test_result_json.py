@@ -36,11 +36,15 @@ def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord)
     overlap = OverlapRecord(1.5, 2.5, 3.5, 4.5, 5.5, 0.5, ("mesh by sdma (stream)",))
     roofline = Roofline(1.0, 2.0, 3e12, 4e11, 5e11)
     kept = replace(
-        record, spread=spread, orders=spread, notes=("a", "b"), ignored=("window",),
+        record,
+        spread=spread,
+        orders=spread,
+        notes=("a", "b"),
+        ignored=("window",),
         finite=(FiniteChoice("pasa", "fp16_mean", 1e-3),),
         presets=(PresetOutcome("fp16", None, 2.0), PresetOutcome("fp32", 1e-4, None)),
         timing=replace(record.timing, overlap=overlap, roofline=roofline, band=0.01),
-    )  # fmt: skip
+    )
     (tmp_path / "result.json").write_text(to_json(result_document(kept)))
     assert load_result(tmp_path) == kept
 
@@ -50,12 +54,7 @@ def test_document_says_where_the_numbers_come_from(record: RunRecord, result: Ru
     assert document["schema_version"] == 1
     assert document["npusim_version"] == __version__
     assert document["device"]["digest"] == result.device.digest()
-    assert document["problem"]["data"] == {
-        "seed": 0,
-        "kind": "normal",
-        "mean": 0.0,
-        "deviation": 1.0,
-    }
+    assert document["problem"]["data"] == {"seed": 0, "kind": "normal", "mean": 0.0, "deviation": 1.0}
     assert document["tiling"]["block_kv"] == result.tiling.model_dump()["block_kv"]
     assert document["formats"] == result.formats
     assert document["timing"]["cycles"] == result.cycles
@@ -65,9 +64,7 @@ def test_document_says_where_the_numbers_come_from(record: RunRecord, result: Ru
 def test_busy_cycles_rest_on_constants_with_a_known_basis(record: RunRecord) -> None:
     timing = record.timing
     assert timing is not None
-    assert {c.basis for c in timing.constants} <= {
-        "vendor", "measured", "derived", "fitted", "assumed",
-    }  # fmt: skip
+    assert {c.basis for c in timing.constants} <= {"vendor", "measured", "derived", "fitted", "assumed"}
     # Costs are rounded up to whole cycles one by one: at most a cycle a step.
     busy = sum(q.busy_cycles for q in timing.queues)
     assert sum(c.cycles for c in timing.constants) == pytest.approx(busy)

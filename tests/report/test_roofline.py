@@ -28,9 +28,7 @@ def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
     assert peak_flops_per_s(device, "float32") == pytest.approx(24 * 8192 * 1.8e9 / 4)
 
 
-def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(
-    result: RunResult,
-) -> None:
+def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(result: RunResult) -> None:
     # 5 causal heads of 512 x 128: Q, K and V in float16, each once; O stays in L2.
     found, problem = roofline_of(result), result.problem
     assert found is not None

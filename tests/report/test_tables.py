@@ -33,9 +33,7 @@ def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
     assert "numerics   not computed" in text
 
 
-def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
-    overflowed: RunResult,
-) -> None:
+def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflowed: RunResult) -> None:
     text = plain(run_table(record_of(overflowed)))
     assert "not finite: 2 NaN in the output (25.0 % of rows), 1 Inf   overflow 7   NaN 2" in text
     assert "RMSE" not in text
@@ -46,9 +44,7 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(
     assert "ascend.cube.k16.f16.f32 (assumed)" in text
 
 
-def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(
-    overflowed: RunResult,
-) -> None:
+def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(overflowed: RunResult) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
@@ -80,16 +76,21 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     assert timing is not None
     bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
     text = plain(run_table(replace(record, timing=bounded)))
-    assert (
-        f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
-    )
+    assert f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
 
 
 def test_problem_text_shows_what_differs() -> None:
     problem: dict[str, object] = {
-        "batch": 2, "heads": 8, "kv_heads": 1, "seq_q": 1, "seq_kv": 4096, "head_dim": 192,
-        "value_head_dim": 128, "causal": False, "dtype": "bfloat16",
-    }  # fmt: skip
+        "batch": 2,
+        "heads": 8,
+        "kv_heads": 1,
+        "seq_q": 1,
+        "seq_kv": 4096,
+        "head_dim": 192,
+        "value_head_dim": 128,
+        "causal": False,
+        "dtype": "bfloat16",
+    }
     assert problem_text(problem) == "B2 N8/1 S1x4096 d192/128 full bfloat16"
 
 
@@ -105,13 +106,7 @@ def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
     assert figures is not None
     assert figures["shifted_key_max"] < figures["key_min"] < figures["raw_score_min"]
     text = plain(run_table(record))
-    for part in (
-        "ranges: K [",
-        "K' [",
-        "Q K^T [",
-        "resonance: Q against K 0 degrees",
-        "P underflow: 87",
-    ):
+    for part in ("ranges: K [", "K' [", "Q K^T [", "resonance: Q against K 0 degrees", "P underflow: 87"):
         assert part in text
     again = load_result(save_run(asked, tmp_path / "run", trace="none"))
     assert again.numerics == record.numerics

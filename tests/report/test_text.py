@@ -40,11 +40,7 @@ def test_grid_without_rows_is_its_header() -> None:
 
 def test_wrapped_text_hangs_under_where_it_began() -> None:
     facts = Facts((("one", (Cell("aaaa bbbb cccc dddd"), Cell("try: x y z w v u t s", whole=True))),))
-    assert plain((facts,), 24) == (
-        "  one  aaaa bbbb cccc\n"
-        "       dddd\n"
-        "       try: x y z w v u t s\n"
-    )
+    assert plain((facts,), 24) == ("  one  aaaa bbbb cccc\n       dddd\n       try: x y z w v u t s\n")
     assert plain((facts,)) == "  one  aaaa bbbb cccc dddd\n       try: x y z w v u t s\n"
 
 

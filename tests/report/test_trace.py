@@ -89,9 +89,7 @@ def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
 def test_slices_balance_rise_and_do_not_overlap(result: RunResult, read: Any) -> None:
     tracks = read(result)
     assert {core for core, _ in tracks} == CORES
-    assert {pipe for core, pipe in tracks if core == "core0.cubecore0"} == {
-        "MTE2", "MTE1", "CUBE", "FIXP",
-    }  # fmt: skip
+    assert {pipe for core, pipe in tracks if core == "core0.cubecore0"} == {"MTE2", "MTE1", "CUBE", "FIXP"}
     assert result.timing is not None
     ran = [e for events in tracks.values() for e in events if e[0] == "B" and not e[2].startswith(WAIT)]
     assert len(ran) == len(result.timing.spans)
@@ -255,9 +253,15 @@ def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
     """Scores beyond float16 in every tile: one instant for each store, at its own iteration."""
     load = load_workload("pasa_uniform").model_copy(update={"heads": 1, "kv_heads": 1})
     overflowing = run(
-        "flash", workload=load, seq=512, causal=False, precision="fa16_32", rows="all",
-        tiling={"block_q": 128, "block_kv": 128}, trace_groups=(0, 1),
-    )  # fmt: skip
+        "flash",
+        workload=load,
+        seq=512,
+        causal=False,
+        precision="fa16_32",
+        rows="all",
+        tiling={"block_q": 128, "block_kv": 128},
+        trace_groups=(0, 1),
+    )
     assert overflowing.numerics is not None
     stores = [e for e in overflowing.numerics.events if e.operation == "S.drain.cast"]
     # 4 blocks of queries with 4 tiles of keys each, every score infinite.

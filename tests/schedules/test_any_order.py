@@ -58,9 +58,7 @@ def build(schedule: str, problem: Problem, device: DeviceSpec, **changes: object
     return chosen.program(problem, fields, device, chosen.precision(None))
 
 
-def in_order_of_time(
-    program: TileProgram, phase: Phase, spans: Iterator[Span], *, by_end: bool
-) -> list[ResolvedOp]:
+def in_order_of_time(program: TileProgram, phase: Phase, spans: Iterator[Span], *, by_end: bool) -> list[ResolvedOp]:
     """Return the operations of a phase by when they started, or were done.
 
     A queue is in order, so that its n-th span is its n-th operation.
@@ -70,9 +68,7 @@ def in_order_of_time(
     queues: dict[str, Iterator[Span]] = {}
     mine = [next(spans) for _ in listed]
     for queue in program.queues:
-        queues[queue.name] = iter(
-            sorted((s for s in mine if s.queue == queue.name), key=lambda s: (s.start, s.end))
-        )
+        queues[queue.name] = iter(sorted((s for s in mine if s.queue == queue.name), key=lambda s: (s.start, s.end)))
     for position, resolved in enumerate(listed):
         span = next(queues[resolved.op.queue])
         assert span.label == resolved.op.label
@@ -80,9 +76,7 @@ def in_order_of_time(
     return [resolved for _, _, resolved in sorted(ran, key=lambda entry: entry[:2])]
 
 
-def output_of(
-    program: TileProgram, problem: Problem, orders: Sequence[Sequence[ResolvedOp]]
-) -> np.ndarray[Any, Any]:
+def output_of(program: TileProgram, problem: Problem, orders: Sequence[Sequence[ResolvedOp]]) -> np.ndarray[Any, Any]:
     """Return the output after the phases' operations in the given orders, as bits."""
     state = Execution(TensorStore(program, recipe_source(problem)))
     for phase, order in zip(program.phases, orders, strict=True):
@@ -97,9 +91,7 @@ def bits(state: Execution, program: TileProgram, problem: Problem) -> np.ndarray
 
 @pytest.mark.parametrize("case", list(PROBLEMS))
 @pytest.mark.parametrize("schedule", list(TILINGS))
-def test_bits_in_the_order_of_time_are_those_of_program_order(
-    schedule: str, case: str, one_group: DeviceSpec
-) -> None:
+def test_bits_in_the_order_of_time_are_those_of_program_order(schedule: str, case: str, one_group: DeviceSpec) -> None:
     problem = Problem(**PROBLEMS[case])
     program = build(schedule, problem, one_group)
     expected = bits(execute(program, recipe_source(problem)), program, problem)

@@ -30,9 +30,11 @@ CAUSAL = Problem(heads=2, kv_heads=1, seq_q=81, seq_kv=205, head_dim=32, causal=
 EIGHT = CAUSAL.model_copy(update={"dtype": E4M3})
 SHAPES = {"flash": CAUSAL, "pasa": CAUSAL, "fp8_attention": EIGHT, "split_kv": CAUSAL}
 FIELDS: dict[str, dict[str, Any]] = {
-    "flash": {"block_q": 64, "block_kv": 96, "vector_rows": 9}, "pasa": {"block_q": 32, "block_kv": 64},
-    "fp8_attention": {"block_q": 160, "block_kv": 64}, "split_kv": {"block_q": 48, "block_kv": 64, "splits": 3},
-}  # fmt: skip
+    "flash": {"block_q": 64, "block_kv": 96, "vector_rows": 9},
+    "pasa": {"block_q": 32, "block_kv": 64},
+    "fp8_attention": {"block_q": 160, "block_kv": 64},
+    "split_kv": {"block_q": 48, "block_kv": 64, "splits": 3},
+}
 
 
 def traffic(program: TileProgram, device: DeviceSpec) -> Counter[str]:
@@ -98,7 +100,7 @@ def test_halves_of_a_tile_go_to_both_vector_cores_in_one_instruction() -> None:
         ({"l0c_ub", "l0c_gm"}, "S goes from aic to aiv, and no route .* L0C to UB; there"),
         ({"ub_l1", "ub_gm"}, "P goes from aiv to aic, and no route .* UB to L1; there"),
     ],
-)  # fmt: skip
+)
 def test_a_hand_over_without_a_route_is_refused_with_those_there_are(missing: set[str], message: str) -> None:
     content = load_device(HW).model_dump(by_alias=True)
     for unit in (content["cores"]["aic"]["engines"]["FIXP"], content["cores"]["aiv"]["engines"]["MTE3"]):

@@ -48,19 +48,28 @@ MODELS: dict[str, Problem] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "decode": {"heads": 4, "kv_heads": 1, "seq_q": 1, "seq_kv": 1027, "head_dim": 64},
     "decode, causal": {"heads": 2, "seq_q": 1, "seq_kv": 300, "head_dim": 64, "causal": True},
-    "causal, end aligned": {
-        "heads": 2, "kv_heads": 1, "seq_q": 130, "seq_kv": 300, "head_dim": 64, "causal": True,
-    },
+    "causal, end aligned": {"heads": 2, "kv_heads": 1, "seq_q": 130, "seq_kv": 300, "head_dim": 64, "causal": True},
     "causal, own offset": {
-        "heads": 1, "seq_q": 130, "seq_kv": 300, "head_dim": 64, "causal": True, "causal_offset": 33,
+        "heads": 1,
+        "seq_q": 130,
+        "seq_kv": 300,
+        "head_dim": 64,
+        "causal": True,
+        "causal_offset": 33,
     },
     "more queries than keys": {"heads": 2, "seq_q": 333, "seq_kv": 77, "head_dim": 64},
     "one query, one key": {"heads": 1, "seq_q": 1, "seq_kv": 1, "head_dim": 16},
     "wide values": {"heads": 1, "seq_q": 70, "seq_kv": 90, "head_dim": 64, "value_head_dim": 128},
     "two sequences, shared keys": {
-        "batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 40, "seq_kv": 40, "head_dim": 32, "causal": True,
+        "batch": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "seq_q": 40,
+        "seq_kv": 40,
+        "head_dim": 32,
+        "causal": True,
     },
-}  # fmt: skip
+}
 
 
 @cache
@@ -73,16 +82,12 @@ def build(schedule: str, problem: Problem, hw: str = "ascend_910b2", **fields: A
     chosen = SCHEDULES[schedule, device.family]
     if schedule == "fp8_attention" and hw == "h200":
         problem = problem.model_copy(update={"dtype": "float32"})
-    return chosen.program(
-        problem, build_tiling(chosen.tiling, fields), device, chosen.precision(None)
-    )
+    return chosen.program(problem, build_tiling(chosen.tiling, fields), device, chosen.precision(None))
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("schedule", ATTENTION)
-def test_programs_of_models_pass_checks_and_stay_within_every_memory(
-    schedule: str, name: str
-) -> None:
+def test_programs_of_models_pass_checks_and_stay_within_every_memory(schedule: str, name: str) -> None:
     program = build(schedule, MODELS[name])
     check(program, flag_budget(device_of("ascend_910b2")))
     for space, (used, there) in program.occupancy_bytes().items():
@@ -131,11 +136,13 @@ def test_grouped_heads_share_their_keys() -> None:
     repeated = Problem(heads=4, seq_q=40, seq_kv=70, head_dim=32)
     outputs = [
         evaluate(
-            build("flash", p), p, lambda n, b, h, p=p: source(n, b, h if n == "q" or p is shared else h // 2),
+            build("flash", p),
+            p,
+            lambda n, b, h, p=p: source(n, b, h if n == "q" or p is shared else h // 2),
             rows="all",
         ).output
         for p in (shared, repeated)
-    ]  # fmt: skip
+    ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
 
 
@@ -150,9 +157,7 @@ def test_grouped_heads_share_their_keys() -> None:
         ("flash", "h200", "arithmetic=volta.mma.k4.f16.f32"),
     ],
 )
-def test_named_choices_change_bits_and_stay_attention(
-    schedule: str, hw: str, precision: str
-) -> None:
+def test_named_choices_change_bits_and_stay_attention(schedule: str, hw: str, precision: str) -> None:
     """One schedule with another chip's exponential, order or matrix unit: other bits, the same values."""
     before, after = (with_precision(schedule, hw, text) for text in ("", precision))
     assert (before.output != after.output).any()
@@ -163,23 +168,16 @@ def test_named_choices_change_bits_and_stay_attention(
     ("schedule", "hw", "preset"),
     [("flash", "ascend_910b2", "fa16"), ("pasa", "ascend_910b2", ""), ("pasa", "h200", "")],
 )
-def test_the_vendors_half_exponential_is_correctly_rounded(
-    schedule: str, hw: str, preset: str
-) -> None:
+def test_the_vendors_half_exponential_is_correctly_rounded(schedule: str, hw: str, preset: str) -> None:
     """Hopper's `hexp` over all 65,536 inputs (golden/unary.npz): the table changes no bit."""
-    before, after = (
-        with_precision(schedule, hw, f"{preset},exp_variant=exp.{v}")
-        for v in ("correct", "hopper_hexp")
-    )
+    before, after = (with_precision(schedule, hw, f"{preset},exp_variant=exp.{v}") for v in ("correct", "hopper_hexp"))
     np.testing.assert_array_equal(before.output, after.output)
 
 
 def with_precision(schedule: str, hw: str, text: str) -> NumericResult:
     problem = Problem(heads=1, seq_q=64, seq_kv=300, head_dim=64)
     chosen = SCHEDULES[schedule, device_of(hw).family]
-    program = chosen.program(
-        problem, build_tiling(chosen.tiling, {}), device_of(hw), chosen.precision(text)
-    )
+    program = chosen.program(problem, build_tiling(chosen.tiling, {}), device_of(hw), chosen.precision(text))
     return evaluate(program, problem, recipe_source(problem), rows="all")
 
 
@@ -229,9 +227,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
     except BufferOverflowError:
         return
     assert any(n.startswith("head size: 320 is beyond 256") for n in notes)
-    assert not any(
-        "head size" in n for n in build(schedule, Problem(heads=1, seq_q=64, head_dim=64)).notes
-    )
+    assert not any("head size" in n for n in build(schedule, Problem(heads=1, seq_q=64, head_dim=64)).notes)
 
 
 @pytest.mark.parametrize(
@@ -240,10 +236,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
         (("pasa", "-t", "beta=1"), "beta: 1.0 leaves no key; it must be below 1"),
         (("pasa", "-t", "block_kv=512"), "block_kv: '512' must be at most 256"),
         (("flash", "-t", "block_kv=16384", "--no-causal"), "largest that fits"),
-        (
-            ("two_level", "-t", "block_kv=1024"),
-            "tiling-mask: a block of 128x1024 needs rows + cols",
-        ),
+        (("two_level", "-t", "block_kv=1024"), "tiling-mask: a block of 128x1024 needs rows + cols"),
         (("flash", "--seq-q", "64", "--seq-kv", "32"), "64 causal queries but only 32 keys"),
         (("fp8_attention", "--precision", "scale=0"), "must be positive and finite"),
         (
@@ -261,9 +254,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
         (("flash", "--precision", "accumulate=chained"), "no route of ascend_910b2 leads from UB to L0C; there"),
     ],
 )
-def test_bad_input_on_the_command_line_exits_with_2_and_says_what(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_bad_input_on_the_command_line_exits_with_2_and_says_what(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["run", *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
@@ -272,9 +263,7 @@ def test_bad_input_on_the_command_line_exits_with_2_and_says_what(
 # ------------------------------------------------------------------ where schedules live
 
 
-@pytest.mark.parametrize(
-    "name", ["standard", "flash", "split_kv", "pasa", "fp8", "gemm"]
-)
+@pytest.mark.parametrize("name", ["standard", "flash", "split_kv", "pasa", "fp8", "gemm"])
 def test_a_schedule_file_is_at_most_150_lines(name: str) -> None:
     file = Path(npusim.schedules.__file__).parent / f"{name}.py"
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 150

@@ -24,9 +24,7 @@ def test_defaults_fit_every_head_size_of_published_kernels(schedule, sizes) -> N
     device = load_machine(schedule.hw or family)
     dtype = "float8_e4m3fn" if (schedule.name, schedule.family) == ("fp8_attention", "nvidia") else "float16"
     for causal in (False, True):
-        problem = Problem(
-            heads=2, seq_q=1024, head_dim=sizes[0], value_head_dim=sizes[1], dtype=dtype, causal=causal
-        )
+        problem = Problem(heads=2, seq_q=1024, head_dim=sizes[0], value_head_dim=sizes[1], dtype=dtype, causal=causal)
         tiling, program = schedule.fitted(problem, schedule.tiling(), device, schedule.precision())
         assert program.phases
         changed = [f"{k}={v}" for k, v in tiling if v != getattr(schedule.tiling(), k)]

@@ -50,10 +50,7 @@ TILINGS: dict[str, dict[str, Any]] = {
 
 #: Every problem with the default tiling, every tiling with those of few block shapes.
 CHECKED = [
-    (p, t)
-    for p in PROBLEMS
-    for t in TILINGS
-    if t == "default" or p not in ("pangu_38b", "llama2_70b, shared keys")
+    (p, t) for p in PROBLEMS for t in TILINGS if t == "default" or p not in ("pangu_38b", "llama2_70b, shared keys")
 ]
 
 
@@ -68,9 +65,7 @@ def test_flash_passes_all_checks_and_stays_within_every_memory(
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_blocks_of_one_shape_run_the_same_operations(
-    problem: str, build_flash: Callable[..., TileProgram]
-) -> None:
+def test_blocks_of_one_shape_run_the_same_operations(problem: str, build_flash: Callable[..., TileProgram]) -> None:
     """What `Phase.shape` promises: the same labels, queues, opcodes, sizes, formats and constants."""
     fields = {**PROBLEMS[problem], "batch": 1, "heads": 2, "kv_heads": 1}
     fields["seq_q"] = min(fields["seq_q"], 700)
@@ -80,27 +75,21 @@ def test_blocks_of_one_shape_run_the_same_operations(
     for block in phase.blocks:
         structure = [
             (
-                op.label, op.queue, op.handshake,
+                op.label,
+                op.queue,
+                op.handshake,
                 [(s.opcode, s.attributes, [(o.rows, o.cols, o.fmt) for o in s.operands()]) for s in op.steps],
                 [[x for x in s.srcs if isinstance(x, float)] for s in op.steps],
             )
             for op in flatten(phase.body(block))
-        ]  # fmt: skip
+        ]
         assert seen.setdefault(phase.shape(block), structure) == structure
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_products_multiply_each_visible_tile_once(
-    causal: bool, build_flash: Callable[..., TileProgram]
-) -> None:
+def test_products_multiply_each_visible_tile_once(causal: bool, build_flash: Callable[..., TileProgram]) -> None:
     """Multiply-adds of all MATMUL steps: those the mask leaves, and what masked tiles add."""
-    fields: dict[str, Any] = {
-        "heads": 1,
-        "seq_q": 256,
-        "seq_kv": 256,
-        "head_dim": 64,
-        "causal": causal,
-    }
+    fields: dict[str, Any] = {"heads": 1, "seq_q": 256, "seq_kv": 256, "head_dim": 64, "causal": causal}
     program = build_flash({"block_q": 64, "block_kv": 64}, **fields)
     done = 0
     for block in program.phases[0].blocks:
@@ -125,9 +114,7 @@ def test_every_output_row_is_written_once(build_flash: Callable[..., TileProgram
             for s in op.steps:
                 if isinstance(s.dst, GlobalTile):
                     assert (s.dst.tensor.name, s.dst.col, s.dst.cols) == ("o", 0, 32)
-                    written.update(
-                        (s.dst.batch, s.dst.head, s.dst.row + r) for r in range(s.dst.rows)
-                    )
+                    written.update((s.dst.batch, s.dst.head, s.dst.row + r) for r in range(s.dst.rows))
     assert written == Counter((b, h, r) for b in range(2) for h in range(2) for r in range(197))
 
 
@@ -179,22 +166,21 @@ def test_the_largest_block_named_fits_and_one_step_more_does_not(
             build_flash({**tiling, name: int(value) + 16}, **fields)
 
 
-def test_a_causal_block_too_large_for_the_tiling_mask_is_refused(
-    build_flash: Callable[..., TileProgram],
-) -> None:
-    with pytest.raises(
-        TilingError, match=r"tiling-mask: a block of 128x1024 needs .* = 1151 <= 2M = 1024"
-    ):
+def test_a_causal_block_too_large_for_the_tiling_mask_is_refused(build_flash: Callable[..., TileProgram]) -> None:
+    with pytest.raises(TilingError, match=r"tiling-mask: a block of 128x1024 needs .* = 1151 <= 2M = 1024"):
         build_flash({"block_kv": 1024, "vector_rows": 1}, **PANGU, causal=True)
 
 
 @pytest.mark.parametrize(
     ("tiling", "message"),
     [
-        ({"block_q": 100}, "block_q"), ({"block_kv": 0}, "block_kv"), ({"depth": 15}, "depth"),
-        ({"vector_rows": 0}, "vector_rows"), ({"block": 128}, "block: unknown tiling field"),
+        ({"block_q": 100}, "block_q"),
+        ({"block_kv": 0}, "block_kv"),
+        ({"depth": 15}, "depth"),
+        ({"vector_rows": 0}, "vector_rows"),
+        ({"block": 128}, "block: unknown tiling field"),
     ],
-)  # fmt: skip
+)
 def test_tiling_fields_outside_their_limits_are_refused(
     tiling: dict[str, Any], message: str, build_flash: Callable[..., TileProgram]
 ) -> None:
@@ -203,16 +189,12 @@ def test_tiling_fields_outside_their_limits_are_refused(
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"
-    ):
+    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"):
         find_schedule("flsh", "ascend")
 
 
 def test_a_schedule_without_a_mapping_for_a_family_is_refused_with_those_that_have_it() -> None:
-    with pytest.raises(
-        SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"
-    ):
+    with pytest.raises(SpecError, match=r"schedule 'flash' has no mapping for tpu cores; it runs on ascend"):
         find_schedule("flash", "tpu")
 
 

@@ -84,7 +84,7 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
     one, other = (
         evaluate(program_of("fp8_attention", p, "hpc_ops", hw=GPU), p, array_source(data), rows="all")
         for p in (plain, scaled)
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(other.output, one.output * np.float32(8))
     assert other.error.rmse == pytest.approx(one.error.rmse)
 
@@ -102,9 +102,13 @@ def test_a_scale_of_p_beyond_448_is_warned_of_by_name() -> None:
     for hw in ("ascend_910b2", "h200"):
         dtype = "float32" if hw == "h200" else "float16"
         result = run(
-            "fp8_attention", hw=hw, problem=Problem(**SIZES, dtype=dtype), precision="scale=512",
-            trace_groups=(), diagnose=True,
-        )  # fmt: skip
+            "fp8_attention",
+            hw=hw,
+            problem=Problem(**SIZES, dtype=dtype),
+            precision="scale=512",
+            trace_groups=(),
+            diagnose=True,
+        )
         assert any(n.startswith("saturation: P reaches 512") for n in result.notes)
         assert result.numerics is not None
         assert result.numerics.diagnosis is not None
@@ -157,9 +161,15 @@ def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: fl
     given = {n: x[None, None].astype(np.float32) for n, x in (("q", q), ("k", k), ("v", v))}
     problem = Problem(heads=1, seq_q=128, head_dim=16, dtype="float32", causal=True, scale=1.0)
     found = run(
-        "fp8_attention", hw="h200", problem=problem, tensors=given, precision=precision, rows="all",
-        trace_groups=(), tiling={"block_kv": 32},
-    )  # fmt: skip
+        "fp8_attention",
+        hw="h200",
+        problem=problem,
+        tensors=given,
+        precision=precision,
+        rows="all",
+        trace_groups=(),
+        tiling={"block_kv": 32},
+    )
     np.testing.assert_array_equal(found.output[0, 0, 0], 0)
     np.testing.assert_allclose(found.output[0, 0, 1:, 0], (np.arange(1, 128) + 1) / 2, rtol=0.07)
 

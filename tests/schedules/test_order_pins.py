@@ -98,9 +98,12 @@ def test_standard_adds_rows_as_the_vector_unit_does(scores: Any) -> None:
 def test_flash_adds_rows_as_the_vector_unit_does(schedule: str, scores: Any) -> None:
     """The preset's own order (asked for nothing but an output that shows float32)."""
     got = attend(
-        schedule, "ascend_910b2", scored(scores, np.float16), precision="output=float32",
+        schedule,
+        "ascend_910b2",
+        scored(scores, np.float16),
+        precision="output=float32",
         tiling={"block_q": 32, "block_kv": KEYS},
-    )  # fmt: skip
+    )
     e = exponentials(scores)
     differing = {}
     for name, order in ORDERS.items():
@@ -126,9 +129,11 @@ def test_a_folded_scale_is_the_scale_whatever_the_base(variant: str, hw: str) ->
     q[0, 0], k[:, 0] = 4, np.log(p / 256)
     p = 256 * np.exp(k[:, 0].astype(float))
     got = attend(
-        "fp8_attention", hw, {"q": q, "k": k, "v": np.eye(KEYS, dtype=dtype)},
+        "fp8_attention",
+        hw,
+        {"q": q, "k": k, "v": np.eye(KEYS, dtype=dtype)},
         precision=f"fa3,output=float32,exp_variant={variant}",
-    )  # fmt: skip
+    )
     cast = p.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(float)
     np.testing.assert_allclose(got[0], cast / p.sum(), rtol=1e-5)
 
@@ -170,12 +175,14 @@ def test_a_fixed_reference_starts_from_the_first_mean_alone() -> None:
     }
     beta = 1 - 2.0**-4
     got = attend(
-        "pasa", "ascend_910b2", tensors, precision="fixed_reference,sum_order=tree_halves",
+        "pasa",
+        "ascend_910b2",
+        tensors,
+        precision="fixed_reference,sum_order=tree_halves",
         tiling={"block_q": 64, "block_kv": 16, "beta": beta},
-    )  # fmt: skip
+    )
     rows = [
-        pasa_with_a_fixed_reference(tensors["q"][i : i + 1], tensors["k"], tensors["v"], 16, beta)
-        for i in range(64)
+        pasa_with_a_fixed_reference(tensors["q"][i : i + 1], tensors["k"], tensors["v"], 16, beta) for i in range(64)
     ]
     np.testing.assert_array_equal(got.view(np.uint16), np.array(rows).view(np.uint16))
 

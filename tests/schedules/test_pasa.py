@@ -32,9 +32,14 @@ def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunRe
     tensors = changes.pop("tensors", None)
     problem = None if tensors is not None else Problem(**{**SIZES, **changes})
     return run(
-        "pasa", hw=hw, problem=problem, tensors=tensors, tiling={**TILINGS[hw], **(fields or {})},
-        rows="all", trace_groups=(),
-    )  # fmt: skip
+        "pasa",
+        hw=hw,
+        problem=problem,
+        tensors=tensors,
+        tiling={**TILINGS[hw], **(fields or {})},
+        rows="all",
+        trace_groups=(),
+    )
 
 
 @pytest.mark.parametrize("hw", list(TILINGS))
@@ -55,8 +60,7 @@ def test_queries_scaled_first_are_what_the_products_read(hw: str) -> None:
 def test_inputs_in_bfloat16_are_cast_to_float16_first(hw: str) -> None:
     rng = np.random.default_rng(0)
     wide = {
-        n: rng.normal(1.0, 1.0, (1, 2 if n == "q" else 1, 100, 64)).astype(ml_dtypes.bfloat16)
-        for n in ("q", "k", "v")
+        n: rng.normal(1.0, 1.0, (1, 2 if n == "q" else 1, 100, 64)).astype(ml_dtypes.bfloat16) for n in ("q", "k", "v")
     }
     half = {n: formats.cast(x.astype(np.float32), "float16") for n, x in wide.items()}
     cast, plain = (pasa(hw, tensors=t) for t in (wide, half))
@@ -108,12 +112,9 @@ def test_beta_1_is_refused_with_the_reason() -> None:
         {"beta": 0.9999, "optimise": True},  # the optimum next to it is 1
     ],
 )
-def test_a_beta_that_rounds_to_1_in_the_matrix_is_refused(
-    fields: dict[str, Any], correction: str
-) -> None:
+def test_a_beta_that_rounds_to_1_in_the_matrix_is_refused(fields: dict[str, Any], correction: str) -> None:
     with pytest.raises(
-        TilingError,
-        match=r"beta: 0\.9999 is 1 or more once the entries of M\d+ are rounded to float16",
+        TilingError, match=r"beta: 0\.9999 is 1 or more once the entries of M\d+ are rounded to float16"
     ):
         pasa("ascend_910b2", {**fields, "correction": correction})
 
@@ -145,9 +146,7 @@ def test_inputs_of_other_formats_are_refused(dtype: str) -> None:
 
 @pytest.mark.parametrize("hw", list(TILINGS))
 def test_chained_products_are_refused_with_the_reason(hw: str) -> None:
-    with pytest.raises(
-        TilingError, match="PASA multiplies P V of each tile by a factor of its own"
-    ):
+    with pytest.raises(TilingError, match="PASA multiplies P V of each tile by a factor of its own"):
         run("pasa", hw=hw, problem=Problem(**SIZES), precision="accumulate=chained")
 
 

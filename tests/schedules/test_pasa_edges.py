@@ -34,9 +34,16 @@ def pasa(hw: str, precision: str, q: Any, k: Any, v: Any, *, causal: bool, keys:
     tensors = {n: np.asarray(x, np.float16)[None, None] for n, x in zip("qkv", (q, k, v), strict=True)}
     block_q = 128 if hw == "ascend_910b2" else 64
     return run(
-        "pasa", hw=hw, tensors=tensors, precision=precision, causal=causal, rows="all", trace_groups=(),
-        tiling={"block_q": block_q, "block_kv": keys}, method="auto",
-    )  # fmt: skip
+        "pasa",
+        hw=hw,
+        tensors=tensors,
+        precision=precision,
+        causal=causal,
+        rows="all",
+        trace_groups=(),
+        tiling={"block_q": block_q, "block_kv": keys},
+        method="auto",
+    )
 
 
 def numbered(keys: int) -> Any:
@@ -113,9 +120,14 @@ def test_a_maximum_that_starts_at_zero_loses_rows_only_where_the_exponential_und
     assert half.error.nan_row_fraction == (1.0 if is_lost else 0.0)
     wide = {n: np.asarray(x, np.float64)[None, None] for n, x in zip("qkv", (q, k, v), strict=True)}
     exact = run(
-        "pasa", hw="h200", tensors=wide, precision="float64", causal=False, rows="all",
+        "pasa",
+        hw="h200",
+        tensors=wide,
+        precision="float64",
+        causal=False,
+        rows="all",
         tiling={"block_q": 16, "block_kv": 64},
-    ).numerics  # fmt: skip
+    ).numerics
     assert exact is not None
     assert exact.error.nan_count == 0
     assert exact.error.max_abs_error < 1e-11
@@ -135,9 +147,11 @@ def test_a_fixed_reference_is_the_first_blocks_mean_to_the_bit() -> None:
     problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
     schedule = find_schedule("pasa", "nvidia")
     program = schedule.program(
-        problem, build_tiling(schedule.tiling, {"block_kv": 64}), load_device("h200"),
+        problem,
+        build_tiling(schedule.tiling, {"block_kv": 64}),
+        load_device("h200"),
         schedule.precision("fixed_reference"),
-    )  # fmt: skip
+    )
     means, references = [], []
 
     def look(moment: Moment) -> None:

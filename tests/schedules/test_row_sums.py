@@ -37,9 +37,7 @@ def orders(schedule: str, preset: str, hw: str = "ascend_910b2") -> set[str]:
     device = device_of(hw)
     chosen = SCHEDULES[schedule, device.family]
     problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
-    program = chosen.program(
-        problem, build_tiling(chosen.tiling, {}), device, chosen.precision(preset)
-    )
+    program = chosen.program(problem, build_tiling(chosen.tiling, {}), device, chosen.precision(preset))
     return {
         step.attributes.order
         for phase in program.phases
@@ -50,9 +48,7 @@ def orders(schedule: str, preset: str, hw: str = "ascend_910b2") -> set[str]:
 
 
 @pytest.mark.parametrize(("schedule", "preset"), PRESETS)
-def test_every_preset_on_ascend_sums_rows_as_the_vector_unit_does(
-    schedule: str, preset: str
-) -> None:
+def test_every_preset_on_ascend_sums_rows_as_the_vector_unit_does(schedule: str, preset: str) -> None:
     stated = device_of("ascend_910b2").row_sum
     assert stated is not None
     assert orders(schedule, preset) == {stated.value}

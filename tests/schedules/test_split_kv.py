@@ -195,7 +195,7 @@ PACKED_CAUSAL = SEVERAL.model_copy(update={"causal": True})
     ("problem", "splits", "merge"),
     [(DECODE, n, merge) for n in range(1, 8) for merge in ("sequential", "tree")]
     + [(CAUSAL, 7, "sequential"), (CAUSAL, 5, "tree"), (SEVERAL, 3, "tree"), (PACKED_CAUSAL, 3, "sequential")],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
 def test_bits_are_those_of_a_scalar_computation(
     problem: Problem, splits: int, merge: str, machine: Machine, pack: str
@@ -258,9 +258,15 @@ def test_a_hidden_key_weighs_nothing_whatever_the_visible_scores(
         v[0, 0, :5] = 0
         v[0, 0, 41:] = hidden
         done = run(
-            "split_kv", hw=hw, tensors={"q": q, "k": k, "v": v}, causal=True, rows="all", precision=precision or None,
-            tiling={"splits": splits, "block_kv": 16, "merge": merge}, trace_groups=(),
-        )  # fmt: skip
+            "split_kv",
+            hw=hw,
+            tensors={"q": q, "k": k, "v": v},
+            causal=True,
+            rows="all",
+            precision=precision or None,
+            tiling={"splits": splits, "block_kv": 16, "merge": merge},
+            trace_groups=(),
+        )
         outputs.append(done.output[0, 0, :41])
     assert np.array_equal(*(x.view(np.uint16) for x in outputs))
     assert not outputs[0][:5].any()
@@ -274,8 +280,11 @@ def test_what_diagnosis_sums_over_rows_is_left_out_of_parts_of_rows() -> None:
     found = [evaluate(p, DECODE, recipe_source(DECODE), diagnose=True).diagnosis for p in programs]
     whole, parts = (d.figures() for d in found)  # type: ignore[union-attr]
     assert set(whole) - set(parts) == {
-        "underflow_percent", "zeroed_mass_percent", "product_mass_percent", "saturated_count",
-    }  # fmt: skip
+        "underflow_percent",
+        "zeroed_mass_percent",
+        "product_mass_percent",
+        "saturated_count",
+    }
     assert parts["score_max"] == whole["score_max"]
 
 
@@ -286,8 +295,11 @@ def test_a_run_is_cut_into_consecutive_parts_none_empty() -> None:
     runs = (Run(0, 64, 5, 64), Run(320, 13, 1, 64, frozenset({"mask"})))
     parts = cut_runs(runs, 4)
     assert [[(r.col, r.cols, r.count) for r in part] for part in parts] == [
-        [(0, 64, 2)], [(128, 64, 2)], [(256, 64, 1)], [(320, 13, 1)],
-    ]  # fmt: skip
+        [(0, 64, 2)],
+        [(128, 64, 2)],
+        [(256, 64, 1)],
+        [(320, 13, 1)],
+    ]
     assert len(cut_runs(runs, 99)) == 6
 
 
@@ -423,7 +435,7 @@ def test_packing_is_chosen_where_it_pays() -> None:
         ({"causal": True}, "pack: a causal block has whole heads, and 32 rows hold but one of 20 queries"),
         ({"layout": "bsnd"}, "pack: 20 queries a head cannot be packed: in layout bsnd other heads lie"),
     ],
-)  # fmt: skip
+)
 def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, Any], reason: str) -> None:
     problem = Problem(heads=2, kv_heads=1, seq_q=20, seq_kv=64, head_dim=16, **fields)
     with pytest.raises(TilingError, match=reason):
@@ -435,11 +447,12 @@ def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, A
     ("fields", "message"),
     [
         ({"splits": 8, "block_kv": 16}, r"splits: 8 of 7 tiles of 16 keys: .* take splits=7 at most, or a smaller"),
-        ({"splits": 101}, "splits: 101 of 1 tiles of 512 keys"), ({"splits": 0}, "splits: 0 must be at least 1"),
+        ({"splits": 101}, "splits: 101 of 1 tiles of 512 keys"),
+        ({"splits": 0}, "splits: 0 must be at least 1"),
         ({"splits": "most"}, "splits: expected a whole number, got 'most'; 'most' is not one of: 'auto'$"),
         ({"merge": "random"}, "merge: .*sequential.*tree"),
     ],
-)  # fmt: skip
+)
 def test_splits_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(TilingError, match=message):
         program_of(DECODE, "ascend_910b2", **fields)

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Run, Visit
 
 
-def cut_values(
-    mask: TilingMask, row: int, rows: int, col: int, cols: int, offset: int
-) -> np.ndarray:
+def cut_values(mask: TilingMask, row: int, rows: int, col: int, cols: int, offset: int) -> np.ndarray:
     tile = mask.cut(row, rows, col, cols, offset)
     matrix = mask.values()[0, 0]
     return matrix[tile.row : tile.row + tile.rows, tile.col : tile.col + tile.cols]
@@ -109,10 +107,6 @@ def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bo
 
 def test_half_of_the_causal_blocks_are_skipped() -> None:
     # papers.md 3.1: S = 4096, b = 128: .4844 skipped, .4844 unmasked, .0312 masked of 32 x 32.
-    visited = [
-        tile
-        for row in range(0, 4096, 128)
-        for tile in visits(kv_runs(row, 128, 4096, 128, 0))
-    ]
+    visited = [tile for row in range(0, 4096, 128) for tile in visits(kv_runs(row, 128, 4096, 128, 0))]
     assert 1 - len(visited) / 1024 == pytest.approx(0.4844, abs=1e-4)
     assert sum(bool(t.only) for t in visited) / 1024 == pytest.approx(0.0312, abs=1e-4)

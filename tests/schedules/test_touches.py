@@ -44,11 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"block_q": 256, "block_kv": 64},
         {"heads": 1, "seq_q": 256, "seq_kv": 128, "head_dim": 64},
     ),
-    "standard, causal": (
-        "standard",
-        {},
-        {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True},
-    ),
+    "standard, causal": ("standard", {}, {"heads": 1, "seq_q": 300, "seq_kv": 300, "head_dim": 64, "causal": True}),
     "split_kv": (
         "split_kv",
         {"splits": 3, "block_kv": 64},
@@ -66,9 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def build(case: str, device: DeviceSpec) -> TileProgram:
     name, tiling, fields = CASES[case]
     schedule = SCHEDULES[name, device.family]
-    return schedule.program(
-        Problem(**fields), build_tiling(schedule.tiling, tiling), device, schedule.precision(None)
-    )
+    return schedule.program(Problem(**fields), build_tiling(schedule.tiling, tiling), device, schedule.precision(None))
 
 
 def cells(region: GlobalTile) -> set[tuple[int, int, int, int]]:
@@ -79,9 +73,7 @@ def cells(region: GlobalTile) -> set[tuple[int, int, int, int]]:
     }
 
 
-def actual(
-    phase: Phase, blocks: Sequence[Any]
-) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
+def actual(phase: Phase, blocks: Sequence[Any]) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
     """Return bytes read by tensor, and the elements read and written."""
     size: Counter[str] = Counter()
     read: dict[str, set[Any]] = defaultdict(set)
@@ -105,9 +97,7 @@ def test_blocks_read_and_write_the_regions_they_say(case: str, device: DeviceSpe
             written: dict[str, set[Any]] = defaultdict(set)
             for touch in phase.touches(blocks):
                 if touch.region.tensor.name != "mask":
-                    (written if touch.is_write else read)[touch.region.tensor.name] |= cells(
-                        touch.region
-                    )
+                    (written if touch.is_write else read)[touch.region.tensor.name] |= cells(touch.region)
             _, really_read, really_written = actual(phase, blocks)
             assert written == really_written, phase.name
             assert read == really_read, phase.name
@@ -121,7 +111,5 @@ def test_blocks_read_their_regions_as_often_as_they_say(case: str, device: Devic
             for touch in phase.touches(blocks):
                 if not touch.is_write and touch.region.tensor.name != "mask":
                     size = touch.region.payload_bytes * touch.times
-                    said[touch.region.tensor.name] += (
-                        size if touch.read_bytes is None else touch.read_bytes
-                    )
+                    said[touch.region.tensor.name] += size if touch.read_bytes is None else touch.read_bytes
             assert said == actual(phase, blocks)[0], phase.name

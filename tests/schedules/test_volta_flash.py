@@ -83,10 +83,13 @@ def output(program: TileProgram, what: Problem) -> dict[tuple[int, int], Any]:
         ("acc_fp16", {"warps": 8, "block_q": 256}, {"seq": 257}),
         ("acc_fp32", {"warps": 16, "block_q": 512, "q": "shared"}, {"seq": 66, "seq_q": 3, "causal": True}),
         ("acc_fp16", {}, {"seq_q": 1, "seq": 333, "head_dim": 80}),
-        ("acc_fp32,acc_qk=float16", {}, {"seq": 130, "head_dim": 32, "value_head_dim": 96, "causal_offset": 10,
-                                         "seq_q": 90, "causal": True}),
+        (
+            "acc_fp32,acc_qk=float16",
+            {},
+            {"seq": 130, "head_dim": 32, "value_head_dim": 96, "causal_offset": 10, "seq_q": 90, "causal": True},
+        ),
     ],
-)  # fmt: skip
+)
 def test_bits_through_lanes_are_those_of_whole_tiles(
     precision: str, tiling: dict[str, object], changes: dict[str, Any]
 ) -> None:
@@ -182,7 +185,7 @@ def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
         ("acc_fp16", {"warps": 6}, TilingError, "warps"),
         ("acc_fp16,acc_pv=bfloat16", {}, TilingError, "accumulator bfloat16: .* float16 or float32"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_with_the_reason(
     precision: str, tiling: dict[str, object], error: type[Exception], message: str
 ) -> None:
@@ -220,9 +223,8 @@ def test_occupancy_is_the_most_that_fits(warps: int, registers: int, shared: int
         of_warp = -(-(registers + 24) * 32 // 256) * 256
         memory = -(-shared // 256) * 256
         return (
-            blocks * warps * of_warp <= 65_536 and blocks * memory <= 98_304
-            and blocks * warps <= 64 and blocks <= 32
-        )  # fmt: skip
+            blocks * warps * of_warp <= 65_536 and blocks * memory <= 98_304 and blocks * warps <= 64 and blocks <= 32
+        )
 
     needs = BlockNeeds(warps, {"all": registers}, {"K": shared})
     if not fits(1):

@@ -13,9 +13,7 @@ cases:
 """
 
 
-def workload(
-    b: int, heads: tuple[int, int], s: int, d: int, *, causal: bool, dtype: str, rows: int = 0
-) -> str:
+def workload(b: int, heads: tuple[int, int], s: int, d: int, *, causal: bool, dtype: str, rows: int = 0) -> str:
     return (
         f"{{batch: {b}, heads: {heads[0]}, kv_heads: {heads[1]}, seq_q: {rows or s}, seq_kv: {s}, head_dim: {d}, "
         f"causal: {str(causal).lower()}, dtype: {dtype}}}"
@@ -33,38 +31,24 @@ def case(r: dict) -> str:
     if kind == "torch_flash":
         name = f"flash_b{r['b']}h{r['h']}s{r['s']}d{r['d']}" + ("_causal" if r["causal"] else "")
         tiling = f"{{block_q: 128, block_kv: {64 if r['d'] == 128 else 128}, warps: 4}}"
-        what = workload(
-            r["b"], (r["h"], r["h"]), r["s"], r["d"], causal=r["causal"], dtype="float16"
-        )
+        what = workload(r["b"], (r["h"], r["h"]), r["s"], r["d"], causal=r["causal"], dtype="float16")
         return f"{name}, schedule: flash, tiling: {tiling}, workload: {what}"
     group = f"group: {r['group']}"
     if kind == "split":
         tiling = f"{{splits: {r['n']}, block_kv: {r['bn']}, stages: {r['st']}, warps: {r['nw']}}}"
-        what = workload(
-            r["b"],
-            (r["hk"] * r["g"], r["hk"]),
-            r["s"],
-            r["d"],
-            causal=False,
-            dtype="float16",
-            rows=1,
-        )
+        what = workload(r["b"], (r["hk"] * r["g"], r["hk"]), r["s"], r["d"], causal=False, dtype="float16", rows=1)
         name = f"{r['group']}_n{r['n']}_kv{r['bn']}_st{r['st']}_w{r['nw']}"
         return f"{name}, {group}, schedule: split_kv, tiling: {tiling}, workload: {what}"
     name = f"{r['group']}_{r['bm']}x{r['bn']}_st{r['st']}_w{r['nw']}"
     compiled = f"registers: {r['regs']}, spilled_registers: {r['spills']}"
     tiling = f"{{block_q: {r['bm']}, block_kv: {r['bn']}, stages: {r['st']}, warps: {r['nw']}, {compiled}}}"
     if kind == "fp8":
-        what = workload(
-            r["b"], (r["h"], r["h"]), r["s"], r["d"], causal=False, dtype="float8_e4m3fn"
-        )
+        what = workload(r["b"], (r["h"], r["h"]), r["s"], r["d"], causal=False, dtype="float8_e4m3fn")
         order = "fresh" if r["fresh"] else "chained"
         how = f'schedule: fp8_attention, precision: "accumulate={order}"'
     else:
         dtype = "float16" if kind == "pasa" or r.get("half") else "bfloat16"
-        what = workload(
-            r["b"], (r["h"], r["hk"]), r["s"], r["d"], causal=bool(r.get("causal")), dtype=dtype
-        )
+        what = workload(r["b"], (r["h"], r["hk"]), r["s"], r["d"], causal=bool(r.get("causal")), dtype=dtype)
         how = f"schedule: {'pasa' if kind == 'pasa' else 'flash'}"
     return f"{name}, {group}, {how}, tiling: {tiling}, workload: {what}"
 

@@ -22,12 +22,20 @@ from measure_h200 import KERNELS, load
 
 STAGES_WARPS = ((1, 4), (2, 4), (3, 8), (2, 8), (3, 4))
 FIELDS = (
-    "schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps", "registers_per_thread",
-    "spilled_registers", "shared_bytes", "loop_accesses",
-)  # fmt: skip
-INSTRUCTION = re.compile(
-    r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)[^;]*?(0x[0-9a-f]+)?\s*;"
+    "schedule",
+    "dtype",
+    "head_dim",
+    "causal",
+    "block_q",
+    "block_kv",
+    "stages",
+    "warps",
+    "registers_per_thread",
+    "spilled_registers",
+    "shared_bytes",
+    "loop_accesses",
 )
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)[^;]*?(0x[0-9a-f]+)?\s*;")
 
 
 def jobs() -> list[tuple[str, int, bool, tuple[int, ...]]]:
@@ -35,16 +43,10 @@ def jobs() -> list[tuple[str, int, bool, tuple[int, ...]]]:
     wide, narrow = (16, 32, 64, 128, 256), (32, 64, 128, 256)
     found = [
         ("flash", d, causal, (q, kv, *sw))
-        for d, causal, q, kv, sw in itertools.product(
-            (64, 128), (False, True), (32, 64, 128, 256), wide, STAGES_WARPS
-        )
+        for d, causal, q, kv, sw in itertools.product((64, 128), (False, True), (32, 64, 128, 256), wide, STAGES_WARPS)
     ]
     others = itertools.product(
-        ("fp8_attention_chained", "fp8_attention_fresh", "pasa"),
-        (64, 128),
-        (64, 128),
-        narrow,
-        STAGES_WARPS,
+        ("fp8_attention_chained", "fp8_attention_fresh", "pasa"), (64, 128), (64, 128), narrow, STAGES_WARPS
     )
     return found + [(name, d, False, (q, kv, *sw)) for name, d, q, kv, sw in others]
 
@@ -56,28 +58,12 @@ def compiled(job: tuple[str, str, int, bool, tuple[int, ...]]) -> dict | None:
     options = {"num_warps": warps, "grid": (1,)}
     try:
         if name == "flash":
-            h = given.fa.warmup(
-                half, half, half, half, 1.0, 2048, 1, d, q, kv, causal, stages, **options
-            )
+            h = given.fa.warmup(half, half, half, half, 1.0, 2048, 1, d, q, kv, causal, stages, **options)
         elif name == "pasa":
             h = given.pasa.warmup(half, half, half, half, 2048, 1, 1.0, d, q, kv, stages, **options)
         else:
             fresh = name.endswith("fresh")
-            h = given.fp8.warmup(
-                e4m3,
-                e4m3,
-                e4m3,
-                torch.float32,
-                1.0,
-                256.0,
-                2048,
-                d,
-                q,
-                kv,
-                fresh,
-                stages,
-                **options,
-            )
+            h = given.fp8.warmup(e4m3, e4m3, e4m3, torch.float32, 1.0, 256.0, 2048, d, q, kv, fresh, stages, **options)
         h._init_handles()
     except Exception:  # noqa: BLE001 - too much shared memory, or more than the compiler takes
         return None
@@ -108,9 +94,7 @@ def accesses(cubin: bytes) -> int:
             ["cuobjdump", "--dump-sass", file.name], check=True, capture_output=True, text=True
         ).stdout
     lines = [(int(m[1], 16), m[2], m[3]) for m in INSTRUCTION.finditer(text)]
-    loops = [
-        (int(to, 16), at) for at, name, to in lines if name == "BRA" and to and int(to, 16) < at
-    ]
+    loops = [(int(to, 16), at) for at, name, to in lines if name == "BRA" and to and int(to, 16) < at]
 
     def count(loop: tuple[int, int], *names: str) -> int:
         return sum(loop[0] <= at <= loop[1] and name in names for at, name, _ in lines)
@@ -120,9 +104,7 @@ def accesses(cubin: bytes) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kernels", type=Path, default=KERNELS)
     chosen = parser.parse_args()

@@ -64,10 +64,17 @@ def operators() -> list[dict]:
     for elements in (2**23, 2**26, 2**28):
         for cols in shapes.COLUMNS:
             x = normal(elements // cols, cols)
-            rows.append({"operator": "softmax", "dtype": "float16", "rows": x.shape[0], "cols": cols,
-                         "us": us(lambda x=x: torch.softmax(x, -1)),
-                         "wide_us": us(lambda x=x: torch.softmax(x, -1, dtype=torch.float32)),
-                         "scale_us": us(lambda x=x: x * 0.125)})  # fmt: skip
+            rows.append(
+                {
+                    "operator": "softmax",
+                    "dtype": "float16",
+                    "rows": x.shape[0],
+                    "cols": cols,
+                    "us": us(lambda x=x: torch.softmax(x, -1)),
+                    "wide_us": us(lambda x=x: torch.softmax(x, -1, dtype=torch.float32)),
+                    "scale_us": us(lambda x=x: x * 0.125),
+                }
+            )
             if elements == 2**26:
                 for dtype in (torch.bfloat16, torch.float32):
                     y = x.to(dtype)
@@ -76,15 +83,10 @@ def operators() -> list[dict]:
                     rows.append(what | times)
     for heads, s, d in shapes.UNFUSED:
         q, k, v = (normal(1, heads, s, d) for _ in range(3))
-        scores, above = (
-            normal(1, heads, s, s),
-            torch.ones(s, s, device="cuda", dtype=torch.bool).triu(1),
-        )
+        scores, above = (normal(1, heads, s, s), torch.ones(s, s, device="cuda", dtype=torch.bool).triu(1))
         added = torch.zeros(s, s, device="cuda", dtype=torch.float16).masked_fill(above, -math.inf)
 
-        def whole(
-            mask: torch.Tensor | None = None, q: object = q, k: object = k, v: object = v
-        ) -> torch.Tensor:
+        def whole(mask: torch.Tensor | None = None, q: object = q, k: object = k, v: object = v) -> torch.Tensor:
             x = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
             return torch.softmax(x if mask is None else x + mask, -1) @ v
 
@@ -92,17 +94,26 @@ def operators() -> list[dict]:
             x = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
             return torch.softmax(x.masked_fill(mask, -math.inf), -1) @ v
 
-        rows.append({
-            "operator": "attention", "heads": heads, "s": s, "d": d,
-            "scores_us": us(lambda q=q, k=k: q @ k.transpose(-1, -2)), "scale_us": us(lambda x=scores: x * 0.125),
-            "add_us": us(lambda x=scores, m=added: x + m),
-            "fill_us": us(lambda x=scores, m=above: x.masked_fill(m, -math.inf)),
-            "where_us": us(lambda x=scores, m=above: torch.where(m, -math.inf, x)),
-            "softmax_us": us(lambda x=scores: torch.softmax(x, -1)), "values_us": us(lambda p=scores, v=v: p @ v),
-            "whole_us": us(whole), "whole_add_us": us(lambda m=added: whole(m)),
-            "whole_fill_us": us(lambda m=above: filled(m)),
-            "kernels": kernel_times(whole), "kernels_add": kernel_times(lambda m=added: whole(m)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "operator": "attention",
+                "heads": heads,
+                "s": s,
+                "d": d,
+                "scores_us": us(lambda q=q, k=k: q @ k.transpose(-1, -2)),
+                "scale_us": us(lambda x=scores: x * 0.125),
+                "add_us": us(lambda x=scores, m=added: x + m),
+                "fill_us": us(lambda x=scores, m=above: x.masked_fill(m, -math.inf)),
+                "where_us": us(lambda x=scores, m=above: torch.where(m, -math.inf, x)),
+                "softmax_us": us(lambda x=scores: torch.softmax(x, -1)),
+                "values_us": us(lambda p=scores, v=v: p @ v),
+                "whole_us": us(whole),
+                "whole_add_us": us(lambda m=added: whole(m)),
+                "whole_fill_us": us(lambda m=above: filled(m)),
+                "kernels": kernel_times(whole),
+                "kernels_add": kernel_times(lambda m=added: whole(m)),
+            }
+        )
         del q, k, v, scores, above, added
         torch.cuda.empty_cache()
     return rows
@@ -128,15 +139,7 @@ def frames(out: Path) -> list[dict]:
     """Time loops that load, use and store frames of local memory, by frame, shared memory, warps and blocks."""
     source, binary = out / "frames.cu", out / "frames"
     source.write_text(pieces.FRAMES)
-    command = [
-        "nvcc",
-        "-w",
-        "-O3",
-        "-gencode=arch=compute_90a,code=sm_90a",
-        "-o",
-        str(binary),
-        str(source),
-    ]
+    command = ["nvcc", "-w", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-o", str(binary), str(source)]
     subprocess.run(command, check=True)
     text = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in text.splitlines()]
@@ -154,9 +157,13 @@ def residents_of(handle: object, warps: int) -> int:
 def row_of(handle: object, tile: tuple[int, ...], warps: int, **more: object) -> dict:
     names = ("block_q", "block_kv", "stages", "warps")
     return dict(
-        zip(names, tile, strict=True), registers=handle.n_regs, spilled=handle.n_spills,
-        shared=handle.metadata.shared, occupancy=residents_of(handle, warps), **more,
-    )  # fmt: skip
+        zip(names, tile, strict=True),
+        registers=handle.n_regs,
+        spilled=handle.n_spills,
+        shared=handle.metadata.shared,
+        occupancy=residents_of(handle, warps),
+        **more,
+    )
 
 
 def resident(given: object) -> list[dict]:
@@ -165,9 +172,7 @@ def resident(given: object) -> list[dict]:
     for kind, d, tile in shapes.resident_list():
         warps, heads = tile[-1], DOWN * 8
 
-        def call(
-            keys: int, r: int, kind: str = kind, d: int = d, tile: tuple[int, ...] = tile
-        ) -> object:
+        def call(keys: int, r: int, kind: str = kind, d: int = d, tile: tuple[int, ...] = tile) -> object:
             q, kv, stages, warps = tile
             grid = (ACROSS // (2 if q > 128 else 1), DOWN * r * (2 if q > 128 else 1))
             a, b, c, o = DATA[kind, d]
@@ -189,19 +194,7 @@ def resident(given: object) -> list[dict]:
                 )
             if kind == "fa":
                 return given.fa[grid](
-                    a,
-                    b,
-                    c,
-                    o,
-                    LOG2_E / math.sqrt(d),
-                    keys,
-                    1,
-                    d,
-                    q,
-                    kv,
-                    False,
-                    stages,
-                    num_warps=warps,
+                    a, b, c, o, LOG2_E / math.sqrt(d), keys, 1, d, q, kv, False, stages, num_warps=warps
                 )
             return pieces.part[grid](
                 a, b, c, o, keys, d, q, kv, kind == "exp", kind == "reduce", stages, num_warps=warps
@@ -212,8 +205,10 @@ def resident(given: object) -> list[dict]:
                 fmt = torch.float8_e4m3fn if kind.startswith("fp8") else torch.float16
                 DATA.clear()
                 shape = (2 * heads * 4096 * d,)
-                DATA[kind, d] = [*(normal(*shape, dtype=fmt) for _ in range(3)), torch.empty(
-                    shape, device="cuda", dtype=torch.float32 if kind.startswith("fp8") else fmt)]  # fmt: skip
+                DATA[kind, d] = [
+                    *(normal(*shape, dtype=fmt) for _ in range(3)),
+                    torch.empty(shape, device="cuda", dtype=torch.float32 if kind.startswith("fp8") else fmt),
+                ]
             handle = call(2048, 1)
             row = row_of(handle, tile, warps, kind=kind, head_dim=d)
             most = row["occupancy"]
@@ -282,35 +277,12 @@ def compile_one(job: tuple[str, str, dict]) -> str:
             )
         elif kind == "pasa":
             given.pasa.warmup(
-                half,
-                half,
-                half,
-                half,
-                c["s"],
-                1,
-                1.0,
-                c["d"],
-                c["bm"],
-                c["bn"],
-                c["st"],
-                num_warps=c["nw"],
-                grid=(1,),
+                half, half, half, half, c["s"], 1, 1.0, c["d"], c["bm"], c["bn"], c["st"], num_warps=c["nw"], grid=(1,)
             )
         elif kind == "part":
             flags = c["kind"] == "exp", c["kind"] == "reduce"
             pieces.part.warmup(
-                half,
-                half,
-                half,
-                half,
-                2048,
-                c["d"],
-                c["bm"],
-                c["bn"],
-                *flags,
-                c["st"],
-                num_warps=c["nw"],
-                grid=(1,),
+                half, half, half, half, 2048, c["d"], c["bm"], c["bn"], *flags, c["st"], num_warps=c["nw"], grid=(1,)
             )
     except Exception as error:  # noqa: BLE001 - measured again, and said, where it is used
         return repr(error)[:80]
@@ -323,10 +295,7 @@ def heldout(given: object) -> list[dict]:
         arguments = {n: v for n, v in c.items() if n != "group"}
         try:
             row = getattr(given, f"run_{kind}")(**arguments)
-            row = {
-                ("us" if n == "ms" else n): round(v * 1e3, 3) if n == "ms" else v
-                for n, v in row.items()
-            }
+            row = {("us" if n == "ms" else n): round(v * 1e3, 3) if n == "ms" else v for n, v in row.items()}
         except Exception as error:  # noqa: BLE001 - a tile that does not fit is a result
             row = {"error": repr(error)[:80]}
         found.append({"kind": kind, **c, **row})
@@ -355,20 +324,13 @@ def library(kind: str, c: dict) -> dict:
 
 def compiled_ahead(path: Path, parts: list[str]) -> None:
     """Compile all kernels on all processors: one after another would be most of the time."""
-    jobs = (
-        [(str(path), kind, c) for kind, c in shapes.cases() if kind != "split"]
-        if "heldout" in parts
-        else []
-    )
+    jobs = [(str(path), kind, c) for kind, c in shapes.cases() if kind != "split"] if "heldout" in parts else []
     if "resident" in parts:
         for kind, d, t in shapes.resident_list():
             c = {"kind": kind, "d": d, **shapes.tile(t), "s": 2048, "fresh": kind == "fp8_fresh"}
             jobs.append((str(path), "fp8" if kind.startswith("fp8") else "part", c))
     jobs = list(
-        {
-            json.dumps([j[0], j[1], {n: v for n, v in j[2].items() if n not in ("group", "b")}]): j
-            for j in jobs
-        }.values()
+        {json.dumps([j[0], j[1], {n: v for n, v in j[2].items() if n not in ("group", "b")}]): j for j in jobs}.values()
     )
     with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
         said = [text for text in pool.map(compile_one, jobs) if text]
@@ -376,9 +338,7 @@ def compiled_ahead(path: Path, parts: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("parts", nargs="*", default=["operators", "frames", "resident", "heldout"])
     parser.add_argument("--kernels", type=Path, default=KERNELS)
@@ -394,20 +354,17 @@ def main() -> None:
         compiled_ahead(chosen.kernels, parts)
         print("compiled", round(time.time() - begun), "s", flush=True)
     run = {
-        "operators": operators, "frames": lambda: frames(chosen.out), "resident": lambda: resident(given),
+        "operators": operators,
+        "frames": lambda: frames(chosen.out),
+        "resident": lambda: resident(given),
         "heldout": lambda: heldout(given),
-    }  # fmt: skip
+    }
     for part in parts:
         rows = run[part]()
         device, driver = torch.cuda.get_device_name(), torch.version.cuda
         text = ",\n".join(json.dumps(r) for r in rows)
         head = json.dumps(
-            {
-                "device": device,
-                "cuda": driver,
-                "torch": torch.__version__,
-                "date": time.strftime("%Y-%m-%d"),
-            }
+            {"device": device, "cuda": driver, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
         )
         (chosen.out / f"{part}.json").write_text(f'{{"about": {head}, "rows": [\n{text}\n]}}\n')
         print(part, len(rows), "rows after", round(time.time() - begun), "s", flush=True)

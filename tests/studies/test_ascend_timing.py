@@ -65,10 +65,14 @@ def test_a_gain_predicted_for_a_loss_is_no_small_error() -> None:
     signs = [
         study.Row(case, quantity, measured, predicted, is_floor=False).is_wrong_sign
         for quantity, measured, predicted in (
-            ("speedup", below, 1.01), ("speedup", above, 0.99), ("speedup", below, 0.9), ("speedup", above, 1.2),
-            ("speedup", Interval(0.9, 1.1), 1.2), ("latency_us", above, 0.99),
+            ("speedup", below, 1.01),
+            ("speedup", above, 0.99),
+            ("speedup", below, 0.9),
+            ("speedup", above, 1.2),
+            ("speedup", Interval(0.9, 1.1), 1.2),
+            ("latency_us", above, 0.99),
         )
-    ]  # fmt: skip
+    ]
     assert signs == [True, True, False, False, False, False]
 
 

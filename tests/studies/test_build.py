@@ -24,11 +24,20 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0"), (1.0, "1.00"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00999949, "0.0100"),
-        (0.0009996, "0.00100"), (2.65e-4, "2.65e-4"), (115905.4, "115905"), (-72397.0, "-72397"),
-        (1.5e7, "1.50e7"), (math.nan, "NaN"), (-math.inf, "-Inf"),
+        (0.0, "0"),
+        (1.0, "1.00"),
+        (12.34, "12.3"),
+        (0.01234, "0.0123"),
+        (0.00999949, "0.0100"),
+        (0.0009996, "0.00100"),
+        (2.65e-4, "2.65e-4"),
+        (115905.4, "115905"),
+        (-72397.0, "-72397"),
+        (1.5e7, "1.50e7"),
+        (math.nan, "NaN"),
+        (-math.inf, "-Inf"),
     ],
-)  # fmt: skip
+)
 def test_figures_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
 
@@ -76,9 +85,7 @@ def test_an_unknown_study_is_refused_with_the_near_name_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tiling_mask", "tiling_maks", "--out", str(tmp_path)]) == 2
-    assert re.search(
-        "no study named 'tiling_maks' among .*. Did you mean `tiling_mask`", capsys.readouterr().err
-    )
+    assert re.search("no study named 'tiling_maks' among .*. Did you mean `tiling_mask`", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -126,9 +133,7 @@ def test_the_package_never_imports_the_studies(repository: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_committed_study_is_what_comes_out(
-    name: str, repository: Path, tmp_path: Path
-) -> None:
+def test_every_committed_study_is_what_comes_out(name: str, repository: Path, tmp_path: Path) -> None:
     """Minutes."""
     build(name, tmp_path)
     assert differences(repository / "reports" / name, tmp_path / name, name) == []

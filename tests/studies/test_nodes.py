@@ -27,13 +27,9 @@ def committed(repository: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["papers.yaml", "ascend_910b2.yaml", "h200.yaml"])
-def test_rows_beside_the_page_are_those_measured(
-    name: str, repository: Path, shared_folder: Path
-) -> None:
+def test_rows_beside_the_page_are_those_measured(name: str, repository: Path, shared_folder: Path) -> None:
     kept = load_measurements(repository / "reports/nodes" / f"measured_{name}").cases
-    every = {
-        case.name: case for case in load_measurements(shared_folder / "measurements" / name).cases
-    }
+    every = {case.name: case for case in load_measurements(shared_folder / "measurements" / name).cases}
     assert kept
     assert all(every[case.name] == case for case in kept)
     of_nodes = [n for n, c in every.items() if c.schedule.endswith("allreduce")]

@@ -21,10 +21,7 @@ def device_with(**overrides: str) -> DeviceSpec:
 
 
 #: Rates at which no transfer is ever held up: a tick for any size.
-ENDLESS_LINKS = {
-    "links__hbm__bytes_per_s": "1e22",
-    "links__l2__bytes_per_s": "1e22",
-}
+ENDLESS_LINKS = {"links__hbm__bytes_per_s": "1e22", "links__l2__bytes_per_s": "1e22"}
 
 
 def random_device(rng: Random) -> DeviceSpec:

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    program: TileProgram,
-    device: DeviceSpec,
-    *,
-    trace_groups: Collection[int] = (),
-    streams: Streams | None = None,
+    program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
     """Return the time of ``program`` as if every transfer had its links to itself."""
     streams = streams or Streams(program, device)
@@ -37,15 +33,7 @@ def simulate(
         replay.run(phase)
         ends.append(replay.cycles)
     uses = tuple(tuple(uses) for uses in replay.uses)
-    return summarise(
-        replay.streams,
-        "replay",
-        ends,
-        uses,
-        replay.link_bytes,
-        replay.counts,
-        tuple(replay.spans),
-    )
+    return summarise(replay.streams, "replay", ends, uses, replay.link_bytes, replay.counts, tuple(replay.spans))
 
 
 class _Replay:
@@ -56,9 +44,7 @@ class _Replay:
         self.group_count = device.group_count.value
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(self.group_count)]
         self.cursors = [[0] * len(streams.endpoints) for _ in range(self.group_count)]
-        self.visible: list[list[list[int]]] = [
-            [[0] for _ in streams.endpoints] for _ in range(self.group_count)
-        ]
+        self.visible: list[list[list[int]]] = [[[0] for _ in streams.endpoints] for _ in range(self.group_count)]
         self.latencies = [streams.flag_latency(e.index) for e in streams.endpoints]
         self.link_bytes = dict.fromkeys(device.links, 0)
         self.counts: OpCounts = {}
@@ -80,9 +66,7 @@ class _Replay:
         streams, queues = self.streams, self.streams.program.queues
         uses, visible = self.uses[group], self.visible[group]
         spans = self.spans if group in self.trace_groups else None
-        issued = dict.fromkeys(
-            streams.issuers, start + streams.device.timed_launch().block_dispatch_cycles.value
-        )
+        issued = dict.fromkeys(streams.issuers, start + streams.device.timed_launch().block_dispatch_cycles.value)
         free = [start] * len(queues)
         popped: list[list[int]] = [[] for _ in queues]
         for op, base in streams.stream(phase, blocks, self.cursors[group]):  # type: ignore[arg-type]

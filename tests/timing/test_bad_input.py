@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 
-
 def flash() -> TileProgram:
     schedule = find_schedule("flash", "ascend")
     problem = Problem(heads=1, seq_q=128, head_dim=64, causal=False)
@@ -44,12 +43,7 @@ def without_route(core: str, engine: str, name: str) -> DeviceSpec:
 @pytest.mark.parametrize(
     ("core", "engine", "name", "message"),
     [
-        (
-            "aic",
-            "FIXP",
-            "l0c_gm",
-            r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: L0C->L1",
-        ),
+        ("aic", "FIXP", "l0c_gm", r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: L0C->L1"),
         ("aiv", "MTE3", "ub_gm", r"cores\.aiv\.engines\.MTE3: no route UB->GM; routes here: "),
     ],
 )
@@ -118,9 +112,7 @@ def result() -> TimingResult:
     return steady.simulate(flash(), device_with())
 
 
-def test_a_run_whose_result_cannot_be_fails(
-    result: TimingResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
     monkeypatch.setattr("npusim.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
     with pytest.raises(ProgramError, match="below the bound of hbm"):

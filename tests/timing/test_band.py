@@ -37,10 +37,13 @@ def random_calls(seed: int, shortest: int, longest: int) -> Iterator[tuple[TileP
         schedule = find_schedule(rng.choice(SCHEDULES), device.family)
         kv_heads = rng.choice([1, 2, 4, 8])
         problem = Problem(
-            heads=kv_heads * rng.choice([1, 1, 2, 4, 7]), kv_heads=kv_heads, batch=rng.choice([1, 1, 2]),
-            seq_q=int(shortest * (longest / shortest) ** rng.random()), head_dim=rng.choice([64, 128]),
+            heads=kv_heads * rng.choice([1, 1, 2, 4, 7]),
+            kv_heads=kv_heads,
+            batch=rng.choice([1, 1, 2]),
+            seq_q=int(shortest * (longest / shortest) ** rng.random()),
+            head_dim=rng.choice([64, 128]),
             causal=True,
-        )  # fmt: skip
+        )
         fields: dict[str, object] = {}
         if rng.random() < 0.5:
             fields["depth"] = rng.choice([1, 2, 3])

@@ -49,9 +49,7 @@ def cost(device: DeviceSpec, core: str, engine: str, step: Step) -> Cost:
     return model(device).of_step(step, core, engine)
 
 
-def vector(
-    device: DeviceSpec, opcode: Opcode, dst: Operand, *srcs: Any, how: Attributes = PLAIN
-) -> int:
+def vector(device: DeviceSpec, opcode: Opcode, dst: Operand, *srcs: Any, how: Attributes = PLAIN) -> int:
     return cost(device, "aiv", "VECTOR", Step(opcode, dst, srcs, how)).occupancy_cycles
 
 
@@ -71,12 +69,7 @@ def test_32_kib_from_l1_take_their_bytes_time_and_50_cycles(
 ) -> None:
     # 256 + 50 to L0B, whose port is half as wide as that of L0A.
     source = tile("aic.L1", 128, 128, "float16")
-    found = cost(
-        device,
-        "aic",
-        "MTE1",
-        Step(Opcode.COPY, tile(f"aic.{memory}", 128, 128, "float16"), (source,)),
-    )
+    found = cost(device, "aic", "MTE1", Step(Opcode.COPY, tile(f"aic.{memory}", 128, 128, "float16"), (source,)))
     assert found.occupancy_cycles + found.latency_cycles == 32768 // bytes_per_cycle + 50
     assert found.link_bytes == ()
 
@@ -104,9 +97,7 @@ def test_vector_add_of_64_repeats_takes_86_cycles(device: DeviceSpec) -> None:
         (Opcode.DIV, 31 + 4 * 128),
     ],
 )
-def test_elementwise_operations_cost_head_and_tail_and_slope(
-    device: DeviceSpec, opcode: Opcode, expected: int
-) -> None:
+def test_elementwise_operations_cost_head_and_tail_and_slope(device: DeviceSpec, opcode: Opcode, expected: int) -> None:
     assert vector(device, opcode, ub(128, 64), ub(128, 64), ub(128, 64)) == expected
 
 
@@ -115,9 +106,7 @@ def test_an_operand_that_is_a_constant_makes_the_scalar_form(device: DeviceSpec)
     assert vector(device, Opcode.MUL, ub(128, 64), ub(128, 64), 0.5) == 26 + 128
 
 
-def test_float16_halves_the_repeats_and_doubles_the_slope_of_exp(
-    device: DeviceSpec,
-) -> None:
+def test_float16_halves_the_repeats_and_doubles_the_slope_of_exp(device: DeviceSpec) -> None:
     half = ub(128, 64, "float16")  # 64 repeats of 128 float16
     assert vector(device, Opcode.EXP, half, half) == 31 + 4 * 64
     assert vector(device, Opcode.DIV, half, half, half) == 31 + 4 * 64
@@ -159,9 +148,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("case", ADDS)
-def test_operands_that_share_banks_are_read_one_after_the_other(
-    case: str, device: DeviceSpec
-) -> None:
+def test_operands_that_share_banks_are_read_one_after_the_other(case: str, device: DeviceSpec) -> None:
     offsets, cycles = ADDS[case]
     a, b, dst = (replace(ub(64, 64), offset_bytes=offset) for offset in offsets)
     assert vector(device, Opcode.ADD, dst, a, b) == cycles
@@ -228,9 +215,7 @@ def test_a_product_in_a_format_the_unit_lacks_is_refused(device: DeviceSpec) -> 
 
 def test_operands_in_l1_and_l0_are_padded_to_whole_fractals(device: DeviceSpec) -> None:
     # 69 x 64 float16: 80 x 64 * 2 B = 10240 B at 256 B a cycle, and 50.
-    step = Step(
-        Opcode.COPY, tile("aic.L0A", 69, 64, "float16"), (tile("aic.L1", 69, 64, "float16"),)
-    )
+    step = Step(Opcode.COPY, tile("aic.L0A", 69, 64, "float16"), (tile("aic.L1", 69, 64, "float16"),))
     assert sum(cost(device, "aic", "MTE1", step)[:2]) == 40 + 50
 
 
@@ -271,9 +256,7 @@ PITCHES = {
 
 
 @pytest.mark.parametrize("case", PITCHES)
-def test_rows_that_jump_or_start_inside_a_request_take_longer(
-    case: str, device: DeviceSpec
-) -> None:
+def test_rows_that_jump_or_start_inside_a_request_take_longer(case: str, device: DeviceSpec) -> None:
     width, cols, to_l1, to_ub = PITCHES[case]
     k = GlobalTensor("k", 1, 1, 64, width, "float16", "input")
     source = k.tile(0, 0, 0, 64, 0, cols)
@@ -291,9 +274,9 @@ def test_what_l2_holds_is_read_and_written_faster(device: DeviceSpec) -> None:
     targets = tile("gm", 64, 64, "float16"), o.tile(0, 0, 0, 64)
     old, new = (Step(Opcode.COPY, to, (ub(64, 64, "float16"),)) for to in targets)
     costs = model(device, TileOp("store", "aiv.MTE3", "aiv.MTE3", (new,)), tensors=(o,))
-    loaded, kept, placed = (costs.of_step(s, *at) for s, at in (
-        (rows, ("aic", "MTE2")), (old, ("aiv", "MTE3")), (new, ("aiv", "MTE3"))
-    ))  # fmt: skip
+    loaded, kept, placed = (
+        costs.of_step(s, *at) for s, at in ((rows, ("aic", "MTE2")), (old, ("aiv", "MTE3")), (new, ("aiv", "MTE3")))
+    )
     assert loaded[:2] == (math.ceil(8192 / 110 + 63 * 1.5), 300)
     assert (kept.occupancy_cycles, placed.occupancy_cycles) == (128, math.ceil(8192 / 28.5))
 
@@ -322,10 +305,7 @@ def test_a_tensor_read_twice_comes_from_hbm_once(device: DeviceSpec) -> None:
     op = TileOp("K.load", "aic.MTE2", "aic.MTE2", (step,))
     assert dict(model(device, op, tensors=(k,)).of_op(op).link_bytes) == {"l2": 8192, "hbm": 8192}
     # Each of the two reads is charged half of what comes from HBM.
-    assert dict(model(device, op, op, tensors=(k,)).of_op(op).link_bytes) == {
-        "l2": 8192,
-        "hbm": 4096,
-    }
+    assert dict(model(device, op, op, tensors=(k,)).of_op(op).link_bytes) == {"l2": 8192, "hbm": 4096}
 
 
 def test_a_move_without_a_path_is_refused_with_the_paths_there_are(device: DeviceSpec) -> None:
@@ -338,8 +318,7 @@ def test_the_fixpipe_writes_only_the_formats_of_its_route(device: DeviceSpec) ->
     source = tile("aic.L0C", 16, 16, "float32")
     step = Step(Opcode.COPY, tile("aic.L1", 16, 16, "float32"), (source,))
     with pytest.raises(
-        UnknownOpcodeError,
-        match=r"COPY to float32 has no cost on .*l0c_l1: it writes float16, bfloat16, int8",
+        UnknownOpcodeError, match=r"COPY to float32 has no cost on .*l0c_l1: it writes float16, bfloat16, int8"
     ):
         cost(device, "aic", "FIXP", step)
 
@@ -369,9 +348,7 @@ def some_step(opcode: Opcode) -> Step:
 
 
 @pytest.mark.parametrize("opcode", Opcode)
-def test_every_opcode_has_semantics_and_a_cost_on_some_engine(
-    opcode: Opcode, device: DeviceSpec
-) -> None:
+def test_every_opcode_has_semantics_and_a_cost_on_some_engine(opcode: Opcode, device: DeviceSpec) -> None:
     assert opcode in SEMANTICS
     core, engine = ("aic", "CUBE") if opcode is Opcode.MATMUL else ("aiv", "VECTOR")
     assert cost(device, core, engine, some_step(opcode)).occupancy_cycles > 0
@@ -385,10 +362,14 @@ def test_tables_hold_no_opcode_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("core", "engine", "opcode"),
     [
-        ("aiv", "VECTOR", Opcode.MATMUL), ("aic", "CUBE", Opcode.EXP), ("aic", "MTE1", Opcode.ADD),
-        ("aiv", "MTE2", Opcode.CAST), ("aic", "FIXP", Opcode.MATMUL), ("aic", "SCALAR", Opcode.COPY),
+        ("aiv", "VECTOR", Opcode.MATMUL),
+        ("aic", "CUBE", Opcode.EXP),
+        ("aic", "MTE1", Opcode.ADD),
+        ("aiv", "MTE2", Opcode.CAST),
+        ("aic", "FIXP", Opcode.MATMUL),
+        ("aic", "SCALAR", Opcode.COPY),
     ],
-)  # fmt: skip
+)
 def test_an_opcode_without_a_cost_on_an_engine_raises(
     core: str, engine: str, opcode: Opcode, device: DeviceSpec
 ) -> None:
@@ -417,9 +398,7 @@ VECTOR_STEPS = [some_step(o) for o in Opcode if o is not Opcode.MATMUL]
 
 @given(st.lists(st.sampled_from(VECTOR_STEPS), min_size=1, max_size=12))
 @settings(max_examples=50)
-def test_a_merged_operation_costs_the_sum_of_its_steps(
-    device: DeviceSpec, steps: list[Step]
-) -> None:
+def test_a_merged_operation_costs_the_sum_of_its_steps(device: DeviceSpec, steps: list[Step]) -> None:
     costs = model(device)
     merged = costs.of_op(TileOp("softmax", "aiv.VECTOR", "aiv.VECTOR", tuple(steps)))
     parts = [costs.of_step(s, "aiv", "VECTOR") for s in steps]
@@ -434,9 +413,7 @@ def test_a_merged_operation_costs_the_sum_of_its_steps(
 
 def test_links_of_a_merged_operation_add_up(device: DeviceSpec) -> None:
     o = GlobalTensor("o", 1, 1, 64, 64, "float16", "output")
-    steps = tuple(
-        Step(Opcode.COPY, o.tile(0, 0, row, 16), (ub(16, 64, "float16"),)) for row in (0, 16, 32)
-    )
+    steps = tuple(Step(Opcode.COPY, o.tile(0, 0, row, 16), (ub(16, 64, "float16"),)) for row in (0, 16, 32))
     op = TileOp("store", "aiv.MTE3", "aiv.MTE3", steps)
     small = load_device("ascend_910b2", {"memory.l2.capacity_bytes": "1024"})
     assert dict(model(small, op, tensors=(o,)).of_op(op).link_bytes) == {"l2": 3 * 2048, "hbm": 3 * 2048}
@@ -461,9 +438,7 @@ def test_an_operation_that_only_passes_slots_on_takes_no_time(device: DeviceSpec
 
 
 @pytest.mark.parametrize("opcode", [o for o in Opcode if o is not Opcode.MATMUL])
-def test_terms_name_the_constants_behind_all_of_the_cycles(
-    opcode: Opcode, device: DeviceSpec
-) -> None:
+def test_terms_name_the_constants_behind_all_of_the_cycles(opcode: Opcode, device: DeviceSpec) -> None:
     found = cost(device, "aiv", "VECTOR", some_step(opcode))
     keys = {key for key, _ in device.quantities()}
     assert sum(c for _, c in found.terms) == pytest.approx(found.occupancy_cycles, abs=1)

@@ -28,12 +28,7 @@ def assert_equal(program: TileProgram, device: DeviceSpec) -> None:
     b = replay.simulate(program, device, trace_groups=groups)
     assert booked(a) == booked(b)
     assert timeline(a) == timeline(b)
-    assert (a.cycles, a.latency_s, a.operations, a.link_bytes) == (
-        b.cycles,
-        b.latency_s,
-        b.operations,
-        b.link_bytes,
-    )
+    assert (a.cycles, a.latency_s, a.operations, a.link_bytes) == (b.cycles, b.latency_s, b.operations, b.link_bytes)
     assert a.term_cycles == pytest.approx(b.term_cycles)
 
 
@@ -46,21 +41,9 @@ def test_des_equals_replay_to_the_tick_on_random_programs(rng: Any) -> None:
 
 #: Whole runs of flash whose transfers all have their links to themselves.
 FLASH: dict[str, dict[str, Any]] = {
-    "causal, two heads": {
-        "heads": 2,
-        "seq_q": 1024,
-        "seq_kv": 1024,
-        "head_dim": 128,
-        "causal": True,
-    },
+    "causal, two heads": {"heads": 2, "seq_q": 1024, "seq_kv": 1024, "head_dim": 128, "causal": True},
     "ragged, one block a core": {"heads": 5, "seq_q": 197, "seq_kv": 197, "head_dim": 64},
-    "decode with shared keys": {
-        "heads": 8,
-        "kv_heads": 1,
-        "seq_q": 1,
-        "seq_kv": 1300,
-        "head_dim": 128,
-    },
+    "decode with shared keys": {"heads": 8, "kv_heads": 1, "seq_q": 1, "seq_kv": 1300, "head_dim": 128},
     "no lead": {
         "tiling": {"depth": 0, "block_kv": 128, "block_q": 96},
         "heads": 1,
@@ -68,13 +51,7 @@ FLASH: dict[str, dict[str, Any]] = {
         "seq_kv": 512,
         "head_dim": 192,
     },
-    "deep lead": {
-        "tiling": {"depth": 7, "block_kv": 64},
-        "heads": 3,
-        "seq_q": 300,
-        "seq_kv": 900,
-        "head_dim": 80,
-    },
+    "deep lead": {"tiling": {"depth": 7, "block_kv": 64}, "heads": 3, "seq_q": 300, "seq_kv": 900, "head_dim": 80},
 }
 
 
@@ -83,10 +60,7 @@ FLASH: dict[str, dict[str, Any]] = {
 def test_des_equals_replay_to_the_tick_on_flash_without_contention(
     case: str, queue_depth: int, build_flash: Callable[..., TileProgram]
 ) -> None:
-    pipes = {
-        "aic": ("MTE2", "MTE1", "CUBE", "FIXP"),
-        "aiv": ("MTE2", "VECTOR", "MTE3"),
-    }
+    pipes = {"aic": ("MTE2", "MTE1", "CUBE", "FIXP"), "aiv": ("MTE2", "VECTOR", "MTE3")}
     depths = {
         f"cores__{core}__engines__{engine}__queue_depth_count": str(queue_depth)
         for core, engines in pipes.items()
@@ -95,9 +69,7 @@ def test_des_equals_replay_to_the_tick_on_flash_without_contention(
     assert_equal(build_flash(**FLASH[case]), device_with(**ENDLESS_LINKS, **depths))
 
 
-def test_contention_makes_des_later_than_replay(
-    build_flash: Callable[..., TileProgram], device: DeviceSpec
-) -> None:
+def test_contention_makes_des_later_than_replay(build_flash: Callable[..., TileProgram], device: DeviceSpec) -> None:
     program = build_flash(heads=24, seq_q=128, seq_kv=2048, head_dim=128)
     assert des.simulate(program, device).cycles > replay.simulate(program, device).cycles
 
@@ -138,14 +110,7 @@ def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits(rng: A
     walker, cursors = Walker(program), [0] * len(streams.endpoints)
     for part in program.phases:
         issued = [
-            (
-                op.label,
-                {
-                    (p, needed_count(base, e, d, n))
-                    for e, p, d, n in op.waits
-                    if needed_count(base, e, d, n) > 0
-                },
-            )
+            (op.label, {(p, needed_count(base, e, d, n)) for e, p, d, n in op.waits if needed_count(base, e, d, n) > 0})
             for op, base in streams.stream(part, part.blocks, cursors)
         ]
         concrete = [
@@ -166,15 +131,8 @@ def test_scalar_units_share_out_the_stream_without_losing_order(rng: Any) -> Non
     start = [0] * len(streams.endpoints)
     everything = list(streams.stream(part, part.blocks, list(start)))
     for issuer in streams.issuers:
-        own = [
-            (op.label, tuple(base))
-            for op, base in streams.stream(part, part.blocks, list(start), issuer)
-        ]
-        mine = [
-            (op.label, tuple(base))
-            for op, base in everything
-            if program.queues[op.queue].issuer == issuer
-        ]
+        own = [(op.label, tuple(base)) for op, base in streams.stream(part, part.blocks, list(start), issuer)]
+        mine = [(op.label, tuple(base)) for op, base in everything if program.queues[op.queue].issuer == issuer]
         assert own == mine
     moved = list(start)
     list(streams.stream(part, part.blocks, moved))

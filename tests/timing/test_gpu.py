@@ -23,13 +23,7 @@ from npusim.ir.warps import WarpPlan
 from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
 from npusim.machines.sm.banks import load_cycles
 from npusim.machines.sm.pricing import SmPricing
-from npusim.machines.sm.warp_cost import (
-    WarpModel,
-    bank_model,
-    chain_cost,
-    product_cycles,
-    warp_cost,
-)
+from npusim.machines.sm.warp_cost import WarpModel, bank_model, chain_cost, product_cycles, warp_cost
 from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 
@@ -116,17 +110,25 @@ def test_banks_of_the_device_file_give_the_table_of_the_notes() -> None:
     where, key = arrangement("4x1", "lane"), instruction("m8n8k4", b="col").b
     found = {
         (width, stride, swizzle): load_cycles(
-            key, where, tile(64, 64, "float16", "sm.SMEM", stride),
-            WarpPlan(4, "4x1", "f16", access_bytes=width, swizzle=swizzle), banks, is_transposed=True,
+            key,
+            where,
+            tile(64, 64, "float16", "sm.SMEM", stride),
+            WarpPlan(4, "4x1", "f16", access_bytes=width, swizzle=swizzle),
+            banks,
+            is_transposed=True,
         )
         for width in (8, 16)
         for stride, swizzle in ((64, False), (72, False), (64, True))
-    }  # fmt: skip
+    }
     # volta.md section 4.1, K as B by columns.
     assert found == {
-        (8, 64, False): 8, (8, 72, False): 2, (8, 64, True): 2,
-        (16, 64, False): 16, (16, 72, False): 4, (16, 64, True): 4,
-    }  # fmt: skip
+        (8, 64, False): 8,
+        (8, 72, False): 2,
+        (8, 64, True): 2,
+        (16, 64, False): 16,
+        (16, 72, False): 4,
+        (16, 64, True): 4,
+    }
 
 
 @pytest.mark.parametrize("arranged", ["4x1", "2x2", "1x4"])
@@ -134,10 +136,7 @@ def test_banks_of_the_device_file_give_the_table_of_the_notes() -> None:
 def test_an_exchange_costs_what_the_layouts_say(arranged: str, acc: Any) -> None:
     plan = WarpPlan(4, arranged, acc, exchange=True)
     cost, _, _ = chain_cost(plan)
-    link = chain(
-        instruction("m8n8k4", acc=acc).c, instruction("m8n8k4").a,
-        arrangement=arrangement(arranged, "lane"),
-    )  # fmt: skip
+    link = chain(instruction("m8n8k4", acc=acc).c, instruction("m8n8k4").a, arrangement=arrangement(arranged, "lane"))
     assert cost == link.cost
     assert (cost.shuffles == 0) == (arranged == "4x1" and acc == "f16")
 
@@ -161,12 +160,10 @@ def test_element_wise_steps_count_warp_instructions() -> None:
 def test_rows_are_reduced_without_shuffles_only_where_a_lane_holds_them_whole() -> None:
     scores, row = tile(128, 64), tile(128, 1)
     found = {
-        (arranged, acc): element_wise(
-            Opcode.ROW_MAX, row, scores, plan=WarpPlan(4, arranged, acc)
-        )[1].get("sm.LSU", 0)
+        (arranged, acc): element_wise(Opcode.ROW_MAX, row, scores, plan=WarpPlan(4, arranged, acc))[1].get("sm.LSU", 0)
         for arranged in ("4x1", "2x2")
         for acc in ("f16", "f32")
-    }  # fmt: skip
+    }
     # One shuffle of one register a warp, butterfly and row: float32 has 2 rows a lane and fragment.
     assert found == {("4x1", "f16"): 0, ("4x1", "f32"): 8, ("2x2", "f16"): 8, ("2x2", "f32"): 32}
 
@@ -227,7 +224,7 @@ def random_program(rng: Random) -> TileProgram:
             for _ in range(rng.randint(1, 6))
         ]
         for name in names
-    }  # fmt: skip
+    }
     return program(runs, rng.choice((1, 3, 40)))
 
 
@@ -275,12 +272,16 @@ def test_all_exact_methods_agree_on_attention(
 #: gets faster, others may meet in another order.  Of 936 pairs tried 38 were slower, by 6.9 % at most.
 ANOMALY = 1.07
 BETTER: dict[str, tuple[float, ...]] = {
-    "group_count": (1, 2, 4, 8, 16), "clock_hz": (1.23e9, 1.38e9, 1.53e9, 1.7e9),
-    "links.hbm.bytes_per_s": (5e9, 2e10, 1e11, 7.63e11), "links.l2.bytes_per_s": (1e10, 1e11, 3.1e12),
-    "launch.block_dispatch_cycles": (5000, 500, 0), "cores.sm.engines.LSU.shuffle_cycles": (4, 2, 1),
-    "cores.sm.engines.FMA.lanes_count": (8, 16, 32), "cores.sm.engines.MUFU.lanes_count": (2, 4, 8),
+    "group_count": (1, 2, 4, 8, 16),
+    "clock_hz": (1.23e9, 1.38e9, 1.53e9, 1.7e9),
+    "links.hbm.bytes_per_s": (5e9, 2e10, 1e11, 7.63e11),
+    "links.l2.bytes_per_s": (1e10, 1e11, 3.1e12),
+    "launch.block_dispatch_cycles": (5000, 500, 0),
+    "cores.sm.engines.LSU.shuffle_cycles": (4, 2, 1),
+    "cores.sm.engines.FMA.lanes_count": (8, 16, 32),
+    "cores.sm.engines.MUFU.lanes_count": (2, 4, 8),
     "cores.sm.engines.LDG.routes.load.bytes_per_cycle": (8, 32, 64),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("precision", "causal"), [("acc_fp16", False), ("acc_fp32", True)])

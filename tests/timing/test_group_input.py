@@ -23,14 +23,18 @@ def run(schedule: str = "flash", hw: str = "h200", method: str = "auto", **tilin
 @pytest.mark.parametrize(
     ("tiling", "message"),
     [
-        ({"block_q": 256, "block_kv": 256, "stages": 3, "warps": 4},
-         r"shared memory: .* 448 KiB > 227 KiB a block .*; largest that fits, .* block_kv="),
-        ({"block_q": 256, "block_kv": 256, "stages": 1, "registers": 255, "spilled_registers": 5000},
-         "registers: 5255 a thread for 256x256 with 4 warps, 255 there, at most 2040 with those spilled"),
+        (
+            {"block_q": 256, "block_kv": 256, "stages": 3, "warps": 4},
+            r"shared memory: .* 448 KiB > 227 KiB a block .*; largest that fits, .* block_kv=",
+        ),
+        (
+            {"block_q": 256, "block_kv": 256, "stages": 1, "registers": 255, "spilled_registers": 5000},
+            "registers: 5255 a thread for 256x256 with 4 warps, 255 there, at most 2040 with those spilled",
+        ),
         ({"block_q": 128, "block_kv": 64, "stages": 2, "residents": 7}, "residents: 7 blocks, but 2 resident blocks"),
         ({"stages": 9}, "stages: '?9'? must be at most 4"),
     ],
-)  # fmt: skip
+)
 def test_a_tile_that_does_not_fit_says_how_much_does(tiling: dict[str, int], message: str) -> None:
     with pytest.raises(NpusimError, match=message):
         run(**tiling)

@@ -139,9 +139,13 @@ def test_eager_operators_give_the_same_values_and_take_longer(causal: bool, oper
     softmax = ["widen", "softmax", "narrow"] if operators == "eager_float32" else ["softmax"]
     mask = ["mask"] if operators == "added" else ["clone", "mask"]
     assert [p.name for p in eager.program.phases] == [
-        *(["k_repeated", "v_repeated"] if causal else []), "scores", "scale", *(mask if causal else []),
-        *softmax, "values",
-    ]  # fmt: skip
+        *(["k_repeated", "v_repeated"] if causal else []),
+        "scores",
+        "scale",
+        *(mask if causal else []),
+        *softmax,
+        "values",
+    ]
     is_more = len(eager.program.phases) > len(fused.program.phases)
     assert eager.latency_us > fused.latency_us if is_more else eager.latency_us == fused.latency_us
 

@@ -51,7 +51,7 @@ BY_HAND = {
     "a weighted flow": (9, [Flow(0, 30), Flow(0, 60, 2)], [10, 17]),
     "one joins as another ends": (10, [Flow(0, 50), Flow(5, 50)], [5, 10]),
     "idle between": (10, [Flow(0, 10), Flow(7, 10)], [1, 8]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BY_HAND)
@@ -75,23 +75,15 @@ def test_who_ends_may_join_again_at_once() -> None:
     assert seen == [10, 20, 30]
 
 
-FLOWS = st.lists(
-    st.builds(Flow, st.integers(0, 60), st.integers(1, 500), st.integers(1, 4)),
-    min_size=1,
-    max_size=8,
-)
+FLOWS = st.lists(st.builds(Flow, st.integers(0, 60), st.integers(1, 500), st.integers(1, 4)), min_size=1, max_size=8)
 RATES = st.sampled_from([0.3, 1.0, 7.0, 10.0, 64.5, 805.55, 3888.9])
 
 
 @given(FLOWS, RATES)
-def test_a_weighted_flow_ends_with_as_many_equal_flows_to_the_tick(
-    flows: list[Flow], rate: float
-) -> None:
+def test_a_weighted_flow_ends_with_as_many_equal_flows_to_the_tick(flows: list[Flow], rate: float) -> None:
     weighted, _ = ends(flows, rate)
     split = [f._replace(weight=1) for f in flows for _ in range(f.weight)]
-    assert ends(split, rate)[0] == [
-        end for f, end in zip(flows, weighted, strict=True) for _ in range(f.weight)
-    ]
+    assert ends(split, rate)[0] == [end for f, end in zip(flows, weighted, strict=True) for _ in range(f.weight)]
 
 
 @given(FLOWS, RATES)
@@ -135,9 +127,7 @@ def test_a_transfer_more_never_makes_another_end_earlier(flows: list[Flow], rate
 
 
 @given(st.integers(1, 500), st.integers(1, 64), RATES)
-def test_equal_transfers_that_start_together_end_together(
-    size: int, count: int, rate: float
-) -> None:
+def test_equal_transfers_that_start_together_end_together(size: int, count: int, rate: float) -> None:
     finished, _ = ends([Flow(0, size)] * count, rate)
     assert len(set(finished)) == 1
     exact = size * count / rate

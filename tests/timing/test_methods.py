@@ -84,9 +84,7 @@ def test_a_flag_is_seen_when_all_before_it_in_its_queue_is_over(method: str) -> 
     assert result.cycles == 50 * (20 + 300 + 1 + 25 + 1) - 1
 
 
-def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kinds of blocks that end alike but for when their last copy arrives, which the next one's flags wait for."""
     monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 2_000)
     toy, blocks = Toy(), 24 * 60
@@ -103,7 +101,10 @@ def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(
 
     drawn = Random(2).choices((False, True), k=blocks)
     program = toy.program(
-        body, blocks=list(zip(drawn, range(blocks), strict=True)), shape=lambda b: b[0], tensors=[k]  # type: ignore[index]
+        body,
+        blocks=list(zip(drawn, range(blocks), strict=True)),
+        shape=lambda b: b[0],
+        tensors=[k],  # type: ignore[index]
     )
     late = {"memory__l2__miss_extra_latency_cycles": "3000", "memory__l2__capacity_bytes": "1024"}
     depths = {f"cores__{e}__queue_depth_count": "2" for e in ("aiv__engines__VECTOR", "aic__engines__MTE2")}

@@ -86,9 +86,7 @@ def scaled(value: float, factor: float) -> str:
 @settings(max_examples=50)
 @given(case=st.sampled_from(sorted(PROGRAMS)), key=st.sampled_from(sorted(RATES)), data=st.data())
 def test_more_bandwidth_or_deeper_queues_take_no_longer(case: str, key: str, data: Any) -> None:
-    low, high = sorted(
-        data.draw(st.sets(st.sampled_from([0.25, 0.5, 1, 1.5, 4]), min_size=2, max_size=2))
-    )
+    low, high = sorted(data.draw(st.sets(st.sampled_from([0.25, 0.5, 1, 1.5, 4]), min_size=2, max_size=2)))
     slow, fast = (timed(case, key, scaled(RATES[key], f)).latency_s for f in (low, high))
     assert fast <= slow * ALLOWED
 
@@ -96,9 +94,7 @@ def test_more_bandwidth_or_deeper_queues_take_no_longer(case: str, key: str, dat
 @settings(max_examples=30)
 @given(case=st.sampled_from(sorted(PROGRAMS)), key=st.sampled_from(sorted(DELAYS)), data=st.data())
 def test_shorter_delays_take_no_longer(case: str, key: str, data: Any) -> None:
-    low, high = sorted(
-        data.draw(st.sets(st.sampled_from([0.25, 0.5, 1, 2, 4]), min_size=2, max_size=2))
-    )
+    low, high = sorted(data.draw(st.sets(st.sampled_from([0.25, 0.5, 1, 2, 4]), min_size=2, max_size=2)))
     fast, slow = (timed(case, key, scaled(DELAYS[key], f)).latency_s for f in (low, high))
     assert fast <= slow * ALLOWED
 
@@ -155,22 +151,16 @@ def pipeline(lengths: list[tuple[int, int]], depths: list[int], rounds: int) -> 
     rounds=st.integers(1, 40),
     data=st.data(),
 )
-def test_deeper_rings_take_no_longer(
-    lengths: list[tuple[int, int]], rounds: int, data: Any
-) -> None:
+def test_deeper_rings_take_no_longer(lengths: list[tuple[int, int]], rounds: int, data: Any) -> None:
     # Without shared links time is max-plus in its delays: no allowance is needed.
     depths = data.draw(st.lists(st.integers(1, 4), min_size=4, max_size=4))
     more = [d + data.draw(st.integers(0, 3)) for d in depths]
-    shallow, deep = (
-        steady.simulate(pipeline(lengths, d, rounds), device_with()) for d in (depths, more)
-    )
+    shallow, deep = (steady.simulate(pipeline(lengths, d, rounds), device_with()) for d in (depths, more))
     assert deep.cycles <= shallow.cycles
 
 
 def test_a_pipeline_of_uneven_stages_gains_from_its_second_slot() -> None:
-    times = [
-        des.simulate(pipeline([(40, 1), (1, 40)], [d], 10), device_with()).cycles for d in (1, 2)
-    ]
+    times = [des.simulate(pipeline([(40, 1), (1, 40)], [d], 10), device_with()).cycles for d in (1, 2)]
     assert times[1] < times[0]
 
 
@@ -189,7 +179,6 @@ def test_fewer_keys_take_no_longer(seq: int, less: int, rows: int) -> None:
 @given(size=st.integers(1, 1 << 22), less=st.integers(0, 1 << 21))
 def test_fewer_bytes_take_no_longer(size: int, less: int) -> None:
     few, many = (
-        steady.simulate(built("copy", CopyProblem(bytes=n)), device_with()).latency_s
-        for n in (size, size + less)
+        steady.simulate(built("copy", CopyProblem(bytes=n)), device_with()).latency_s for n in (size, size + less)
     )
     assert few <= many * ALLOWED

@@ -13,9 +13,13 @@ from npusim.timing.stream import Streams
 
 @pytest.mark.parametrize(
     ("schedule", "options", "until"),
-    [("flash", {"seq": 4096}, 20_000), ("pasa", {"seq": 2048}, 15_000), ("pasa", {"seq": 4096}, 60_000),
-     ("volta_flash", {"seq": 8192}, 20_000)],
-)  # fmt: skip
+    [
+        ("flash", {"seq": 4096}, 20_000),
+        ("pasa", {"seq": 2048}, 15_000),
+        ("pasa", {"seq": 4096}, 60_000),
+        ("volta_flash", {"seq": 8192}, 20_000),
+    ],
+)
 def test_first_operations_are_those_of_the_whole_run(schedule: str, options: dict[str, int], until: int) -> None:
     timing = run(schedule, numerics=False, method="fold", trace_groups=(0, 3), **options).timing  # type: ignore[arg-type]
     result = run(schedule, numerics=False, trace_groups=(), **options)  # type: ignore[arg-type]

@@ -47,9 +47,12 @@ def test_all_methods_give_the_same_cycles(schedule: str, causal: bool, tiling: d
 def test_stages_warps_and_registers_change_time_and_no_bit() -> None:
     problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=150, seq_kv=200, head_dim=64, causal=True, dtype="float16")
     tilings = [
-        {"stages": 1}, {"stages": 2}, {"stages": 3, "warps": 8}, {},
+        {"stages": 1},
+        {"stages": 2},
+        {"stages": 3, "warps": 8},
+        {},
         {"stages": 2, "registers": 255, "spilled_registers": 90},
-    ]  # fmt: skip
+    ]
     runs = [
         npusim.run("flash", hw="h200", problem=problem, tiling={"block_q": 64, "block_kv": 64, **t}, rows="all", seed=3)
         for t in tilings

@@ -38,11 +38,7 @@ def test_what_stands_behind_the_wait_waits_too() -> None:
     c, other = (toy.queue(n, issuer="one") for n in ("c", "other"))
     ring = toy.ring("S slots", [p], [c], depth=2, flag="counter")
     program = toy.program(
-        [
-            toy.op("w", p, fill(ring), repeats=1),
-            toy.op("r", c, front(ring), repeats=1),
-            toy.op("x", other, repeats=1),
-        ]
+        [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring), repeats=1), toy.op("x", other, repeats=1)]
     )
     assert (0, "other", 0, 25, "x") in timeline(simulate(program, "pipe"))
     held = timeline(simulate(program, "scalar"))
@@ -56,11 +52,7 @@ def test_flags_within_a_core_hold_up_their_pipe_only() -> None:
     c, other = (toy.queue(n, issuer="one") for n in ("c", "other"))
     ring = toy.ring("S", [p], [c], depth=2)
     program = toy.program(
-        [
-            toy.op("w", p, fill(ring), repeats=1),
-            toy.op("r", c, front(ring), repeats=1),
-            toy.op("x", other, repeats=1),
-        ]
+        [toy.op("w", p, fill(ring), repeats=1), toy.op("r", c, front(ring), repeats=1), toy.op("x", other, repeats=1)]
     )
     assert timeline(simulate(program, "scalar")) == timeline(simulate(program, "pipe"))
 

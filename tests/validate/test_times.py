@@ -100,9 +100,7 @@ def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:
         ({"device": "ascend_910z"}, "case one: no device or node named 'ascend_910z'"),
     ],
 )
-def test_a_case_that_cannot_be_predicted_is_an_error(
-    tmp_path: Path, change: dict[str, str], message: str
-) -> None:
+def test_a_case_that_cannot_be_predicted_is_an_error(tmp_path: Path, change: dict[str, str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         times(write(tmp_path, case(**change)))
 

@@ -41,8 +41,10 @@ def test_errors_are_those_of_the_device_files_as_they_are() -> None:
 
 def test_every_measured_h200_and_v100_case_lies_beside_the_page(shared_folder: Path) -> None:
     for name, files, hw in (
-        ("h200", ["h200"], "h200"), ("h200_schedules", ["h200_schedules"], "h200"), ("papers", ["v100"], "v100"),
-    ):  # fmt: skip
+        ("h200", ["h200"], "h200"),
+        ("h200_schedules", ["h200_schedules"], "h200"),
+        ("papers", ["v100"], "v100"),
+    ):
         every = load_measurements(shared_folder / "measurements" / f"{name}.yaml").cases
         kept = [c for f in files for c in load_measurements(study.HERE / f"measured_{f}.yaml").cases]
         assert kept == [case for case in every if case.device == hw]

@@ -106,13 +106,19 @@ def test_keys_that_contradict_are_named_with_their_line(keys: str, message: str,
     ("cases", "code", "said"),
     [
         ((_gemm("good"),), 0, ()),
-        ((_gemm("good"), _gemm("odd", dtype="float17"), _gemm("none", schedule="nope")), 2,
-         ("case odd: dtype: 'float17' is not one of", "case none: unknown schedule 'nope'")),
-        ((_gemm("slow", 1000), _gemm("odd", dtype="float17"), _gemm("none", schedule="nope")), 1,
-         ("differ by more than allowed; besides, 2 cases have no prediction", "case odd: ", "case none: ")),
+        (
+            (_gemm("good"), _gemm("odd", dtype="float17"), _gemm("none", schedule="nope")),
+            2,
+            ("case odd: dtype: 'float17' is not one of", "case none: unknown schedule 'nope'"),
+        ),
+        (
+            (_gemm("slow", 1000), _gemm("odd", dtype="float17"), _gemm("none", schedule="nope")),
+            1,
+            ("differ by more than allowed; besides, 2 cases have no prediction", "case odd: ", "case none: "),
+        ),
         ((_gemm("odd", dtype="float17"), _gemm("none", schedule="nope")), 2, ("case odd: ", "case none: ")),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_predicted_hides_nothing_and_is_named_case_by_case(
     cases: tuple[str, ...], code: int, said: tuple[str, ...], tmp_path: Path
 ) -> None:

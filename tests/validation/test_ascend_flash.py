@@ -27,12 +27,7 @@ def cases(shared_folder: Path) -> dict[str, MeasurementCase]:
 def predicted_us(case: MeasurementCase) -> float:
     workload = case.workload.problem()
     result = npusim.run(
-        case.schedule,
-        hw=case.device,
-        problem=workload,
-        tiling=case.tiling,
-        precision=case.precision,
-        numerics=False,
+        case.schedule, hw=case.device, problem=workload, tiling=case.tiling, precision=case.precision, numerics=False
     )
     assert result.timing is not None
     return result.timing.times_s[case.timing or "call"] * 1e6
@@ -51,9 +46,7 @@ def test_a_single_head_kernel_takes_its_published_time_within_a_quarter(
 
 
 @pytest.mark.exhaustive
-def test_the_32k_kernel_takes_its_published_time_within_a_quarter(
-    cases: dict[str, MeasurementCase],
-) -> None:
+def test_the_32k_kernel_takes_its_published_time_within_a_quarter(cases: dict[str, MeasurementCase]) -> None:
     assert abs(residual(cases["fa_b2b_910b2_32k"])) <= BAND
 
 
@@ -63,17 +56,11 @@ def test_time_grows_with_length_in_the_order_measured(cases: dict[str, Measureme
     assert predicted == sorted(predicted)
 
 
-def test_the_share_of_time_that_rests_on_assumptions_can_be_stated(
-    cases: dict[str, MeasurementCase],
-) -> None:
+def test_the_share_of_time_that_rests_on_assumptions_can_be_stated(cases: dict[str, MeasurementCase]) -> None:
     """Every term of the prediction is a number of the device file with a basis."""
     case = cases["fa_b2b_910b2_1k"]
     result = npusim.run(
-        case.schedule,
-        hw=case.device,
-        problem=case.workload.problem(),
-        tiling=case.tiling,
-        numerics=False,
+        case.schedule, hw=case.device, problem=case.workload.problem(), tiling=case.tiling, numerics=False
     )
     assert result.timing is not None
     basis = {key: q.basis for key, q in result.device.quantities()}

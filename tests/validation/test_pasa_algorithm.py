@@ -29,9 +29,7 @@ BOTH_FORMS = ("float64", "float64,is_fixed_reference=true")
 BLOCKS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 16, "block_kv": 64}}
 
 
-def arrays(
-    q_mean: float, k_mean: float, dim: int, *, keys: int = 200
-) -> dict[str, np.ndarray[Any, Any]]:
+def arrays(q_mean: float, k_mean: float, dim: int, *, keys: int = 200) -> dict[str, np.ndarray[Any, Any]]:
     """Return Q and K of the given means and V in U(0, 0.5), float64."""
     rng = np.random.default_rng([int(q_mean) % 97, int(k_mean), dim])
     q = q_mean + rng.uniform(-0.5, 0.5, (1, 1, 96, dim))
@@ -39,22 +37,11 @@ def arrays(
     return {"q": q, "k": k, "v": rng.uniform(0, 0.5, k.shape)}
 
 
-def errors(
-    tensors: Mapping[str, np.ndarray[Any, Any]], precision: str, hw: str = "h200"
-) -> ErrorSummary:
+def errors(tensors: Mapping[str, np.ndarray[Any, Any]], precision: str, hw: str = "h200") -> ErrorSummary:
     """Return the distance of PASA in float64 from softmax attention."""
     q, k = tensors["q"], tensors["k"]
-    problem = Problem(
-        heads=1, seq_q=q.shape[2], seq_kv=k.shape[2], head_dim=q.shape[3], dtype="float64"
-    )
-    found = values(
-        "pasa",
-        problem,
-        precision,
-        hw=hw,
-        tiling=BLOCKS[hw],
-        source=lambda n, b, h: tensors[n][b, h],
-    )
+    problem = Problem(heads=1, seq_q=q.shape[2], seq_kv=k.shape[2], head_dim=q.shape[3], dtype="float64")
+    found = values("pasa", problem, precision, hw=hw, tiling=BLOCKS[hw], source=lambda n, b, h: tensors[n][b, h])
     return found.error
 
 
@@ -76,29 +63,24 @@ def test_float64_pasa_is_softmax_attention(q_mean: float, k_mean: float, precisi
 @pytest.mark.parametrize("precision", BOTH_FORMS)
 def test_float64_pasa_is_exact_with_a_mask_and_shared_keys(precision: str) -> None:
     data = UniformData(kind="uniform", x0=1.0, amplitude=1.0)
-    problem = Problem(
-        heads=2, kv_heads=1, seq_q=200, head_dim=64, dtype="float64", causal=True, data=data
-    )
+    problem = Problem(heads=2, kv_heads=1, seq_q=200, head_dim=64, dtype="float64", causal=True, data=data)
     for hw, blocks in BLOCKS.items():
         found = values("pasa", problem, precision, hw=hw, tiling=blocks)
         assert found.error.max_abs_error < EXACT
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"correction": "ideal"},
-        {"scale_in": "scores"},
-        {"scale_in": "queries"},
-        {"beta": 0.5},
-        {"beta": 0.0},
-    ],
+    "fields", [{"correction": "ideal"}, {"scale_in": "scores"}, {"scale_in": "queries"}, {"beta": 0.5}, {"beta": 0.0}]
 )
 def test_float64_pasa_does_not_depend_on_its_options(fields: dict[str, object]) -> None:
     problem = Problem(
-        heads=1, seq_q=64, seq_kv=200, head_dim=64, dtype="float64",
+        heads=1,
+        seq_q=64,
+        seq_kv=200,
+        head_dim=64,
+        dtype="float64",
         data=UniformData(kind="uniform", x0=5.0, amplitude=1.0),
-    )  # fmt: skip
+    )
     found = values("pasa", problem, "float64", hw="h200", tiling={**BLOCKS["h200"], **fields})
     assert found.error.max_abs_error < EXACT
 
@@ -122,9 +104,13 @@ def test_the_signs_of_line_15_are_right_as_printed(monkeypatch: pytest.MonkeyPat
 
 #: Half a unit of the last digit printed: Inva_1, and the optimised beta.
 PRINTED = {
-    0.9: (5e-4, 5e-2), 0.9375: (5e-3, 5e-5), 0.96875: (5e-3, 5e-6), 0.984375: (5e-3, 5e-7),
-    0.99: (5e-2, 5e-7), 0.999: (0.5, 5e-7),
-}  # fmt: skip
+    0.9: (5e-4, 5e-2),
+    0.9375: (5e-3, 5e-5),
+    0.96875: (5e-3, 5e-6),
+    0.984375: (5e-3, 5e-7),
+    0.99: (5e-2, 5e-7),
+    0.999: (0.5, 5e-7),
+}
 
 
 @pytest.mark.parametrize("beta", list(PRINTED))

@@ -23,9 +23,8 @@ _, TOKENS, DIM = pasa_study.PAPER_SHAPE
 
 def problem(case: Case, *, heads: int = 1, queries: int = TOKENS, value_dim: int = DIM) -> Problem:
     return Problem(
-        heads=heads, seq_q=queries, seq_kv=TOKENS, head_dim=DIM, value_head_dim=value_dim,
-        data=recipe(*case),
-    )  # fmt: skip
+        heads=heads, seq_q=queries, seq_kv=TOKENS, head_dim=DIM, value_head_dim=value_dim, data=recipe(*case)
+    )
 
 
 @cache
@@ -38,9 +37,11 @@ def largest_scores(case: Case, seed: int) -> pasa_study.Doubles:
 #: Mean and standard deviation of the full shape's percentage over 16 seeds (papers.md 2.3 has the means
 #: 0.099, 8.15, 0.023, 0.999; of U 20, 20 only five seeds, whose spread of 0.27 is too small by chance).
 SPREAD = {
-    ("U", 20.0, 15.0): (0.109, 0.069), ("U", 20.0, 20.0): (8.16, 0.81),
-    ("H", 20.0, 50.0): (0.028, 0.011), ("H", 20.0, 100.0): (0.97, 0.081),
-}  # fmt: skip
+    ("U", 20.0, 15.0): (0.109, 0.069),
+    ("U", 20.0, 20.0): (8.16, 0.81),
+    ("H", 20.0, 50.0): (0.028, 0.011),
+    ("H", 20.0, 100.0): (0.97, 0.081),
+}
 SEEDS = 2
 
 
@@ -132,9 +133,7 @@ def test_pasa_loses_to_fa16_32_at_small_means_against_the_papers_claim(case: Cas
 
 
 @pytest.mark.parametrize("case", list(MEASURED))
-def test_algorithm_1_all_in_half_precision_loses_everywhere_against_the_papers_claim(
-    case: Case,
-) -> None:
+def test_algorithm_1_all_in_half_precision_loses_everywhere_against_the_papers_claim(case: Case) -> None:
     # papers.md 2.4: 1.5 to 4.2 times worse at every finite point.
     assert rmse(case, "PASA, mean FP16") > 1.3 * rmse(case, "FA16-32")
 
@@ -142,9 +141,7 @@ def test_algorithm_1_all_in_half_precision_loses_everywhere_against_the_papers_c
 # ------------------------------------------------------------------ beta and correction
 
 
-def test_the_optimal_beta_is_undone_by_a_scale_in_the_matrix_and_repaired_by_the_exact_correction() -> (
-    None
-):
+def test_the_optimal_beta_is_undone_by_a_scale_in_the_matrix_and_repaired_by_the_exact_correction() -> None:
     """papers.md 2.2, block drift: 1.34e-3, 5.4e-4, 2.14e-3, 5.45e-4 at d = 128; 1.26e-3 ... at 64."""
     ideal: dict[str, object] = {"correction": "ideal"}
 
@@ -176,9 +173,7 @@ def test_opposed_means_lose_every_row_of_fa16_32_and_none_of_pasa() -> None:
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(2048, float), (4096, str)])
-def test_the_output_itself_overflows_from_4096_flat_keys_of_value_30(
-    keys: int, expected: type
-) -> None:
+def test_the_output_itself_overflows_from_4096_flat_keys_of_value_30(keys: int, expected: type) -> None:
     posed = given(pasa_study.flat_scores(keys))
     assert isinstance(finite_rmse(allocate(ALLOCATIONS["PASA, mean FP32"], *posed)), expected)
     assert isinstance(finite_rmse(allocate(ALLOCATIONS["FA16-32"], *posed)), float)
@@ -213,9 +208,7 @@ def test_pasa_costs_an_order_of_accuracy_on_real_tensors_that_do_not_overflow() 
     assert small.rmse < shifted.rmse / 2
 
 
-def test_amplified_tensors_lose_rows_with_fa16_32_and_none_with_pasa_which_is_not_accurate() -> (
-    None
-):
+def test_amplified_tensors_lose_rows_with_fa16_32_and_none_with_pasa_which_is_not_accurate() -> None:
     posed = real(sections.GAIN)
     assert allocate(ALLOCATIONS["FA16-32"], *posed).error.nan_row_fraction > 0.01
     shifted = allocate(ALLOCATIONS["PASA, mean FP32"], *posed).error
@@ -236,9 +229,11 @@ def test_the_stand_in_for_qwen2_has_the_four_ranges_that_the_paper_prints() -> N
     shifted = np.concatenate([k[i : i + block] - beta * k[i : i + block].mean(axis=0) for i in starts])
     # Every eighth query, and 5 % of each range's width.
     for found, (low, high) in (
-        (k, printed.key), (q[::8] @ k.T, printed.score), (shifted, printed.shifted_key),
+        (k, printed.key),
+        (q[::8] @ k.T, printed.score),
+        (shifted, printed.shifted_key),
         (q[::8] @ shifted.T, printed.shifted_score),
-    ):  # fmt: skip
+    ):
         width = 0.05 * (high - low)
         assert found.min() == pytest.approx(low, abs=width)
         assert found.max() == pytest.approx(high, abs=width)

@@ -20,9 +20,7 @@ KEYS, SINKS, HEADS = 4096, 4, 4
 
 @pytest.fixture(scope="module")
 def page(repository: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (repository / "reports/pcast_numerics/pcast_numerics.json").read_text()
-    )
+    found: dict[str, Any] = json.loads((repository / "reports/pcast_numerics/pcast_numerics.json").read_text())
     return found
 
 
@@ -141,9 +139,7 @@ def test_rounded_inputs_cost_more_than_the_cast_of_p() -> None:
 # ---------------------------------------------------------------- the committed page
 
 
-def test_committed_measurements_lie_within_four_standard_errors_of_their_expectations(
-    page: dict[str, Any],
-) -> None:
+def test_committed_measurements_lie_within_four_standard_errors_of_their_expectations(page: dict[str, Any]) -> None:
     pairs = [(r["proposition"], r["expected"]) for r in page["proposition_3"].values()]
     pairs += [(r["zeroed"], r["expected"]) for r in page["sinks"].values()]
     assert len(pairs) == len(sections.GAPS) + len(sections.COUNTS)

@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 KEYS, SINKS = 4096, 4
 #: Row standard deviations in points: zeroed at S = 1, mass of normal keys (papers.md 1.2).
 ROW_DEVIATIONS = {
-    5: (18.8, 6.2), 6: (22.9, 10.6), 7: (15.6, 13.1), 8: (5.8, 11.1), 9: (1.2, 6.7), 10: (1.0, 3.1), 12: (1.0, 0.5),
-}  # fmt: skip
+    5: (18.8, 6.2),
+    6: (22.9, 10.6),
+    7: (15.6, 13.1),
+    8: (5.8, 11.1),
+    9: (1.2, 6.7),
+    10: (1.0, 3.1),
+    12: (1.0, 0.5),
+}
 HEADS_1 = 10
 
 
@@ -41,9 +47,11 @@ def test_table_1_within_three_points(gap: int) -> None:
     assert plain.product_mass_percent is not None
     assert plain.zeroed_mass_percent is not None
     measured = (
-        plain.underflow_percent, scaled.underflow_percent, 100 - plain.sink_mass_percent,
+        plain.underflow_percent,
+        scaled.underflow_percent,
+        100 - plain.sink_mass_percent,
         plain.product_mass_percent,
-    )  # fmt: skip
+    )
     assert measured == pytest.approx(paper, abs=3.0)
     exact = theory.expectation(float(gap), 1.0, SINKS, KEYS)
     # Rows of a head share keys: their scatter counts for more than that of as many independent rows.
@@ -116,8 +124,7 @@ def test_blocks_of_128_give_another_ratio() -> None:
 def test_all_configurations_meet_at_a_gap_of_12() -> None:
     posed = pcast_study.sink_problem(12.0, 4096, 4)
     worst, best = (
-        pcast_study.error_by_head(posed, pcast_study.PRECISIONS[n]).mean()
-        for n in ("forward, S=1", "reverse, S=256")
+        pcast_study.error_by_head(posed, pcast_study.PRECISIONS[n]).mean() for n in ("forward, S=1", "reverse, S=256")
     )
     assert worst / best == pytest.approx(1.0, abs=0.01)
 
@@ -144,12 +151,7 @@ def test_weights_read_from_the_execution_are_those_that_multiply_v() -> None:
 @pytest.mark.parametrize(
     ("gap", "scale", "block", "allowance"),
     # papers.md 1.4: (B - k)/N f, and O(Phi(m - 6.93)) more outside the block at S = 1.
-    [
-        (7.0, 1.0, 64, 0.12),
-        (7.0, 1.0, 128, 0.12),
-        (12.0, 256.0, 128, 0.02),
-        (7.0, 256.0, 128, 0.001),
-    ],
+    [(7.0, 1.0, 64, 0.12), (7.0, 1.0, 128, 0.12), (12.0, 256.0, 128, 0.02), (7.0, 256.0, 128, 0.001)],
 )
 def test_reverse_order_zeroes_pairs_inside_the_sinks_block(
     gap: float, scale: float, block: int, allowance: float
@@ -184,12 +186,8 @@ def test_the_committed_table_1_is_within_three_points(page: dict[str, Any]) -> N
         assert page["table_1"][str(gap)]["measured"][:4] == pytest.approx(paper, abs=3.0)
 
 
-def test_the_committed_table_2_is_within_12_percent_and_three_standard_deviations(
-    page: dict[str, Any],
-) -> None:
+def test_the_committed_table_2_is_within_12_percent_and_three_standard_deviations(page: dict[str, Any]) -> None:
     for name, row in page["table_2"].items():
-        for found, paper, (mean, error) in zip(
-            row, pcast.TABLE_2[name], MEASURED[name], strict=True
-        ):
+        for found, paper, (mean, error) in zip(row, pcast.TABLE_2[name], MEASURED[name], strict=True):
             assert found["value"] == pytest.approx(paper, rel=0.12)
             assert abs(found["value"] - mean) <= 3 * np.hypot(error, found["error"])

@@ -66,15 +66,7 @@ def test_the_worst_step_of_a_power_of_two_is_one_sixteenth(power: int) -> None:
 @pytest.mark.parametrize(
     ("scale", "step"),
     # 2^(j-3) / S for 2^j < S <= 2^(j+1); saturation beyond 448.
-    [
-        (448, 1 / 14),
-        (384, 1 / 12),
-        (400, 0.08),
-        (300, 32 / 300),
-        (100, 0.08),
-        (200, 0.08),
-        (512, 0.25),
-    ],
+    [(448, 1 / 14), (384, 1 / 12), (400, 0.08), (300, 32 / 300), (100, 0.08), (200, 0.08), (512, 0.25)],
 )
 def test_the_worst_step_of_other_scales_is_larger(scale: float, step: float) -> None:
     assert theory.worst_step(scale) == pytest.approx(step, rel=1e-12)
@@ -110,13 +102,7 @@ def test_the_closed_form_is_neither_bound_of_the_expected_fraction() -> None:
 @pytest.mark.parametrize(
     ("gap", "zeroed", "mass", "lost"),
     # papers.md 1.2: expectation of the fraction, the normal keys' mass, the mass truly zeroed.
-    [
-        (5, 22.9, 87.8, 4.9),
-        (6, 52.9, 73.6, 15.0),
-        (7, 81.6, 52.2, 24.8),
-        (8, 95.9, 30.0, 22.9),
-        (9, 99.5, 14.2, 13.3),
-    ],
+    [(5, 22.9, 87.8, 4.9), (6, 52.9, 73.6, 15.0), (7, 81.6, 52.2, 24.8), (8, 95.9, 30.0, 22.9), (9, 99.5, 14.2, 13.3)],
 )
 def test_expectations_over_the_sinks(gap: int, zeroed: float, mass: float, lost: float) -> None:
     found = theory.expectation(gap, 1, 4, 4096)
@@ -125,9 +111,7 @@ def test_expectations_over_the_sinks(gap: int, zeroed: float, mass: float, lost:
 
 
 def test_a_scale_beyond_448_is_warned_of() -> None:
-    problem = Problem(
-        heads=1, seq_q=64, head_dim=32, dtype="float32", data=SinkData(kind="sink", gap=7.0)
-    )
+    problem = Problem(heads=1, seq_q=64, head_dim=32, dtype="float32", data=SinkData(kind="sink", gap=7.0))
     notes = program_of("fp8_attention", problem, "hpc_ops,scale=512", hw=GPU).notes
     assert any(note.startswith("saturation: P reaches 512") for note in notes)
     assert math.isclose(theory.worst_step(512), 0.25)

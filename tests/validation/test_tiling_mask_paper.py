@@ -13,9 +13,7 @@ from reports.tiling_mask.page import check_mapping, distinct_masks, visits
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(("length", "offset"), [(7, 0), (16, 3), (23, -2)])
-def test_every_block_of_every_size_and_place_gets_its_mask(
-    m: int, length: int, offset: int
-) -> None:
+def test_every_block_of_every_size_and_place_gets_its_mask(m: int, length: int, offset: int) -> None:
     checked, wrong = check_mapping(m, length, offset)
     # sum over r of (length - r + 1), squared: every place of every size up to M x M.
     places = sum(length - size + 1 for size in range(1, min(m, length) + 1))
@@ -28,9 +26,7 @@ def test_square_blocks_have_twice_their_side_of_different_masks(block: int) -> N
     assert distinct_masks(block, block) == 2 * block
 
 
-@pytest.mark.parametrize(
-    ("tokens", "block"), [(4096, 128), (4096, 256), (16384, 128), (65536, 128)]
-)
+@pytest.mark.parametrize(("tokens", "block"), [(4096, 128), (4096, 256), (16384, 128), (65536, 128)])
 def test_the_fraction_skipped_is_a_half_less_half_a_block(tokens: int, block: int) -> None:
     found = visits(tokens, block, block)
     assert found.skipped == pytest.approx(0.5 - block / (2 * tokens), abs=1e-12)

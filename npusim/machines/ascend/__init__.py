@@ -13,6 +13,14 @@ from npusim.machines.ascend.plan import (
 )
 
 __all__ = [
-    "PING_PONG", "SLICE_ELEMENTS", "AscendMachine", "AscendTiling", "Barriers", "ProductPlan", "gemm_tiling",
-    "loaded_k", "slice_elements", "slice_rows",
-]  # fmt: skip
+    "PING_PONG",
+    "SLICE_ELEMENTS",
+    "AscendMachine",
+    "AscendTiling",
+    "Barriers",
+    "ProductPlan",
+    "gemm_tiling",
+    "loaded_k",
+    "slice_elements",
+    "slice_rows",
+]

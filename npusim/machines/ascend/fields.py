@@ -19,9 +19,11 @@ class VectorFields(Tiling):
         default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
     )
     depth: int = Field(
-        default=2, ge=0, le=14,
+        default=2,
+        ge=0,
+        le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
-    )  # fmt: skip
+    )
     deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
 
 

@@ -82,9 +82,7 @@ class AscendGroup:
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
-        self.vector_cores = tuple(
-            VectorCore(i) for i in range(device.core(AIV).per_group_count.value)
-        )
+        self.vector_cores = tuple(VectorCore(i) for i in range(device.core(AIV).per_group_count.value))
         self.allocator = Allocator(self._spaces())
 
     def _spaces(self) -> dict[str, AddressSpace]:
@@ -104,18 +102,14 @@ class AscendGroup:
     def queues(self) -> tuple[Queue, ...]:
         """Return the queues of the group: on this family each has an engine of its own."""
         aic = [Queue(f"{AIC}.{e}", AIC, e, AIC) for e in ("MTE2", "MTE1", "CUBE", "FIXP")]
-        aiv = [
-            Queue(f"{v.name}.{e}", AIV, e, v.name)
-            for v in self.vector_cores
-            for e in ("MTE2", "VECTOR", "MTE3")
-        ]
+        aiv = [Queue(f"{v.name}.{e}", AIV, e, v.name) for v in self.vector_cores for e in ("MTE2", "VECTOR", "MTE3")]
         return (*aic, *aiv)
 
     # ---------------------------------------------------------------- rings
 
     def cube_rings(
         self, prefix: str, rows: int, cols: int, depth: int, *, operand: str, accumulator: str, halves: int = 1
-    ) -> CubeRings:  # fmt: skip
+    ) -> CubeRings:
         """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
 
         Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
@@ -126,12 +120,7 @@ class AscendGroup:
             capacity = self.allocator.spaces[f"{AIC}.{name}"].capacity_bytes
             slots = max(1, min(PING_PONG, capacity // size // (halves if part else 1)))
             return self.allocator.ring(
-                f"{AIC}.{name}",
-                f"{prefix}{name}{part}",
-                size,
-                slots,
-                producers=[producer],
-                consumers=[consumer],
+                f"{AIC}.{name}", f"{prefix}{name}{part}", size, slots, producers=[producer], consumers=[consumer]
             )
 
         return CubeRings(
@@ -150,32 +139,41 @@ class AscendGroup:
 
     def ub_in(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
         """Place a ring of tiles that a vector core loads from GM."""
-        return self.allocator.ring(
-            core.ub, name, size_bytes, depth, producers=[core.load], consumers=[core.vector]
-        )
+        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.load], consumers=[core.vector])
 
     def ub_out(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
         """Place a ring of tiles that a vector core stores to GM."""
-        return self.allocator.ring(
-            core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.store]
-        )
+        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.store])
 
     def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
         """Place a ring that the vector unit hands to itself, some operations later."""
-        return self.allocator.ring(
-            core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.vector]
-        )
+        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.vector])
 
     def cross_ring(
-        self, name: str, rows: int, cols: int, fmt: str, depth: int, *,
-        producers: Sequence[str], consumers: Sequence[str], period: int = 1, space: str = GM,
-    ) -> Ring:  # fmt: skip
+        self,
+        name: str,
+        rows: int,
+        cols: int,
+        fmt: str,
+        depth: int,
+        *,
+        producers: Sequence[str],
+        consumers: Sequence[str],
+        period: int = 1,
+        space: str = GM,
+    ) -> Ring:
         """Place a ring of slots between AIC and AIVs, in global memory or where one reads it, with counter flags."""
         size = rows * cols * get_format(fmt).size_bytes
         return self.allocator.ring(
-            space, name, size, depth,
-            producers=producers, consumers=consumers, flag="counter", period=min(period, depth),
-        )  # fmt: skip
+            space,
+            name,
+            size,
+            depth,
+            producers=producers,
+            consumers=consumers,
+            flag="counter",
+            period=min(period, depth),
+        )
 
     def is_direct(self, what: str, place: Place) -> bool:
         """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
@@ -260,9 +258,7 @@ class CubeRings:
     accumulators: tuple[Ring, ...]
 
 
-def move(
-    label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN, name: str = ""
-) -> TileOp:
+def move(label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN, name: str = "") -> TileOp:
     """Return a data move; a change of format on the way is a cast (the fixpipe's inline cast)."""
     opcode = Opcode.COPY if dst.fmt == src.fmt else Opcode.CAST
     return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes, name),))

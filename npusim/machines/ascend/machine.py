@@ -11,13 +11,7 @@ from npusim.errors import TilingError
 from npusim.ir.program import TileProgram
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
-from npusim.machines.ascend.plan import (
-    AscendTiling,
-    Barriers,
-    gemm_tiling,
-    loaded_k,
-    slice_elements,
-)
+from npusim.machines.ascend.plan import AscendTiling, Barriers, gemm_tiling, loaded_k, slice_elements
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
@@ -88,15 +82,18 @@ class AscendMachine(Machine):
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
-            ahead=getattr(t, "depth", 1), spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
-        )  # fmt: skip
+            ahead=getattr(t, "depth", 1),
+            spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+        )
         if not getattr(t, "kernel", ""):
             return fields, ""
         kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(
-            fields, barriers=t.barriers or kernel.barriers, together=t.together or kernel.together,
+            fields,
+            barriers=t.barriers or kernel.barriers,
+            together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
-        ), ""  # fmt: skip
+        ), ""
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
@@ -108,12 +105,18 @@ class AscendMachine(Machine):
             group.allocator.start_phase()
             built.append(AscendPhase(group, phase, tiling).build())
         return TileProgram(
-            name=name, queues=group.queues(), rings=tuple(group.allocator.rings),
-            spaces=dict(group.allocator.spaces), used_bytes=dict(group.allocator.peak_bytes),
-            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()}, phases=tuple(built), flops=flops,
-            constants={n: v for phase, _ in listed for n, v in phase.all_values().items()}, notes=notes,
+            name=name,
+            queues=group.queues(),
+            rings=tuple(group.allocator.rings),
+            spaces=dict(group.allocator.spaces),
+            used_bytes=dict(group.allocator.peak_bytes),
+            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()},
+            phases=tuple(built),
+            flops=flops,
+            constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
+            notes=notes,
             pricing=AscendPricing,
-        )  # fmt: skip
+        )
 
 
 def _is_attention(phase: Phase) -> bool:

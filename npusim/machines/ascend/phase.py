@@ -47,9 +47,7 @@ class AscendPhase:
         products = [s for s in frame.stages if s.is_product]
         #: Whether a hand-over goes past global memory, and its slots: those of each vector core, or of all.
         self.direct = {
-            n: group.is_direct(frame.label(n), place)
-            for n, place in frame.places.items()
-            if place in ("down", "up")
+            n: group.is_direct(frame.label(n), place) for n, place in frame.places.items() if place in ("down", "up")
         }
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: Product(frame, s, group, tiling, self.direct, self.cross) for s in products}
@@ -126,9 +124,16 @@ class AscendPhase:
         """Place slots for whole tiles: one more than tiles that stages run ahead."""
         frame, tiling = self.frame, self.tiling
         return self.group.cross_ring(
-            f"{frame.label(n)} slots", self.phase.sizes[frame.row_axis], frame.width(n), frame.fmt(n), self._generations(n),
-            producers=producers, consumers=consumers, period=tiling.period, space=space,
-        )  # fmt: skip
+            f"{frame.label(n)} slots",
+            self.phase.sizes[frame.row_axis],
+            frame.width(n),
+            frame.fmt(n),
+            self._generations(n),
+            producers=producers,
+            consumers=consumers,
+            period=tiling.period,
+            space=space,
+        )
 
     def _slots_in_ub(self, n: str, core: VectorCore) -> Ring:
         """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
@@ -136,11 +141,16 @@ class AscendPhase:
         readers = [s for s in self.rows.values() if n in s.inputs]
         is_moved = any(n in s.moved.values() for s in readers)
         return self.group.cross_ring(
-            f"{core.name} {frame.label(n)} slots", rows, frame.width(n), frame.fmt(n),
+            f"{core.name} {frame.label(n)} slots",
+            rows,
+            frame.width(n),
+            frame.fmt(n),
             self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
-            producers=[FIXP], consumers=[core.store if is_moved else core.vector], period=self.tiling.period,
+            producers=[FIXP],
+            consumers=[core.store if is_moved else core.vector],
+            period=self.tiling.period,
             space=core.ub,
-        )  # fmt: skip
+        )
 
     def _parts_between(self, n: str) -> int:
         """Return how many parts of the pipeline after its writer a name is read last."""
@@ -156,9 +166,17 @@ class AscendPhase:
         """Return the phase of the program."""
         p, frame = self.phase, self.frame
         return BuiltPhase(
-            p.name, p.cells, self.items, _shape, _touches(frame, tuple(self.reread.items())), serves=p.serves,
-            roles=frame.roles, home=self.home, makeup=self._makeup if self.parts else None, bits=self._bits,
-        )  # fmt: skip
+            p.name,
+            p.cells,
+            self.items,
+            _shape,
+            _touches(frame, tuple(self.reread.items())),
+            serves=p.serves,
+            roles=frame.roles,
+            home=self.home,
+            makeup=self._makeup if self.parts else None,
+            bits=self._bits,
+        )
 
     def _makeup(self, cells: Sequence[Cell]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
@@ -233,7 +251,10 @@ class AscendPhase:
             if what.start is None or not self.tiling.ahead:
                 continue
             used = [
-                (i, r) for i, part in enumerate(parts) for s in part for r in s.rows
+                (i, r)
+                for i, part in enumerate(parts)
+                for s in part
+                for r in s.rows
                 if storage[state] in {storage.get(n) for n in (r.dst, *r.srcs)}
             ]
             if used and used[0][0] != used[-1][0]:

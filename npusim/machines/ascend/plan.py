@@ -131,9 +131,10 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     if left + PING_PONG * right <= group.capacity_bytes("L1"):
         return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
     m, n = phase.sizes[m_axis], phase.sizes[n_axis]
-    rows = min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in (
-        ("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n),
-    ))  # fmt: skip
+    rows = min(
+        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
+        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
+    )
     piece = max(1, rows // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)

@@ -88,7 +88,7 @@ class EnginePricing(Moves):
             spec = getattr(flags, name, None)
             if share and spec is not None:
                 terms.append((f"flags.{name}", spec.value * share))
-        more = sum(cycles for _, cycles in terms[len(cost.terms):])
+        more = sum(cycles for _, cycles in terms[len(cost.terms) :])
         return cost._replace(occupancy_cycles=cost.occupancy_cycles + ceil(more), terms=tuple(terms))
 
     def of_step(self, step: Step, core: str, engine: str) -> Cost:

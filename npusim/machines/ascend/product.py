@@ -44,9 +44,14 @@ class Product:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
     def __init__(
-        self, frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool],
+        self,
+        frame: Frame,
+        stage: Stage,
+        group: AscendGroup,
+        tiling: AscendTiling,
+        direct: Mapping[str, bool],
         cross: Mapping[str, tuple[Ring, ...]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         phase = frame.phase
         (row,) = stage.rows
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
@@ -62,8 +67,9 @@ class Product:
             group.refuse_route(
                 f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
                 "while the matrix unit adds up in L0C",
-                "UB", "L0C",
-            )  # fmt: skip
+                "UB",
+                "L0C",
+            )
         #: What rows put into L1 itself is there whole.
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
@@ -180,9 +186,11 @@ class Product:
         spans = self._spans(corner, k, size)
         first, last = corner.is_first and starts, corner.is_last and ends
         use = {
-            "held": (False, False), "whole": (first, last), "piece": (at == 0, at + size == loaded),
+            "held": (False, False),
+            "whole": (first, last),
+            "piece": (at == 0, at + size == loaded),
             "panel": (corner.band[0] == 0 and starts, corner.is_last_band and ends),
-        }  # fmt: skip
+        }
         names, piece = (self.left, self.right), (at, loaded)
         a, b = (self._operand(n, spans[n], cell, tile, use[self.modes[n]], piece) for n in names)
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
@@ -250,9 +258,14 @@ class Product:
             yield from halves
 
     def _load(
-        self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None,
+        self,
+        n: str,
+        cell: Cell,
+        tile: Visit,
+        row: Span | None = None,
+        col: Span | None = None,
         held: tuple[bool, bool] = (True, True),
-    ) -> TileOp:  # fmt: skip
+    ) -> TileOp:
         """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
         frame = self.frame
         if frame.places[n] == "up":
@@ -314,7 +327,11 @@ def cube_rings(products: list[Product], group: AscendGroup, prefix: str) -> Cube
     plans = [p.plan for p in products]
     formats = [p.frame.fmt(p.left) for p in products]
     return group.cube_rings(
-        prefix, max(p.m for p in plans), max(p.n for p in plans), max(p.k for p in plans),
+        prefix,
+        max(p.m for p in plans),
+        max(p.n for p in plans),
+        max(p.k for p in plans),
         operand=max(formats, key=lambda fmt: get_format(fmt).size_bytes),
-        accumulator=products[0].how.accumulator_format, halves=max(p.halves for p in plans),
-    )  # fmt: skip
+        accumulator=products[0].how.accumulator_format,
+        halves=max(p.halves for p in plans),
+    )

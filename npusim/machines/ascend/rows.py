@@ -81,9 +81,15 @@ class VectorShare:
     """One vector core's part of a phase: its memory, and stages bound to slices of its rows."""
 
     def __init__(
-        self, frame: Frame, core: VectorCore, group: AscendGroup, stages: Sequence[RowsStage], tiling: AscendTiling,
-        cross: Mapping[str, tuple[Ring, ...]], generations: Callable[[str], int],
-    ) -> None:  # fmt: skip
+        self,
+        frame: Frame,
+        core: VectorCore,
+        group: AscendGroup,
+        stages: Sequence[RowsStage],
+        tiling: AscendTiling,
+        cross: Mapping[str, tuple[Ring, ...]],
+        generations: Callable[[str], int],
+    ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
         #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
@@ -137,8 +143,10 @@ class VectorShare:
             group.allocator.ring(
                 GM, f"{core.name} {n}", self.rows * row, PING_PONG, producers=[core.store], consumers=[core.load]
             ),
-            group.ub_in(core, f"{n} in", height * row, 1), group.ub_out(core, f"{n} back", height * row, 1), height,
-        )  # fmt: skip
+            group.ub_in(core, f"{n} in", height * row, 1),
+            group.ub_out(core, f"{n} back", height * row, 1),
+            height,
+        )
 
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
@@ -183,9 +191,7 @@ class VectorShare:
 
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
         """Return a share cut into slices of ``height`` rows."""
-        return [
-            RowSlice(mine.row + r, n, r == 0, r + height >= mine.rows) for r, n in chunks(mine.rows, height)
-        ]
+        return [RowSlice(mine.row + r, n, r == 0, r + height >= mine.rows) for r, n in chunks(mine.rows, height)]
 
     def start(self, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield the fill of the states with what they start from."""
@@ -254,9 +260,7 @@ class VectorShare:
         joins, tiling = self.tiling.barriers == "needed", self.tiling
         return Pace(joins, tiling.together, bool(tiling.extra), self.frame.phase.name) if hands_on else Pace(joins)
 
-    def _steps(
-        self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice
-    ) -> tuple[Step, ...]:
+    def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
         """Return a stage's rows as steps; from its first write on a spilled state lies where it is stored from."""
         moved = next((n for n in again if n in s.stage.written), None)
         if moved is None:

@@ -146,16 +146,11 @@ def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Q
         first, second = (_place(t) for t in full[:2])
         if first != second and _group(first, banks) == _group(second, banks):
             return "slope_conflict_cycles_per_repeat", op.slope_conflict_cycles_per_repeat
-    if op.slope_read_write_conflict_cycles_per_repeat is not None and isinstance(
-        dst, (Tile, RingTile)
-    ):
+    if op.slope_read_write_conflict_cycles_per_repeat is not None and isinstance(dst, (Tile, RingTile)):
         target = _place(dst)
         for source in map(_place, full):
             if source != target and _bank(source, banks) == _bank(target, banks):
-                return (
-                    "slope_read_write_conflict_cycles_per_repeat",
-                    op.slope_read_write_conflict_cycles_per_repeat,
-                )
+                return ("slope_read_write_conflict_cycles_per_repeat", op.slope_read_write_conflict_cycles_per_repeat)
     return free
 
 
@@ -208,9 +203,7 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
     src = step.srcs[0]
-    wider = max(
-        (o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes
-    )
+    wider = max((o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes)
     own = f"cast_{step.dst.fmt}"
     return [(own if own in spec.ops else "cast", repeats(wider, spec))]
 

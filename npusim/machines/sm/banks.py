@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.formats import get_format
 from npusim.layout.fragment import WARP_LANES
-from npusim.layout.memory import (
-    fragment_addresses,
-    padded,
-    return_cycles,
-    swizzled,
-    wavefronts,
-)
+from npusim.layout.memory import fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
@@ -42,18 +36,20 @@ def places(tile: Tile, *, swizzle: bool) -> Places:
 
 @cache
 def load_cycles(
-    fragment: Fragment, where: Arrangement, tile: Tile, plan: WarpPlan, banks: BankModel, *,
-    is_transposed: bool,
-) -> int:  # fmt: skip
+    fragment: Fragment, where: Arrangement, tile: Tile, plan: WarpPlan, banks: BankModel, *, is_transposed: bool
+) -> int:
     """Return the cycles of one load of a warp's part of B: banks, or the way back if that is longer.
 
     ``is_transposed``: the tile holds B's columns as rows, as K does in Q Kᵀ.
     """
     at = places(tile, swizzle=plan.swizzle)
     addresses = fragment_addresses(
-        fragment, where, (lambda row, column: at(column, row)) if is_transposed else at,
-        access_bytes=plan.access_bytes, element_bytes=get_format(tile.fmt).size_bytes,
-    )  # fmt: skip
+        fragment,
+        where,
+        (lambda row, column: at(column, row)) if is_transposed else at,
+        access_bytes=plan.access_bytes,
+        element_bytes=get_format(tile.fmt).size_bytes,
+    )
     width = plan.access_bytes
     return max(wavefronts(addresses, width, banks), return_cycles(addresses, width, banks))
 

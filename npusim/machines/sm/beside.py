@@ -115,9 +115,7 @@ class GroupPlace(SmPlace):
         each = ACCESS_BYTES * WARP_LANES * self.work.warps * self.tiling.groups
         return ceil_div(self.frame.size_bytes(n, rows * cols), each)
 
-    def _slot(
-        self, ring: Ring, n: str, cell: Cell, tile: Visit, *, first: bool = True, last: bool = True
-    ) -> RingTile:
+    def _slot(self, ring: Ring, n: str, cell: Cell, tile: Visit, *, first: bool = True, last: bool = True) -> RingTile:
         """Return a consumer's view of a place of an operand."""
         height, width = self.frame.size(cell, self.frame.axes(n)[0], tile), self.frame.cols(n, cell, tile)
         pitch = self._pitch(n, ring.space)
@@ -130,9 +128,16 @@ class GroupPlace(SmPlace):
         return slot.part(*share) if self.frame.axes(n)[0] == self.frame.row_axis else slot
 
     def _op(
-        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (), *, is_exchange: bool = False,
-    ) -> TileOp:  # fmt: skip
+        self,
+        label: str,
+        s: Stage,
+        group: int,
+        engine: str,
+        steps: tuple[Step, ...],
+        handshake: tuple[RingTile, ...] = (),
+        *,
+        is_exchange: bool = False,
+    ) -> TileOp:
         work: GroupWork | None = None
         if engine == TENSOR:
             work = self._product_work(s)
@@ -141,8 +146,11 @@ class GroupPlace(SmPlace):
         elif engine != LDG:
             work = self._rows_work(s)
             if label == "start":
-                held = sum(self.frame.size_bytes(n, self.frame.phase.sizes[self.frame.row_axis] * self.frame.width(n))
-                           for n, place in self.frame.places.items() if n in self.held or place == "out")  # fmt: skip
+                held = sum(
+                    self.frame.size_bytes(n, self.frame.phase.sizes[self.frame.row_axis] * self.frame.width(n))
+                    for n, place in self.frame.places.items()
+                    if n in self.held or place == "out"
+                )
                 work = replace(work, cell_bytes=max(1, held // self.tiling.groups))
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 

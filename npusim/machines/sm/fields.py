@@ -23,22 +23,25 @@ class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
     warps: int = Field(
-        default=4, ge=4, le=32, multiple_of=4,
+        default=4,
+        ge=4,
+        le=32,
+        multiple_of=4,
         description="of a block, stacked down its rows; each sub-core has as many",
-    )  # fmt: skip
+    )
     stages: int | None = Field(
-        default=2, ge=1, le=4,
+        default=2,
+        ge=1,
+        le=4,
         description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers",
-    )  # fmt: skip
+    )
     registers: int | None = Field(
         default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
     )
     spilled_registers: int | None = Field(
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
-    residents: int | None = Field(
-        default=None, ge=1, description="blocks resident on a core; default: as many as fit"
-    )
+    residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
 
 
 class BlockFields(Tiling):
@@ -46,9 +49,8 @@ class BlockFields(Tiling):
 
     block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
     block_kv: int | None = Field(
-        default=None, ge=8, multiple_of=8,
-        description="keys of a step; default: the most of 64, 32 and 16 that fit",
-    )  # fmt: skip
+        default=None, ge=8, multiple_of=8, description="keys of a step; default: the most of 64, 32 and 16 that fit"
+    )
 
 
 class SmFields(GroupFields, BlockFields):
@@ -64,13 +66,13 @@ class SmFields(GroupFields, BlockFields):
         default="padded", description="how rows of K and V lie in shared memory"
     )
     padding: int = Field(default=8, ge=2, multiple_of=2, description="elements after each padded row")
-    access_bytes: int = Field(
-        default=16, ge=8, le=16, multiple_of=8, description="of a lane's access to shared memory"
-    )
+    access_bytes: int = Field(default=16, ge=8, le=16, multiple_of=8, description="of a lane's access to shared memory")
     stages: int | None = Field(
-        default=None, ge=1, le=4,
+        default=None,
+        ge=1,
+        le=4,
         description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
-    )  # fmt: skip
+    )
     exchange: Literal["shuffle", "none"] = Field(
         default="shuffle", description="whether P may cross lanes on its way to P V"
     )

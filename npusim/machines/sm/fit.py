@@ -13,15 +13,7 @@ from npusim.config.gpu_engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.warps import Accumulator, WarpPlan
-from npusim.layout import (
-    Chain,
-    arrangement,
-    chain,
-    fragment_addresses,
-    instruction,
-    padded,
-    swizzled,
-)
+from npusim.layout import Chain, arrangement, chain, fragment_addresses, instruction, padded, swizzled
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
 from npusim.machines.sm.plan import SM, WARPS, SmTiling
@@ -50,9 +42,15 @@ class ChainTile:
     def asked(cls, problem: Problem, p: Any) -> ChainTile:
         """Return the tile of a problem in a precision, before there are blocks."""
         return cls(
-            problem.dtype, problem.head_dim, problem.value_head_dim, problem.seq_q * problem.group_size, p.scores,
-            p.running, p.product, p.accumulate == "chained",
-        )  # fmt: skip
+            problem.dtype,
+            problem.head_dim,
+            problem.value_head_dim,
+            problem.seq_q * problem.group_size,
+            p.scores,
+            p.running,
+            p.product,
+            p.accumulate == "chained",
+        )
 
     @classmethod
     def of(cls, phase: Phase) -> ChainTile | None:
@@ -66,10 +64,16 @@ class ChainTile:
         held = (w for w in names.values() if w.start is not None and w.axes == names[last.dst].axes)
         total = next(held, names[last.dst])
         return cls(
-            names[first.srcs[0]].fmt, phase.sizes[names[first.srcs[0]].axes[1]], phase.sizes[names[last.dst].axes[1]],
-            q.rows * (q.heads // k.heads), names[first.dst].fmt, total.fmt, names[last.dst].fmt,
-            last.attributes.accumulate, live_vectors(phase),
-        )  # fmt: skip
+            names[first.srcs[0]].fmt,
+            phase.sizes[names[first.srcs[0]].axes[1]],
+            phase.sizes[names[last.dst].axes[1]],
+            q.rows * (q.heads // k.heads),
+            names[first.dst].fmt,
+            total.fmt,
+            names[last.dst].fmt,
+            last.attributes.accumulate,
+            live_vectors(phase),
+        )
 
 
 def live_vectors(phase: Phase) -> int:
@@ -180,20 +184,20 @@ def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
     except LayoutError as error:
         raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
     return SmTiling(
-        groups=tiling.warps // group, lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
-        padding=padding, depth=tiling.stages or 1, exchanges=bool(found.moved),
+        groups=tiling.warps // group,
+        lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
+        padding=padding,
+        depth=tiling.stages or 1,
+        exchanges=bool(found.moved),
         holds_in_registers=tiling.q == "registers",
-    )  # fmt: skip
+    )
 
 
 @cache
 def chained(quad_pairs: str, accumulator: Accumulator, exchange: str) -> Chain:
     """Return how P goes from the accumulators of Q Kᵀ to the A operand of P V."""
     first, second = instruction("m8n8k4", acc=accumulator), instruction("m8n8k4", b="row")
-    return chain(
-        first.c, second.a, arrangement=arrangement(quad_pairs, "lane"),
-        allow_exchange=exchange == "shuffle",
-    )  # fmt: skip
+    return chain(first.c, second.a, arrangement=arrangement(quad_pairs, "lane"), allow_exchange=exchange == "shuffle")
 
 
 def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
@@ -225,16 +229,19 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
     # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
     bytes_of = {
-        "Q": q * d * half * copies, "S and P": q * kv * max(size["scores"], half * copies),
+        "Q": q * d * half * copies,
+        "S and P": q * kv * max(size["scores"], half * copies),
         "O": q * dv * size["product" if tile.is_chained else "running"],
         **({} if tile.is_chained else {"P V": q * dv * size["product"]}),
-        "K in flight": kv * d * half, "V in flight": kv * dv * half,
-    }  # fmt: skip
+        "K in flight": kv * d * half,
+        "V in flight": kv * dv * half,
+    }
     tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
     tenants["rows"] = tile.vectors * _rows_of_lane(tiling, fields.lanes["key"])
     shared = {
-        "K": fields.depth * kv * (d + fields.padding) * half, "V": fields.depth * kv * (dv + fields.padding) * half,
-    }  # fmt: skip
+        "K": fields.depth * kv * (d + fields.padding) * half,
+        "V": fields.depth * kv * (dv + fields.padding) * half,
+    }
     if not fields.holds_in_registers:
         del tenants["Q"]
         shared["Q"] = q * (d + fields.padding) * half

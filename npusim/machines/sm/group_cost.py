@@ -171,9 +171,7 @@ class GroupModel:
         pipes = ((f"{self.core}.{TENSOR}", ceil(busy)), (f"{self.core}.{LSU}", ceil(memory)))
         return Cost(ceil(tail), 0, (), tuple(terms.items()), tuple(p for p in pipes if p[1]), share)
 
-    def _of_groups(
-        self, step: Step, a: Operand, depth: int, work: GroupWork
-    ) -> tuple[float, float, float, float]:
+    def _of_groups(self, step: Step, a: Operand, depth: int, work: GroupWork) -> tuple[float, float, float, float]:
         """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
         spec = self.tensor.wgmma
         assert spec is not None
@@ -217,9 +215,7 @@ class GroupModel:
         lone = max(busy, memory, loads * spec.load_cycles.value)
         return busy, memory, lone, float(spec.latency_cycles.value), (products + loads) * warps
 
-    def _without_tensor(
-        self, step: Step, depth: int, work: GroupWork, tail: float, terms: dict[str, float]
-    ) -> Cost:
+    def _without_tensor(self, step: Step, depth: int, work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
         """Return the cost of a product whose formats no tensor core has: multiply-adds of the lanes."""
         pipe = self.lanes[FMA]
         count = step.dst.rows * step.dst.cols * depth / WARP_LANES / work.warps
@@ -240,17 +236,24 @@ class GroupModel:
         if work.is_serial and any(step.opcode in REDUCTIONS for step in steps):
             count.gaps = self._gaps(steps)
         lone = max(
-            s.warp_issue_cycles.value * count.issued, s.special_factor.value * count.special * warps,
-            count.compare * warps, count.issued * warps, 1.0,
-        )  # fmt: skip
+            s.warp_issue_cycles.value * count.issued,
+            s.special_factor.value * count.special * warps,
+            count.compare * warps,
+            count.issued * warps,
+            1.0,
+        )
         cycles = ceil(max(lone / 2, lone - count.gaps))
         terms[f"{self.key}.{WARPS}.sharing.warp_issue_cycles"] = lone
         for name, taken in count.terms.items():
             terms[name] = terms.get(name, 0.0) + taken
         share = Share(
-            False, cycles, _part(count.issued * warps, cycles), _part(count.compare * warps, cycles),
-            _part(count.special * warps, cycles), memory=_part(count.shared * work.warps, cycles),
-        )  # fmt: skip
+            False,
+            cycles,
+            _part(count.issued * warps, cycles),
+            _part(count.compare * warps, cycles),
+            _part(count.special * warps, cycles),
+            memory=_part(count.shared * work.warps, cycles),
+        )
         plain = count.issued - count.compare / 2 - count.special / 8
         busy = ((FMA, plain), (ALU, count.compare), (MUFU, count.special), (LSU, count.shared * self.subcores))
         pipes = tuple((f"{self.core}.{n}", ceil(c * warps)) for n, c in busy if c > 0)

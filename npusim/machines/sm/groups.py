@@ -64,10 +64,16 @@ class BlockTile:
         first, last, names = products[0], fed[-1], phase.names
         rows, keys = (max(n) for n in zip(*((c.rows, max(r.cols for r in c.runs)) for c in phase.cells), strict=True))
         return cls(
-            kernel, names[first.srcs[0]].fmt, round_up(rows, FRAGMENT_ROWS), keys,
-            phase.sizes[names[first.srcs[0]].axes[1]], phase.sizes[names[last.dst].axes[1]], bool(phase.masks),
-            not last.attributes.accumulate, names["out"].fmt if "out" in names else names[last.dst].fmt,
-        )  # fmt: skip
+            kernel,
+            names[first.srcs[0]].fmt,
+            round_up(rows, FRAGMENT_ROWS),
+            keys,
+            phase.sizes[names[first.srcs[0]].axes[1]],
+            phase.sizes[names[last.dst].axes[1]],
+            bool(phase.masks),
+            not last.attributes.accumulate,
+            names["out"].fmt if "out" in names else names[last.dst].fmt,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +117,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         )
     overhead = issue.overhead_registers_count.value
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    needs = BlockNeeds(
-        fields.warps, {"tile": max(0, min(most, found.count) - overhead)}, {"tiles": found.shared_bytes}
-    )
+    needs = BlockNeeds(fields.warps, {"tile": max(0, min(most, found.count) - overhead)}, {"tiles": found.shared_bytes})
     room = occupancy(needs, issue, memory)
     reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
     limits = {**room.limits, "shared memory": max(1, memory // (room.shared_bytes + reserved))}
@@ -129,9 +133,14 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         cache = local.beside(limits["registers"], room.shared_bytes + reserved)
         far = local.missing(frames, cache)
     tiling = SmTiling(
-        groups=groups, residents=blocks, depth=max(1, (fields.stages or 1) - 1), work=work,
-        stages=fields.stages or 0, spilled_bytes=round(spilled_bytes * (1 - far)), far_bytes=round(spilled_bytes * far),
-    )  # fmt: skip
+        groups=groups,
+        residents=blocks,
+        depth=max(1, (fields.stages or 1) - 1),
+        work=work,
+        stages=fields.stages or 0,
+        spilled_bytes=round(spilled_bytes * (1 - far)),
+        far_bytes=round(spilled_bytes * far),
+    )
     spilled = f", {found.spilled} spilled" if found.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {found.origin}{spilled}{said}"
 
@@ -156,9 +165,7 @@ def _elements(tile: BlockTile, work: GroupWork, groups: int) -> tuple[float, flo
     threads = WARP_LANES * work.warps * (groups if work.repeats == 1 else 1)
     across = work.across * FRAGMENT_COLUMNS
     rows = round_up(tile.rows, FRAGMENT_ROWS)
-    return (
-        rows * max(across, tile.keys) * work.repeats / threads, rows * max(across, tile.value_dim) / threads
-    )  # fmt: skip
+    return (rows * max(across, tile.keys) * work.repeats / threads, rows * max(across, tile.value_dim) / threads)
 
 
 def _is_serial(tile: BlockTile, fields: GroupFields, held: tuple[float, float]) -> bool:
@@ -176,9 +183,7 @@ def _is_serial(tile: BlockTile, fields: GroupFields, held: tuple[float, float]) 
     return total > most or (total == most and scores >= large and (fields.stages or 0) > 1)
 
 
-def registers_of(
-    tile: BlockTile, fields: GroupFields, device: DeviceSpec, work: GroupWork, groups: int
-) -> Registers:
+def registers_of(tile: BlockTile, fields: GroupFields, device: DeviceSpec, work: GroupWork, groups: int) -> Registers:
     """Return registers, spills and shared memory: the fields', else a compiler's, else estimated."""
     shared = estimated_shared(tile, fields, work)
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages or 0, fields.warps
@@ -261,9 +266,11 @@ def product_tiling(
     work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
     if not is_aligned and issue.library is not None:
         work = replace(
-            work, product_cycles=issue.library.unaligned_product_cycles.value,
-            element_cycles=issue.library.unaligned_store_cycles.value, constant="unaligned_store_cycles",
-        )  # fmt: skip
+            work,
+            product_cycles=issue.library.unaligned_product_cycles.value,
+            element_cycles=issue.library.unaligned_store_cycles.value,
+            constant="unaligned_store_cycles",
+        )
     groups = max(1, m // GROUP_ROWS)
     # Accumulators and as much again for addresses and operands.
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64

@@ -91,9 +91,16 @@ def library_tile(
 
 
 def library_product(
-    label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: GpuGemmFields, device: DeviceSpec,
-    arithmetic: str, *, is_transposed: bool = False,
-) -> list[tuple[Phase, SmTiling]]:  # fmt: skip
+    label: str,
+    a: GlobalTensor,
+    b: GlobalTensor,
+    c: GlobalTensor,
+    tiling: GpuGemmFields,
+    device: DeviceSpec,
+    arithmetic: str,
+    *,
+    is_transposed: bool = False,
+) -> list[tuple[Phase, SmTiling]]:
     """Return C = A B, or A B^T, of every head as a library does: phases and their execution."""
     heads, cores = c.batch * c.heads, device.group_count.value
     size, issue = get_format(a.fmt).size_bytes, device.engine(SM, WARPS)

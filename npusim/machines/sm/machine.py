@@ -108,9 +108,17 @@ class SmMachine(Machine):
         return fields, said
 
     def product(
-        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, *, is_transposed: bool = False,
-        arithmetic: str = "", role: str = "result",
-    ) -> Sequence[Phase | tuple[Phase, SmTiling]]:  # fmt: skip
+        self,
+        label: str,
+        a: GlobalTensor,
+        b: GlobalTensor,
+        c: GlobalTensor,
+        tiling: Any,
+        *,
+        is_transposed: bool = False,
+        arithmetic: str = "",
+        role: str = "result",
+    ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         del role  # of accumulated tiles the last is the result
         if not works_beside(self.device):
@@ -147,13 +155,18 @@ class SmMachine(Machine):
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         return TileProgram(
-            name=name, queues=tuple(queues.values()), rings=tuple(core.allocator.rings),
-            spaces=dict(core.allocator.spaces), used_bytes=dict(core.allocator.peak_bytes),
-            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()}, phases=tuple(built), flops=flops,
+            name=name,
+            queues=tuple(queues.values()),
+            rings=tuple(core.allocator.rings),
+            spaces=dict(core.allocator.spaces),
+            used_bytes=dict(core.allocator.peak_bytes),
+            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()},
+            phases=tuple(built),
+            flops=flops,
             constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
             notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes),
             pricing=SmPricing,
-        )  # fmt: skip
+        )
 
     def _phase(self, phase: Phase, tiling: SmTiling, places: list[SmPlace]) -> BuiltPhase:
         cells, shares = phase.cells, tuple[tuple[int, ...], ...]()
@@ -164,9 +177,15 @@ class SmMachine(Machine):
             return places[cell.place].items(cell)
 
         return BuiltPhase(
-            phase.name, cells, items, _shape, partial(touches, places[0].frame, once), serves=phase.serves,
-            dealt=shares, roles=places[0].frame.roles,
-        )  # fmt: skip
+            phase.name,
+            cells,
+            items,
+            _shape,
+            partial(touches, places[0].frame, once),
+            serves=phase.serves,
+            dealt=shares,
+            roles=places[0].frame.roles,
+        )
 
 
 def dealt_out(

@@ -79,9 +79,13 @@ class SmPlace:
         ) -> Ring:
             rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
             return self.core.allocator.ring(
-                space, f"{who} {name}", frame.size_bytes(n, rows * pitch), depth, producers=producers,
+                space,
+                f"{who} {name}",
+                frame.size_bytes(n, rows * pitch),
+                depth,
+                producers=producers,
                 consumers=(*self.warps, *others),
-            )  # fmt: skip
+            )
 
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
@@ -129,9 +133,13 @@ class SmPlace:
         for n in late:
             wanted, size = "down" if frame.places[n] == "up" else "state", frame.size_bytes(n, 1)
             fitting = (
-                m for m in served if frame.places[m] == wanted and frame.axes(m) == frame.axes(n)
-                and frame.size_bytes(m, 1) >= size and all(frame.may_share(n, other) for other in served[m])
-            )  # fmt: skip
+                m
+                for m in served
+                if frame.places[m] == wanted
+                and frame.axes(m) == frame.axes(n)
+                and frame.size_bytes(m, 1) >= size
+                and all(frame.may_share(n, other) for other in served[m])
+            )
             if (below := next(fitting, None)) is None:
                 found[n] = place(RF, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
                 continue
@@ -218,9 +226,7 @@ class SmPlace:
     def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
         """Return a group's view of what stays in its place for the whole cell."""
         frame = self.frame
-        return tuple(
-            self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held
-        )
+        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
 
     # ---------------------------------------------------------------- operands
 
@@ -347,9 +353,16 @@ class SmPlace:
         return self.parts[group][self.frame.storage[n]].part(0, rows, 0, cols)
 
     def _op(
-        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (), *, is_exchange: bool = False,
-    ) -> TileOp:  # fmt: skip
+        self,
+        label: str,
+        s: Stage,
+        group: int,
+        engine: str,
+        steps: tuple[Step, ...],
+        handshake: tuple[RingTile, ...] = (),
+        *,
+        is_exchange: bool = False,
+    ) -> TileOp:
         """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
         plan = self._plan(s)
         if plan is not None:

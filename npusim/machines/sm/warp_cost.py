@@ -46,9 +46,7 @@ ISSUE, TENSOR, FMA, MUFU, LSU = "WARPS", "TENSOR", "FMA", "MUFU", "LSU"
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
-WarpCost = tuple[
-    int, int, tuple[tuple[str, int], ...], tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]
-]
+WarpCost = tuple[int, int, tuple[tuple[str, int], ...], tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]]
 
 
 @dataclass
@@ -131,9 +129,7 @@ class WarpModel:
         for source, held, count, is_transposed in operands:
             assert not isinstance(source, float)
             if memory_of(source) == "SMEM":
-                each = load_cycles(
-                    held, where, tile_of(source), plan, self.banks, is_transposed=is_transposed
-                )
+                each = load_cycles(held, where, tile_of(source), plan, self.banks, is_transposed=is_transposed)
                 accesses = ceil_div(depth * count * held.values * BYTES_OF_HALF, plan.access_bytes)
                 loads += accesses * each * plan.warps
         if loads:
@@ -181,9 +177,7 @@ class WarpModel:
             self._shuffle(rows, plan, tally)
             self._lane_op(pipe, name, rows, source.fmt, plan, tally)
 
-    def _lane_op(
-        self, pipe: str, name: str, values: int, fmt: str, plan: WarpPlan, tally: Tally
-    ) -> None:
+    def _lane_op(self, pipe: str, name: str, values: int, fmt: str, plan: WarpPlan, tally: Tally) -> None:
         if not values:
             return
         spec = self.lanes[pipe]
@@ -227,9 +221,7 @@ def arranged(plan: WarpPlan) -> Arrangement:
     return arrangement(plan.arrangement, plan.row_order)
 
 
-def fragments(
-    rows: int, columns: int, where: Arrangement, tile: Operand, warps: int
-) -> tuple[int, int]:
+def fragments(rows: int, columns: int, where: Arrangement, tile: Operand, warps: int) -> tuple[int, int]:
     """Return how many fragments of ``rows`` x ``columns`` a quad pair has down and across a tile."""
     return ceil_div(tile.rows, rows * where.m * warps), ceil_div(tile.cols, columns * where.n)
 
