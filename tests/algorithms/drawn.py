@@ -40,27 +40,15 @@ class Drawn:
         self.total = self.product if self.chained else self.run
         causal, rows, keys = d.random() < 0.5, d.randint(1, 40), d.randint(1, 96)
         self.problem = Problem(
-            heads=d.choice([1, 2]),
-            seq_q=rows,
-            seq_kv=max(keys, rows) if causal else keys,
-            head_dim=d.choice([16, 32]),
-            dtype=self.dtype,
-            causal=causal,
-        )
+            heads=d.choice([1, 2]), seq_q=rows, seq_kv=max(keys, rows) if causal else keys, head_dim=d.choice([16, 32]),
+            dtype=self.dtype, causal=causal,
+        )  # fmt: skip
         self.output = d.choice([self.dtype, F])
         self.p = FlashPrecision(
-            "drawn",
-            self.scores,
-            self.soft,
-            self.wide,
-            self.dtype,
-            self.run,
-            self.product,
-            self.output,
+            "drawn", self.scores, self.soft, self.wide, self.dtype, self.run, self.product, self.output,
             d.choice(["exp.correct", "exp.correct", "exp2.correct"]),
-            d.choice(["", "sequential", "tree_halves"]),
-            "chained" if self.chained else "fresh",
-        )
+            d.choice(["", "sequential", "tree_halves"]), "chained" if self.chained else "fresh",
+        )  # fmt: skip
         self.blocks = {"block_q": d.choice([16, 32]), "block_kv": d.choice([16, 32, 48])}
         self.source = self._source()
 
@@ -118,19 +106,11 @@ class Drawn:
             steps = ["s = s * scale"]
         elif self._maybe():
             steps = [f's = s.to("{self.soft}") * scale']
-        extra = d.choice(
-            [
-                [],
-                [],
-                ["s = maximum(s, -2.5)"],
-                ["h = s * 0.5", "s = s - h * h"],
-                ["h = s.max()", "s = s + h * 0.25"],
-                ["h = exp(s * 0.125)", "s = s * (1.0 - h)"],
-                ["s = s / (1.0 + maximum(s, -s))"],
-                ["s = s * (1.0 / kj.size)"],
-                ["s = s + (kj.index + 1) * 0.125"],
-            ]
-        )
+        extra = d.choice([
+            [], [], ["s = maximum(s, -2.5)"], ["h = s * 0.5", "s = s - h * h"], ["h = s.max()", "s = s + h * 0.25"],
+            ["h = exp(s * 0.125)", "s = s * (1.0 - h)"], ["s = s / (1.0 + maximum(s, -s))"],
+            ["s = s * (1.0 / kj.size)"], ["s = s + (kj.index + 1) * 0.125"],
+        ])  # fmt: skip
         masked = ["s = where(mask, s, -inf)"]
         return body + steps + (masked + extra if self._maybe(0.2) else extra + masked)
 
@@ -154,13 +134,10 @@ class Drawn:
         summed = d.choice(["e.sum()", "e.sum()", "w.sum()", f'w.to("{F}").sum()', f"e{to}.sum()"])
         if not self.has_max:
             return [f"l = l + {summed}{to}"]
-        return d.choice(
-            [
-                [f"h = {summed}", f"l = l * a + h{to}"],
-                [f"l = {summed}{to} + a * l"],
-                ["l = l * a", f"l = l + {summed}{to}"],
-            ]
-        )
+        return d.choice([
+            [f"h = {summed}", f"l = l * a + h{to}"], [f"l = {summed}{to} + a * l"],
+            ["l = l * a", f"l = l + {summed}{to}"],
+        ])  # fmt: skip
 
     def _output(self) -> list[str]:
         """O rescaled and added to: in one line or two, by rows or by the matrix unit."""
@@ -175,14 +152,10 @@ class Drawn:
         before, pv = ([f'pv = (w @ vj).to("{self.product}")'], f"pv{to}") if split else ([], pv)
         if not self.has_max:
             return [*before, f"o = o + {pv}"]
-        return before + d.choice(
-            [
-                [f"o = o * a + {pv}"],
-                [f"o = {pv} + o * a"],
-                ["o = o * a", f"o = o + {pv}"],
-                ["h = o * a", f"o = h + {pv}"],
-            ]
-        )
+        return before + d.choice([
+            [f"o = o * a + {pv}"], [f"o = {pv} + o * a"], ["o = o * a", f"o = o + {pv}"],
+            ["h = o * a", f"o = h + {pv}"],
+        ])  # fmt: skip
 
     def _extra(self) -> tuple[list[str], list[str]]:
         """States of no attention: of the scores, of the weights, of the whole tile; or a product more."""
@@ -192,18 +165,14 @@ class Drawn:
         to = f'.to("{fmt}")'
         value, row = 'c = full("row value", {}, "{}")', 'c = full("row", {}, "{}")'
         second, w2 = (f'w2 = {d.choice("ees")}.to("{self.dtype}")', "w2") if self._maybe(0.9) else ("", "w")
-        lines, start = d.choice(
-            [
-                ([f"c = maximum(c, s.max(){to})"], row.format(-8.0, fmt)),
-                ([f"c = c + e.max(){to}"], row.format(1.0, fmt)),
-                ([f"c = c * 0.5 + w.sum(){to}"], row.format(0.5, fmt)),
-                ([f"c = c + e.sum(){to} * (kj.index + 1)"], row.format(0.0, fmt)),
-                ([f"c = maximum(c, (q @ kj.T).to({fmt!r}).max())"], row.format(-1.0, fmt)),
-                ([second, f"c = maximum(c, ({w2} @ vj).to({fmt!r}))"], value.format(-1.0, fmt)),
-                ([second, f"h = ({w2} @ vj).to({fmt!r})", "c = c * 0.5 + h"], value.format(0.0, fmt)),
-                ([second, f"c = c + {w2} @ vj"], value.format(0.0, F))
-                if fmt == F
-                else ([f"c = c * 0.5 + s.max(){to}"], row.format(1.0, fmt)),
-            ]
-        )
+        lines, start = d.choice([
+            ([f"c = maximum(c, s.max(){to})"], row.format(-8.0, fmt)), ([f"c = c + e.max(){to}"], row.format(1.0, fmt)),
+            ([f"c = c * 0.5 + w.sum(){to}"], row.format(0.5, fmt)),
+            ([f"c = c + e.sum(){to} * (kj.index + 1)"], row.format(0.0, fmt)),
+            ([f"c = maximum(c, (q @ kj.T).to({fmt!r}).max())"], row.format(-1.0, fmt)),
+            ([second, f"c = maximum(c, ({w2} @ vj).to({fmt!r}))"], value.format(-1.0, fmt)),
+            ([second, f"h = ({w2} @ vj).to({fmt!r})", "c = c * 0.5 + h"], value.format(0.0, fmt)),
+            ([second, f"c = c + {w2} @ vj"], value.format(0.0, F)) if fmt == F
+            else ([f"c = c * 0.5 + s.max(){to}"], row.format(1.0, fmt)),
+        ])  # fmt: skip
         return [x for x in lines if x], [start]

@@ -61,213 +61,176 @@ OF_TILE = "differs between tiles, and the loop is traced once; per_tile(function
 STATE = ("    for kj", '    l = full("row", 0.0, F)\n    for kj')
 MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "formats that differ": (
-        [("o + pv", "o + w @ vj * 1")],
-        7,
+        [("o + pv", "o + w @ vj * 1")], 7,
         "w @ vj is a product that is not stored yet: write (w @ vj).",
     ),
     "a sum of two formats": (
-        [("o + pv", 'o + pv.to("bfloat16")')],
-        7,
+        [("o + pv", 'o + pv.to("bfloat16")')], 7,
         "ADD of o (row x value, float32) and pv.to('bfloat16') (row x value, bfloat16): their formats differ",
     ),
     "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; known names: bfloat16"),
     "a state of no format": ([("0.0, F", '0.0, "single"')], 2, "unknown number format 'single'"),
     "if on a value": (
-        [(LAST, "        if s.max() > 0: o = o + pv\n")],
-        7,
+        [(LAST, "        if s.max() > 0: o = o + pv\n")], 7,
         f"`if` on s.max() (row, float32), or a comparison of it: {TRACED}",
     ),
     "if on an equality": (
-        [(LAST, "        if s.max() == 0: o = o + pv\n")],
-        7,
+        [(LAST, "        if s.max() == 0: o = o + pv\n")], 7,
         f"`if` on s.max() (row, float32), or a comparison of it: {TRACED}",
     ),
     "the builtin max": ([("o + pv", "max(o, pv)")], 7, "`if` on pv (row x value, float32), or a comparison of it"),
     "if on index": (
-        [(LAST, "        if kj.index > 0: o = o + pv\n")],
-        7,
+        [(LAST, "        if kj.index > 0: o = o + pv\n")], 7,
         f"a tile's index in a condition or as a plain number: it {OF_TILE}",
     ),
     "if on equal index": (
-        [(LAST, "        if kj.index == 0: o = o + pv\n")],
-        7,
+        [(LAST, "        if kj.index == 0: o = o + pv\n")], 7,
         f"a tile's index in a condition or as a plain number: it {OF_TILE}",
     ),
     "per_tile of a value": (
-        [("s.to(", "(s * per_tile(abs, s.max())).to(")],
-        5,
+        [("s.to(", "(s * per_tile(abs, s.max())).to(")], 5,
         "per_tile of s.max() (row, float32): it takes a function and numbers",
     ),
     "index outside": ([("return o", "return o * kj.index")], 8, "index outside of a loop over tiles"),
     "a value of a tile": (
-        [("return o", "return o * s.max()")],
-        8,
+        [("return o", "return o * s.max()")], 8,
         "s (row x key, float32), made in line 4, is read behind its loop, where no tile is",
     ),
     "a tile behind its loop": (
-        [("return o", "return o + vj.to(F)")],
-        8,
+        [("return o", "return o + vj.to(F)")], 8,
         "vj (key x value, float16) is read behind its loop, where no tile is; what is kept",
     ),
     "a state never written": (
-        [STATE],
-        1,
+        [STATE], 1,
         "the state l (row, float32) is never written: bind its variable anew in a loop",
     ),
     "a state never read": (
-        [STATE, (LAST, LAST + "        l = l + s.sum()\n")],
-        1,
+        [STATE, (LAST, LAST + "        l = l + s.sum()\n")], 1,
         "the state l (row, float32) is never read, but to make its own next",
     ),
     "a state made in a loop": (
-        [(LAST, f'        l = full("row", 0.0, F)\n{LAST}')],
-        7,
+        [(LAST, f'        l = full("row", 0.0, F)\n{LAST}')], 7,
         "full('row', ...) in a loop over tiles: a state starts before the loop",
     ),
     "two names for a state": (
-        [(LOOP, "    a = o\n    for kj")],
-        4,
+        [(LOOP, "    a = o\n    for kj")], 4,
         "o and a hold one state: make each by a full(...) of its own",
     ),
     "arguments of full": (
-        [('"row value", 0.0', '0.0, "row value"')],
-        2,
+        [('"row value", 0.0', '0.0, "row value"')], 2,
         "full(0.0, 'row value', 'float32'): it takes axes as text",
     ),
     "a value never read": (
-        [(LAST, LAST + "        m = s.max()\n")],
-        8,
+        [(LAST, LAST + "        m = s.max()\n")], 8,
         "m (row, float32) is never read: leave it out, or return it",
     ),
     "nothing returned": (
-        [("    return o\n", "")],
-        1,
+        [("    return o\n", "")], 1,
         "it returns nothing, and is to return out: a tile or vector for each of kernel(results=...)",
     ),
     "a number returned": ([("return o", "return 1.0")], 1, "it returns 1.0, and is to return out"),
     "too many results": (
-        [("return o", "return o, s")],
-        1,
+        [("return o", "return o, s")], 1,
         "it returns o (row x value, float32), s (row x key, float32), and is to return out",
     ),
     "another format returned": (
-        [("return o", 'return o.to("float16")')],
-        8,
+        [("return o", 'return o.to("float16")')], 8,
         "o.to('float16') (row x value, float16) is returned as out, whose tensor out holds "
         "float32; write .to('float32')",
     ),
     "a walked operand": (
-        [("kj.T", "k.T")],
-        4,
+        [("kj.T", "k.T")], 4,
         "k (key x head, float16) is walked tile by tile here: use the loop's own variable",
     ),
     "a loop in a loop": (
-        [(LAST, LAST + "        for kk in tiles(k): pass\n")],
-        8,
+        [(LAST, LAST + "        for kk in tiles(k): pass\n")], 8,
         "a loop in a loop: one loop walks the tiles of a kernel at a time",
     ),
     "no shared axis": (
-        [("tiles(k, v)", "tiles(q, v)")],
-        3,
+        [("tiles(k, v)", "tiles(q, v)")], 3,
         "tiles of q (row x head, float16) and v (key x value, float16): they share no axis to walk",
     ),
     "tiles of a state": ([("tiles(k, v)", "tiles(k, o)")], 3, "it walks operands, the kernel's arguments"),
     "two products": (
-        [("w @ vj", "q @ kj.T @ vj")],
-        6,
-        "q @ kj.T is a product that is not stored yet: write (q @ kj.T).to(format), or add it to a state, o + q @ kj.T",
+        [("w @ vj", "q @ kj.T @ vj")], 6,
+        "q @ kj.T is a product that is not stored yet: write (q @ kj.T).to(format), or add it to a "
+        "state, o + q @ kj.T",
     ),
     "a product of a product": ([("w @ vj", "w @ (q @ kj.T)")], 6, "q @ kj.T is a product that is not stored yet"),
     "a method of a product": (
-        [("(q @ kj.T).to(F)", "(q @ kj.T).max()")],
-        4,
+        [("(q @ kj.T).to(F)", "(q @ kj.T).max()")], 4,
         "q @ kj.T is a product that is not stored yet",
     ),
     "exp of a product": ([("(q @ kj.T).to(F)", "exp(q @ kj.T)")], 4, "q @ kj.T is a product that is not stored yet"),
     "exp of a number": (
-        [("o + pv", "o + pv * exp(1.0)")],
-        7,
+        [("o + pv", "o + pv * exp(1.0)")], 7,
         "exp of 1.0: neither a tile nor a vector of rows; math.exp takes numbers",
     ),
     "maximum of numbers": (
-        [("o + pv", "o + pv * maximum(1.0, 2.0)")],
-        7,
+        [("o + pv", "o + pv * maximum(1.0, 2.0)")], 7,
         "MAX of 1.0 and 2.0: neither is a tile or a vector of rows",
     ),
     "a vector times a tile": (
-        [("w @ vj", "w.max() @ vj")],
-        6,
+        [("w @ vj", "w.max() @ vj")], 6,
         "w.max() (row, float16) @ vj (key x value, float16): a product needs two tiles; vectors of "
         "rows and numbers are multiplied by *",
     ),
     "keys as they lie": (
-        [("q @ kj.T", "q @ kj")],
-        4,
+        [("q @ kj.T", "q @ kj")], 4,
         "q (row x head, float16) @ kj (key x head, float16): the head axis meets key; write q @ kj.T",
     ),
     "a transposed addend": (
-        [("o + pv", "o + pv.T")],
-        7,
+        [("o + pv", "o + pv.T")], 7,
         "axes are exchanged for the right factor of a product alone, a @ b.T",
     ),
     "a product nobody stores": (
-        [(LAST, LAST + "        z = q @ kj.T\n")],
-        8,
-        "q @ kj.T is a product that nothing stores: write (q @ kj.T).to(format), add it to a state, or leave it out",
+        [(LAST, LAST + "        z = q @ kj.T\n")], 8,
+        "q @ kj.T is a product that nothing stores: write (q @ kj.T).to(format), add it to a "
+        "state, or leave it out",
     ),
     "break": (
-        [(LAST, LAST + "        break\n")],
-        8,
+        [(LAST, LAST + "        break\n")], 8,
         "a loop over tiles is left by break or return, but its body stands for every tile",
     ),
     "return in a loop": ([(LAST, LAST + "        return o\n")], 8, "a loop over tiles is left by break or return"),
     "another format": (
-        [("o + pv", '(o + pv).to("float16")')],
-        7,
+        [("o + pv", '(o + pv).to("float16")')], 7,
         "o is (row x value, float32) where a tile begins, and (row x value, float16) where it "
         "ends: a state keeps its axes and format; convert it, .to('float32')",
     ),
     "another shape": (
-        [("o + pv", "pv.sum()")],
-        7,
+        [("o + pv", "pv.sum()")], 7,
         "o is (row x value, float32) where a tile begins, and (row, float32) where it ends",
     ),
     "a masked tile": (
         [
-            ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"),
-            ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),
+            ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),
             ("o + pv", "o + pv * s.max()"),
-        ],
-        7,
+        ], 7,
         "s (row x key, float32) is read after line 5 has masked it in its place: read what where(...) returns",
     ),
     "a comparison as a mask": (
-        [("s.to(", "where(s > 0, s, 0.0).to(")],
-        5,
+        [("s.to(", "where(s > 0, s, 0.0).to(")], 5,
         "`if` on s (row x key, float32), or a comparison of it",
     ),
     "a value as a mask": (
-        [("s.to(", "where(s.max(), s, 0.0).to(")],
-        5,
+        [("s.to(", "where(s.max(), s, 0.0).to(")], 5,
         "where(s.max() (row, float32), ...): it takes a mask",
     ),
     "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, "one of the two is a tile, the other a number"),
     "a plain number": (
-        [("o + pv", "o + math.exp(pv)")],
-        7,
+        [("o + pv", "o + math.exp(pv)")], 7,
         "pv (row x value, float32) as a plain number: a kernel is traced before there are values",
     ),
     "a power": (
-        [("o + pv", "o + pv ** 2")],
-        7,
+        [("o + pv", "o + pv ** 2")], 7,
         "there are + - * /, exp, log, maximum, where, .to(format), .max(), .sum() and @",
     ),
     "other axes": (
-        [("o + pv", "o + s")],
-        7,
+        [("o + pv", "o + s")], 7,
         "ADD of o (row x value, float32) and s (row x key, float32): their axes differ",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))
@@ -301,11 +264,8 @@ def test_what_a_function_that_a_kernel_calls_never_reads_is_told_with_its_own_fi
 
 
 def test_a_state_on_both_sides_of_a_product_is_refused_with_both_lines(tmp_path: Path) -> None:
-    source = changed(
-        (LOOP, '    m = full("row", -inf, F)\n    for kj'),
-        ("s.to(", "(s - m).to("),
-        (LAST, "        m_new = maximum(m, s.max())\n        o = o + pv * m\n        m = m_new\n"),
-    )
+    source = changed((LOOP, '    m = full("row", -inf, F)\n    for kj'), ("s.to(", "(s - m).to("), (
+        LAST, "        m_new = maximum(m, s.max())\n        o = o + pv * m\n        m = m_new\n"))  # fmt: skip
     program(source, tmp_path / "mine.py", depth=0)
     with pytest.raises(TilingError, match=r"m is used by SUB \w+ \(line 6\) and by COPY m \(line 10\), but what"):
         program(source, tmp_path / "mine.py", depth=1)
@@ -324,6 +284,6 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
         "@kernel(q='row head', k='key head', v='key value', mask='row key')\ndef mine(q, k, v, mask, p): ...\n\n\n"
         "P = FlashPrecision('p', *['float32'] * 7)\nMINE = attention('flash', mine, precisions=[P])\n",
         encoding="utf-8",
-    )
+    )  # fmt: skip
     with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; call it")):
         find_schedule(f"{path}:MINE", "ascend")

@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 device_of = cache(load_device)
 MACHINES: list[tuple[str, dict[str, Any]]] = [
-    ("ascend_910b2", {"depth": 0}),
-    ("ascend_910b2", {"depth": 2}),
-    ("ascend_950", {}),
-    ("h200", {}),
-    ("a10", {}),
-    ("t4", {}),
-    ("v100", {}),
-]
+    ("ascend_910b2", {"depth": 0}), ("ascend_910b2", {"depth": 2}), ("ascend_950", {}), ("h200", {}), ("a10", {}),
+    ("t4", {}), ("v100", {}),
+]  # fmt: skip
 
 
 def outcomes(drawn: Drawn, folder: Path) -> list[str]:
@@ -94,41 +89,27 @@ M = "        m = m_new\n"
 #: What random kernels found: changes of a plain attention, and on how many machines it runs.
 FOUND: dict[str, tuple[tuple[tuple[str, str], ...], int]] = {
     "P summed behind the product": (
-        (("        l = l * a + e.sum()\n", ""), (M, f"{M}        l = l * a + w.to(F).sum()\n")),
-        7,
+        (("        l = l * a + e.sum()\n", ""), (M, f"{M}        l = l * a + w.to(F).sum()\n")), 7,
     ),
     "a factor taken behind it": (
-        (
-            ("        a = exp(m - m_new)\n", ""),
-            ("        l = l * a + e.sum()\n", ""),
-            ("        o = o * a", "        a = exp(m - m_new)\n        l = l * a + e.sum()\n        o = o * a"),
-        ),
-        7,
+        (("        a = exp(m - m_new)\n", ""), ("        l = l * a + e.sum()\n", ""),
+         ("        o = o * a", "        a = exp(m - m_new)\n        l = l * a + e.sum()\n        o = o * a")), 7,
     ),
     "O rescaled before the product": (
-        (("o = o * a + pv", "o = o + pv"), ("        pv =", "        o = o * a\n        pv =")),
-        7,
+        (("o = o * a + pv", "o = o + pv"), ("        pv =", "        o = o * a\n        pv =")), 7,
     ),
     "two products of one operand": (((M, f'{M}        o = maximum(o, (s.to("float16") @ vj).to(F))\n'),), 5),
     "scores read without their mask": (
-        (
-            ("        s = where(mask, (q", "        z = (q"),
-            (" * scale, -inf)", "\n        s = where(mask, z * scale, -inf)"),
-            ("l * a + e.sum()", "l * a + e.sum() + z.max()"),
-        ),
-        7,
+        (("        s = where(mask, (q", "        z = (q"),
+         (" * scale, -inf)", "\n        s = where(mask, z * scale, -inf)"),
+         ("l * a + e.sum()", "l * a + e.sum() + z.max()")), 7,
     ),
     "two products of scores": (((M, f"{M}        l = l + (q @ kj.T).to(F).max()\n"),), 7),
     "O kept narrower than it adds up": (
-        (
-            ("o * a + pv", 'o * a.to("float16") + w @ vj'),
-            ("        pv = (w @ vj).to(F)\n", ""),
-            ('"row value", 0.0, F', '"row value", 0.0, "float16"'),
-            ("return o /", "return o.to(F) /"),
-        ),
-        4,
+        (("o * a + pv", 'o * a.to("float16") + w @ vj'), ("        pv = (w @ vj).to(F)\n", ""),
+         ('"row value", 0.0, F', '"row value", 0.0, "float16"'), ("return o /", "return o.to(F) /")), 4,
     ),
-}
+}  # fmt: skip
 PLAIN = """\
 @kernel(q="row head", k="key head", v="key value", mask="row key")
 def drawn(q, k, v, mask, p, scale):
