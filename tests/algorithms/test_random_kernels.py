@@ -100,7 +100,8 @@ FOUND: dict[str, tuple[tuple[tuple[str, str], ...], int]] = {
     ),
     "two products of one operand": (((M, f'{M}        o = maximum(o, (s.to("float16") @ vj).to(F))\n'),), 5),
     "scores read without their mask": (
-        (("        s = where(mask, (q", "        z = (q"), (" * scale, -inf)", "\n        s = where(mask, z * scale, -inf)"),
+        (("        s = where(mask, (q", "        z = (q"),
+         (" * scale, -inf)", "\n        s = where(mask, z * scale, -inf)"),
          ("l * a + e.sum()", "l * a + e.sum() + z.max()")), 7,
     ),
     "two products of scores": (((M, f"{M}        l = l + (q @ kj.T).to(F).max()\n"),), 7),
