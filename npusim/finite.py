@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.algorithms.tiling_mask import seen
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.numerics.evaluate import evaluate
-from npusim.numerics.reference import attention
+from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import Tiling
+    from npusim.numerics.evaluate import Reference
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
@@ -32,6 +34,21 @@ class FiniteChoice:
     schedule: str
     precision: str
     rmse: float
+
+
+def reference_of(schedule: Schedule, tiling: Tiling) -> Reference:
+    """Return what errors of a schedule's bits are against, ``reference(q, k, v, problem, row)``, in float64."""
+    own, sees = schedule.reference, schedule.sees
+    if own is not None:
+        return lambda q, k, v, problem, row: own(q, k, v, problem, row, tiling)
+    if sees is None:
+        return attention
+
+    def seen_keys(q: Any, k: Any, v: Any, problem: Problem, row: int) -> Any:
+        visible = seen(sees(problem, tiling), problem.seq_q, problem.seq_kv)
+        return seen_attention(q, k, v, problem, row, visible[row : row + len(q)])
+
+    return seen_keys
 
 
 def finite_choices(
@@ -90,9 +107,7 @@ def _error(
         # One block that was lost says no soonest.
         if not evaluate(program, problem, inputs, rows=[row], heads=[head]).error.is_finite:
             return None
-        found = evaluate(
-            program, problem, inputs, rows=rows, heads=heads, reference=schedule.reference_of(tiling) or attention
-        )
+        found = evaluate(program, problem, inputs, rows=rows, heads=heads, reference=reference_of(schedule, tiling))
     except NpusimError:
         return None
     return found.error.rmse if found.error.is_finite else None

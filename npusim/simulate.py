@@ -15,12 +15,11 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
-from npusim.finite import finite_choices
+from npusim.finite import finite_choices, reference_of
 from npusim.ir.check import FlagBudget, check
 from npusim.node_layer import Given, NodeBits, given_problem
 from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.numerics.reference import attention
 from npusim.request import refuse
 from npusim.run_node import run_on_node, time_on_node
 from npusim.run_result import PresetOutcome, RunResult
@@ -232,9 +231,9 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
 
 def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
     """Return what errors are against; what goes wrong in a file's own is told with its place."""
-    own = schedule.reference_of(tiling)
-    if own is None:
-        return attention
+    own = reference_of(schedule, tiling)
+    if schedule.reference is None:
+        return own
 
     def right(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int) -> NDArray[Any]:
         with told(schedule.origin):

@@ -404,11 +404,6 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 # ---------------------------------------------------------------- sizes
 
 
-def test_files_have_at_most_400_lines() -> None:
-    lengths = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCES}
-    assert not {n: c for n, c in lengths.items() if c > 400}
-
-
 def test_functions_have_at_most_60_lines() -> None:
     wrong = {
         f"{name_of(path)}: {node.name}"

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
@@ -116,8 +117,8 @@ class Kernel:
         if trace.loop is not None:
             assert trace.loop_frame is not None
             fail(
-                "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there are "
-                "is for `cells` to say",
+                "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there "
+                "are is for `sees` to say",
                 trace.loop_frame,
                 trace.left_line,
             )
@@ -333,12 +334,12 @@ class _Lowering:
 
     def _declared(self, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> dict[str, Name]:
         """Return names with what they are: tiles before vectors, operands, masks and states first."""
-        ranks = {"operand": 0, "mask": 1, "state": 2}
+        ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
         found: dict[str, Name] = {}
         roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))
-        for v in sorted(self.name_of, key=lambda v: (len(v.axes) == 1, ranks.get(v.kind, 3), self._born(v))):
+        for v in sorted(self.name_of, key=lambda v: (len(v.axes) == 1, ranks.get(v.kind, len(ranks)), self._born(v))):
             n = self.name_of[v]
             if n not in found:
                 role: Any = chosen.get(n) or roles.of(v)
@@ -356,7 +357,7 @@ class _Lowering:
         used = set(self.kernel.results)
 
         def unique(base: str) -> str:
-            found = next(x for x in (base, *(f"{base}_{i}" for i in range(2, len(used) + 3))) if x not in used)
+            found = next(x for x in chain([base], (f"{base}_{i}" for i in count(2))) if x not in used)
             used.add(found)
             return found
 

@@ -136,7 +136,7 @@ def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shi
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
 def pasa_fixed(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float) -> Value:
-    """PASA corrected to the first block's mean F, to which later tiles add 0: they keep their small distances from it."""
+    """PASA corrected to the first block's mean F, to which later tiles add 0; they keep small distances from it."""
     m, l = full("row", -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
     for kj, vj in tiles(k, v):

@@ -28,7 +28,7 @@ def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
     total = x + update
     wide = total.to(WIDE)
     square = (wide * wide).sum() * mean + EPSILON
-    return total, (total.to(WIDE) * exp(log(square) * -0.5)).to(fmt)
+    return total, (total.to(WIDE) * exp(log(square) * -0.5)).to(fmt)  # source: 1 / sqrt(x) = exp(-ln(x) / 2)
 
 
 @kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")

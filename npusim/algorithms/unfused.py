@@ -7,7 +7,6 @@ float32 inside its kernel.  What runs between the two products is a list of oper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +21,8 @@ from npusim.algorithms.tiling_mask import TilingMask
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from npusim.algorithms.phase import Mask
     from npusim.config.problem import Problem
     from npusim.ir.program import Serves
@@ -74,7 +75,7 @@ def scaled(x: Value, scale: float) -> Iterator[Value]:
 @kernel(x="row col")
 def cloned(x: Value) -> Iterator[Value]:
     """A copy, which a mask then fills."""
-    for xj in tiles(x):
+    for xj in tiles(x):  # noqa: UP028 - one loop a kernel, as in all of them
         yield xj
 
 

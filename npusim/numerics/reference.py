@@ -64,6 +64,15 @@ def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArr
     return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
 
 
+def seen_attention(
+    q: Array, k: Array, v: Array, problem: Problem, row: int, visible: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return float64 ``softmax(scale Q K^T) V`` of the keys that are ``visible`` to each query, (rows, keys)."""
+    scores = attention_scores(q, k, problem.model_copy(update={"causal": False}), row)
+    weights = softmax_weights(np.where(visible, scores, -np.inf))
+    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
+
+
 def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return exp(scores - the row's largest), (rows, keys) in both."""
     weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")

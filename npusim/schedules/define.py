@@ -32,7 +32,6 @@ from npusim.machines.ascend import AscendMachine
 from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
-from npusim.numerics.reference import attention_scores, multiplied, softmax_weights, summed
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
 
@@ -230,8 +229,8 @@ def attention(
         kept = tiling if sees or given else None  # what no field of the tiling changes is made once
         return [one(problem, (tiling.block_q, tiling.block_kv), p, kept)]
 
-    if sees and score is None:
-        more = {"reference": partial(_seen_reference, sees), **more}
+    if sees:
+        more = {"sees": sees, **more}
     origin = _origin(kernel.function)
     made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
@@ -241,8 +240,8 @@ def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
     def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
         if p.exp_variant.startswith("exp2."):
             raise SpecError(
-                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, which log2 e "
-                "is part of"
+                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
+                "which log2 e is part of"
             )
         return phases(problem, tiling, p, machine)
 
@@ -261,14 +260,6 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
     made.parameters = kernel.parameters | set(names)
     return made
-
-
-def _seen_reference(sees: Any, q: Any, k: Any, v: Any, problem: Problem, row: int, tiling: Any) -> Any:
-    """Return softmax(QK^T)V of the keys that queries see, in float64."""
-    scores = attention_scores(q, k, problem.model_copy(update={"causal": False}), row)
-    scores[~seen(sees(problem, tiling), problem.seq_q, problem.seq_kv)[row : row + len(q)]] = -np.inf
-    weights = softmax_weights(scores)
-    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

@@ -37,7 +37,7 @@ FA2_FP32 = FlashPrecision(
     output="input",
     kernel="pto",
 )
-HALF: Any = ["float16"] * 7
+ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
 PRECISIONS = MappingProxyType(
     {
         "ascend": (
@@ -45,7 +45,7 @@ PRECISIONS = MappingProxyType(
             # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
-            FlashPrecision("fa16", *HALF),
+            FlashPrecision("fa16", **ALL_HALF),
         ),
         # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
         # row sum left to right (golden/README.md).

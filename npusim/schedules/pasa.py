@@ -66,13 +66,13 @@ class GpuPasaTiling(GroupFields, PasaOptions):
     )
 
 
-WIDEST: Any = ["float64"] * 7
+ALL_WIDE: Any = dict.fromkeys(PasaPrecision("").formats(), "float64")
 PRESETS = (
     PasaPrecision("fp16_mean"),
     PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
     # For checking the algorithm only: nothing is rounded but by float64.
-    replace(PasaPrecision("float64", *WIDEST), arithmetic="ieee.f64"),
+    replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
 #: The golden kernel of an H200 adds up a row as a tree of halves (golden/README.md).
 PRECISIONS = MappingProxyType(

@@ -51,11 +51,12 @@ class Schedule:
     not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
     leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
     own.  ``origin``: file and line of one from outside the package, for its faults.  ``unsupported(device)``:
-    why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says
-    none; None: the workload's.  ``left(device)``: fields that a space of its own leaves at their defaults:
-    without effect there, a compiler's result, or chosen well already.
-    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V.  ``elsewhere``: its
-    fields on a core family that an installed package brings; None: it is for its own family alone.
+    why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V
+    that it is for on a device, where a call says none; None: the workload's.  ``left(device)``: fields that a space
+    of its own leaves at their defaults: without effect there, a compiler's result, or chosen well already.
+    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
+    that ``sees(problem, tiling)(q, k)`` says.  ``elsewhere``:
+    its fields on a core family that an installed package brings; None: it is for its own family alone.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Schedule:
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
+    sees: Callable[[Any, Any], Any] | None = None
     elsewhere: type[Tiling] | None = None
 
     def __post_init__(self) -> None:
@@ -90,16 +92,11 @@ class Schedule:
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
-    def reference_of(self, tiling: Tiling) -> Callable[..., Any] | None:
-        """Return ``reference(q, k, v, problem, row)`` of a tiling; None: softmax(QK^T)V."""
-        own = self.reference
-        return None if own is None else lambda *arguments: own(*arguments, tiling)
-
     @property
     def against(self) -> str:
         """What errors of its bits are against, in words."""
         if self.reference is not None:
-            return f"{getattr(self.reference, '__name__', 'the mask')}() in float64"
+            return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         return "softmax(QK^T)V in float64" if self.origin else "float64"
 
     def program(

@@ -112,8 +112,8 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
         said = (*said, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
     if splits > tiles:
         raise TilingError(
-            f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} at "
-            "most, or a smaller block_kv"
+            f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
+            "at most, or a smaller block_kv"
         )
     first, *rest = split_kv(whole, splits, tiling.merge, p, machine.places)
     return [replace(first, notes=said) if said else first, *rest]

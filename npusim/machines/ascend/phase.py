@@ -245,7 +245,7 @@ class AscendPhase:
         return [tuple(part) for part in parts]
 
     def _check_states(self, parts: list[tuple[Stage, ...]]) -> None:
-        """Raise `TilingError` for a state that two parts use: ahead of the other, one would meet another tile's value."""
+        """Raise `TilingError` for a state that two parts use: one would meet another tile's value."""
         frame, storage = self.frame, self.frame.storage
         for state, what in self.phase.names.items():
             if what.start is None or not self.tiling.ahead:
@@ -260,9 +260,9 @@ class AscendPhase:
             if used and used[0][0] != used[-1][0]:
                 (_, first), (cut, last) = used[0], used[-1]
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but what "
-                    f"comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what comes after "
-                    "it; use the state on one side of the product, or depth=0"
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but "
+                    f"what comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what "
+                    "comes after it; use the state on one side of the product, or depth=0"
                 )
 
     def _check_handed(self, parts: list[tuple[Stage, ...]]) -> None:

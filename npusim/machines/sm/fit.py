@@ -99,6 +99,7 @@ def lanes_of_phase(phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
     pairs = quad_pairs(rows, fields.warps, {"row": "block_q", "key": "block_kv"}.get(phase.row_axis, phase.row_axis))
     if tile is None:
         made = phase.names[phase.stages[-1].rows[-1].dst]
+        # Warps of a group: one on each sub-core (volta.md section 4.2).
         plan = WarpPlan(4, pairs, _kind(made.fmt), access_bytes=fields.access_bytes)
         axes = {what.axes[-1] for what in phase.names.values()}
         return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding), ""
