@@ -93,20 +93,20 @@ def test_change_names_pipe_operation_and_wait_that_moved(case: Path) -> None:
     faster = vector.model_copy(
         update={
             "busy": vector.busy - 7,
-            "operations": {**vector.operations, "online_softmax": vector.operations["online_softmax"] - 7},
+            "operations": {**vector.operations, "rows of P": vector.operations["rows of P"] - 7},
             "waits": {**vector.waits, "S ready": vector.waits["S ready"] - 3},
         }
     )
     _edited(file, units={**accepted.units, "aiv0.VECTOR": faster}, cycles=accepted.cycles - 10)
     (outcome,) = check_baselines(case)
     assert (outcome.status, outcome.passed) == ("changed", False)
-    was = vector.operations["online_softmax"]
-    assert outcome.moved[0] == ("aiv0.VECTOR", "online_softmax", was - 7, was)
+    was = vector.operations["rows of P"]
+    assert outcome.moved[0] == ("aiv0.VECTOR", "rows of P", was - 7, was)
     assert outcome.moved[1][:2] == ("aiv0.VECTOR", "waits: S ready")
     assert len(outcome.moved) == 2
     assert (outcome.rows[0].old, outcome.rows[0].new) == (accepted.cycles - 10, accepted.cycles)
     assert "longer" in outcome.reason
-    assert "softmax" in outcome.reason
+    assert "rows of P" in outcome.reason
 
 
 def _slower(monkeypatch: pytest.MonkeyPatch, label: str, share: float) -> None:
@@ -120,7 +120,7 @@ def _slower(monkeypatch: pytest.MonkeyPatch, label: str, share: float) -> None:
     monkeypatch.setattr(EnginePricing, "of_op", of_op)
 
 
-@pytest.mark.parametrize("label", ["online_softmax", "update"])
+@pytest.mark.parametrize("label", ["rows of P", "update"])
 def test_a_vector_operation_ten_per_cent_slower_is_named(
     case: Path, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_what_was_accepted_is_replaced_for_a_reason_only(case: Path, monkeypatch
     accepted = _expected(file)
     assert accepted.accepted is not None
     assert (accepted.accepted.reason, accepted.accepted.npusim) == ("first accepted", npusim.__version__)
-    _slower(monkeypatch, "online_softmax", 1.1)
+    _slower(monkeypatch, "rows of P", 1.1)
     before = file.read_text()
     assert check_baselines(case, update=True)[0].status == "changed"
     assert file.read_text() == before
@@ -162,7 +162,7 @@ def test_what_was_accepted_is_replaced_for_a_reason_only(case: Path, monkeypatch
 def test_a_baseline_edited_by_hand_is_an_error_until_it_is_accepted(case: Path) -> None:
     file = _accept(case)
     text = file.read_text()
-    for edited in (text.replace("seq: 256", "seq: 512"), text.replace("softmax: ", "softmax: 1")):
+    for edited in (text.replace("seq: 256", "seq: 512"), text.replace("rows of P: ", "rows of P: 1")):
         assert edited != text
         file.write_text(edited)
         with pytest.raises(SpecError, match=r"small\.yaml:\d+  expect\.accepted\.digest: .* were edited by hand"):
@@ -338,7 +338,7 @@ def test_a_stored_space_is_read_and_refused_where_it_is_of_other_cycles(
     (outcome,) = check_baselines(file, update=True)
     assert outcome.rows[0].new == "flash block_kv=256, finite"
     assert check_baselines(file)[0].passed
-    _slower(monkeypatch, "online_softmax", 1.1)
+    _slower(monkeypatch, "rows of P", 1.1)
     (outcome,) = check_baselines(file)
     assert outcome.status == "failed"
     assert re.search(r"block_kv=256 took [\d,]+ cycles there, and takes [\d,]+ for what this case asks", outcome.reason)
@@ -413,7 +413,7 @@ def test_fixture_stores_then_compares_and_tolerates_only_on_request(pytester: py
     _run(pytester).assert_outcomes(passed=1)
     file = pytester.path / "test_it" / "test_flash.yml"
     text = file.read_text()
-    assert "softmax: " in text
+    assert "rows of P: " in text
     cycles = int(text.rpartition("\ncycles: ")[2].split()[0])
     file.write_text(text.replace(f"\ncycles: {cycles}", f"\ncycles: {cycles + cycles // 50}"))
     outcome = _run(pytester)

@@ -61,7 +61,7 @@ def programs() -> dict[str, TileProgram]:
     for hw in DEVICES:
         device = apply_overrides(load_device(hw), {"group_count": str(GROUPS)})
         for (name, family), schedule in SCHEDULES.items():
-            if family != device.family or not schedule.runs_on(device):
+            if family != device.family or schedule.unsupported(device):
                 continue
             problem = PROBLEMS[schedule.problem]
             if schedule.inputs(device):

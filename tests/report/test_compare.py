@@ -193,8 +193,8 @@ def runs() -> dict[str, RunResult]:
     ("old", "new", "cause"),
     [
         ("flash", "depth 3", ("wait", "PV ready")),
-        ("block_kv 256", "flash", ("work", "online_softmax")),
-        ("flash", "pasa", ("work", "rows of P")),
+        ("block_kv 256", "flash", ("work", "rows of P")),
+        ("flash", "pasa", ("phase", "shift_keys")),
     ],
 )
 def test_the_parts_add_up_and_the_cause_is_the_one_that_was_changed(
@@ -250,7 +250,7 @@ def test_a_larger_tile_is_updated_half_as_often_against_longer_waits(runs: dict[
     assert 2 * update.part.cycles[1] == update.part.cycles[0]
     # Half as many tiles are handed over and updated.
     said = reason(found.latency, 1)
-    assert "aiv0.VECTOR: online_softmax -" in said
+    assert "aiv0.VECTOR: rows of P -" in said
     assert ", update -" in said.partition("; against that waits: ")[0]
 
 
@@ -268,7 +268,7 @@ def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunResult]) -> N
     assert found.latency.us(launch, 1) > found.latency.us(launch, 0)
 
 
-@pytest.mark.parametrize("label", ["online_softmax", "update"])
+@pytest.mark.parametrize("label", ["rows of P", "update"])
 def test_one_vector_operation_ten_per_cent_slower_is_named(runs: dict[str, RunResult], label: str) -> None:
     def slower(op: Any, cost: Cost) -> Cost:
         return cost._replace(occupancy_cycles=cost.occupancy_cycles * 11 // 10) if op.label == label else cost
