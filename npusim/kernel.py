@@ -11,10 +11,10 @@ from npusim.algorithms.cells import MASKED, attention_cells, dealt, grid, kv_run
 from npusim.algorithms.flash import FlashPrecision, attend, exponent_factor, flash, online_softmax
 from npusim.algorithms.language import exp, full, log, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
-from npusim.algorithms.phase import Cell, Loop, Mask, Name, Phase, Run, Stacked, Visit
+from npusim.algorithms.phase import Mask, Name, Phase, Stacked, TileLoop, TileRun, Visit, WorkTile
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.table import Row, Stage, choose
+from npusim.algorithms.table import Instruction, Stage, choose
 from npusim.algorithms.tensors import AttentionTensors, attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.config.kernels import CopyProblem, GemmProblem
@@ -34,7 +34,6 @@ __all__ = [
     "AttentionTensors",
     "Attributes",
     "Blocks",
-    "Cell",
     "CopyProblem",
     "Field",
     "FlashPrecision",
@@ -42,7 +41,7 @@ __all__ = [
     "GemmProblem",
     "GlobalTensor",
     "GlobalTile",
-    "Loop",
+    "Instruction",
     "Mask",
     "Name",
     "Opcode",
@@ -50,16 +49,17 @@ __all__ = [
     "Problem",
     "ProductPlan",
     "ProgramError",
-    "Row",
-    "Run",
     "Schedule",
     "SplitPrecision",
     "Stacked",
     "Stage",
+    "TileLoop",
+    "TileRun",
     "Tiling",
     "TilingError",
     "TilingMask",
     "Visit",
+    "WorkTile",
     "attend",
     "attention",
     "attention_cells",

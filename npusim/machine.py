@@ -14,9 +14,8 @@ from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.cost import Cost, Pricing
 from npusim.ir.op import Source, Step, TileOp
-from npusim.ir.program import Item, Queue, TileProgram
+from npusim.ir.program import Item, ProgramPhase, Queue, TileProgram
 from npusim.ir.program import Loop as ProgramLoop
-from npusim.ir.program import Phase as ProgramPhase
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine

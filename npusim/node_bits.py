@@ -19,7 +19,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.node.kernel import CollectiveOp, Kernel, KernelOp
+from npusim.node.kernel import CollectiveOp, KernelOp, NodeKernel
 from npusim.node.orders import Sums
 from npusim.node.program import ROW_GRAIN
 from npusim.node.topology import Topology
@@ -357,7 +357,7 @@ def _wanted(rows: Choice, count: int) -> list[int] | None:
     return None if which == "all" else sample_rows(count) if which == "sample" else which
 
 
-def _pieces(kernel: Kernel) -> Iterator[tuple[int, Child]]:
+def _pieces(kernel: NodeKernel) -> Iterator[tuple[int, Child]]:
     """Yield the children of an attention kernel, each with its first row."""
     start = 0
     for child in kernel.children:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.node.kernel import Kernel, KernelTimer, KernelWork, Waves
+from npusim.node.kernel import KernelTimer, KernelWork, NodeKernel, Waves
 from npusim.node.machine import femtoseconds
 from npusim.node.simulate import worst
 from npusim.node_bits import child_program, has_schedule
@@ -31,10 +31,10 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
     Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
     that apart; what the host takes is a framework's overhead.
     """
-    known: dict[Kernel, KernelWork] = {}
+    known: dict[NodeKernel, KernelWork] = {}
     times: dict[Child, TimingResult] = {}
 
-    def timer(kernel: Kernel) -> KernelWork:
+    def timer(kernel: NodeKernel) -> KernelWork:
         if kernel not in known:
             stated = _stated(kernel, node, device)
             if stated is None:
@@ -48,7 +48,7 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
     return timer
 
 
-def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | None:
+def _stated(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | None:
     """Return a kernel's work as the node's file states it; None where it is simulated."""
     table = node.kernels
     if table is None:
@@ -71,7 +71,7 @@ def _stated(kernel: Kernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | 
     return None
 
 
-def _from_roof(kernel: Kernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
+def _from_roof(kernel: NodeKernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
     """Return the work of kernels without a schedule: the slower of memory and matrix units."""
     problems = [c.problem for c in kernel.children]
     memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").bytes_per_s.value
@@ -84,7 +84,7 @@ def _from_roof(kernel: Kernel, table: RoofTimes, device: DeviceSpec) -> KernelWo
 
 
 def _roof(
-    kernel: Kernel, seconds: float, memory_s: float, terms: tuple[tuple[str, float], ...], part: str
+    kernel: NodeKernel, seconds: float, memory_s: float, terms: tuple[tuple[str, float], ...], part: str
 ) -> KernelWork:
     """Return work that takes ``seconds`` and the device's memory for ``memory_s`` of them."""
     return KernelWork(
@@ -109,7 +109,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def _from_timing(kernel: Kernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
+def _from_timing(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
     launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
@@ -152,7 +152,7 @@ def _busiest(result: TimingResult) -> dict[str, float]:
 
 
 def _attention_from_table(
-    kernel: Kernel, node: NodeSpec, table: AttentionTimes, device: DeviceSpec, core: str
+    kernel: NodeKernel, node: NodeSpec, table: AttentionTimes, device: DeviceSpec, core: str
 ) -> KernelWork:
     """Return the work of attention as equal blocks on the device's cores."""
     problems = [cast("Problem", c.problem) for c in kernel.children]
@@ -163,7 +163,9 @@ def _attention_from_table(
     return _in_waves(kernel, waves, _host(node).attention_issue_s.value)
 
 
-def _linear_from_table(kernel: Kernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str) -> KernelWork:
+def _linear_from_table(
+    kernel: NodeKernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str
+) -> KernelWork:
     """Return the work of a product as equal tiles on the device's cores."""
     matmul = cast("GemmProblem", kernel.children[0].problem)
     m, n = table.block_m_count.value, table.block_n_count.value
@@ -173,7 +175,7 @@ def _linear_from_table(kernel: Kernel, node: NodeSpec, table: LinearTimes, devic
     return _in_waves(kernel, waves, _host(node).linear_issue_s.value)
 
 
-def _in_waves(kernel: Kernel, waves: Waves, issue_s: float) -> KernelWork:
+def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
     alone = ceil_div(waves.block_count, waves.core_count) * waves.block_fs
     return KernelWork(
         alone,

@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 __all__ = ["CyclesRegression", "DecisionRegression", "cycles_regression", "decision_regression"]
 
@@ -66,7 +66,7 @@ class CyclesRegression(_Stored):
             cycles_regression.check(result)
     """
 
-    def check(self, result: RunResult, rtol: float = 0, *, basename: str | None = None) -> None:
+    def check(self, result: RunData, rtol: float = 0, *, basename: str | None = None) -> None:
         """Fail if the kernel's cycles, or a pipe's, differ from the stored ones; say which part moved.
 
         ``rtol`` allows the kernel's cycles, and those a pipe is busy, that relative difference (0: exact, to

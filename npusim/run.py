@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from npusim.sensitivity import Sensitivity
 
 
-class RunResult(run_result.RunResult):
-    """The result of a run (fields: `npusim.run_result.RunResult`) with what shows, keeps and questions it."""
+class RunResult(run_result.RunData):
+    """The result of a run (fields: `npusim.run_result.RunData`) with what shows, keeps and questions it."""
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
         """Return how the latency moves with each assumed or fitted constant, the strongest first."""

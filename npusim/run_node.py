@@ -22,7 +22,7 @@ from npusim.node_bits import operations
 from npusim.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
 from npusim.node_times import kernel_timer, simulated_child
 from npusim.numerics.evaluate import indices
-from npusim.run_result import RunResult
+from npusim.run_result import RunData
 from npusim.schedules import find_schedule
 from npusim.schedules.layer import periods
 from npusim.timing import METHODS
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 US = 1e6  # microseconds a second
 
 
-def run_on_node(request: Request, given: Given | None = None, bits: NodeBits | None = None) -> RunResult:
+def run_on_node(request: Request, given: Given | None = None, bits: NodeBits | None = None) -> RunData:
     """Predict one node schedule; see :func:`npusim.run`.
 
     Without ``problem`` the workload's layer is shared by its ``tensor_parallel`` devices, or that of
@@ -74,7 +74,7 @@ def run_on_node(request: Request, given: Given | None = None, bits: NodeBits | N
         check(program)
         timing = time_on_node(program, machine, r.method, groups)
     found, why = layer_bits(program, what, machine, preset.partial, load, given, bits)
-    return RunResult(
+    return RunData(
         name=f"{r.schedule}-{machine.node.name}-{r.title(load)}",
         schedule=r.schedule,
         precision=preset.name,

@@ -32,7 +32,7 @@ class PresetOutcome:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult:
+class RunData:
     """Bits and cycles of one schedule on one device for one problem.
 
     ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
@@ -90,7 +90,7 @@ class RunResult:
         rmse = None if self.numerics is None else self.numerics.error.rmse
         is_lost = self.numerics is not None and rmse is None
         error = ", output not finite" if is_lost else "" if rmse is None else f", relative RMSE {rmse:.2e}"
-        return f"<RunResult {self.name} on {self.device.name}, {self.precision}{time}{error}>"
+        return f"<RunData {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property
     def tflops(self) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.quantity import Quantity
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 #: The step of issue-grade sensitivity tables: a fifth up and down.
 STEP = 0.2
@@ -35,7 +35,7 @@ class Sensitivity:
     higher: float
 
 
-def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
+def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """Return the constants that matter, the strongest first.
 
     Considered are all numbers of the device file whose basis is ``assumed`` or ``fitted`` and that
@@ -57,7 +57,7 @@ def sensitivity(result: RunResult) -> tuple[Sensitivity, ...]:
     return tuple(sorted(found, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
 
-def _doubtful(result: RunResult) -> Iterator[tuple[str, Quantity]]:
+def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
     used = result.timing.term_cycles if result.timing else {}
     # A route's latency and an engine's queue depth delay results without keeping the engine busy.
     places = {key.rpartition(".")[0] for key in used} | {_engine(key) for key in used}
@@ -76,7 +76,7 @@ def _engine(key: str) -> str:
     return ".".join(key.split(".")[:4])
 
 
-def _change(result: RunResult, key: str, fact: Quantity, factor: float) -> float:
+def _change(result: RunData, key: str, fact: Quantity, factor: float) -> float:
     value = fact.value * factor
     text = str(round(value)) if isinstance(fact.value, int) else repr(value)
     if text == str(fact.value):

@@ -1,4 +1,4 @@
-"""The one place where numerics and timing meet: a request in, a `RunResult` out."""
+"""The one place where numerics and timing meet: a request in, a `RunData` out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.request import refuse
 from npusim.run_node import run_on_node, time_on_node
-from npusim.run_result import PresetOutcome, RunResult
+from npusim.run_result import PresetOutcome, RunData
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import told
 from npusim.spread import row_sum_evidence, spread_over_alternates
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 
-def run_request(request: Request, *, is_bare: bool = False) -> RunResult:
+def run_request(request: Request, *, is_bare: bool = False) -> RunData:
     """Predict bits and cycles of what is asked for; `npusim.run` describes it.
 
     ``is_bare``: without bits and timeline, for those who compute bits in a way of their own.
@@ -74,7 +74,7 @@ def run_request(request: Request, *, is_bare: bool = False) -> RunResult:
     chosen, what, device, preset = plan.schedule, plan.problem, plan.device, plan.precision
     refuse_beyond(r.limit_s, estimate(what, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None))
     tiling, program = chosen.fitted(what, plan.tiling, device, preset)
-    return RunResult(
+    return RunData(
         name=_name(chosen.name, r.title(load), what),
         schedule=r.schedule,
         precision=preset.name,

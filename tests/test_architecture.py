@@ -404,6 +404,15 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 # ---------------------------------------------------------------- sizes
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(name_of(path))
+    assert not {name: paths for name, paths in where.items() if len(paths) > 1}
+
+
 def test_functions_have_at_most_60_lines() -> None:
     wrong = {
         f"{name_of(path)}: {node.name}"

@@ -8,7 +8,7 @@ import pytest
 
 import npusim
 from npusim import baseline
-from npusim.baseline import Outcome, check_baselines, cycles_of
+from npusim.baseline import CheckOutcome, check_baselines, cycles_of
 from npusim.config.baseline_file import (
     BaselineFile,
     DecisionFile,
@@ -212,7 +212,7 @@ def test_update_is_refused_in_ci(case: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_file_is_read_before_any_case_runs(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (case / "zz.yaml").write_text("schema: npusim.baseline/1\nschedle: flash\n")
 
-    def never(*_: object, **__: object) -> Outcome:
+    def never(*_: object, **__: object) -> CheckOutcome:
         raise AssertionError("ran")
 
     monkeypatch.setattr(baseline, "check_cycles", never)

@@ -20,7 +20,7 @@ from npusim.config.document import MOST_VALUES, parse_document, read_document
 from npusim.config.huggingface import import_config
 from npusim.config.load import load_workload
 from npusim.errors import SpecError, TensorError
-from npusim.explore.store import Outcome, export
+from npusim.explore.store import PointOutcome, export
 from npusim.foreign import csv_cell, json_safe, visible
 from npusim.formats.vectors import load_vectors
 from npusim.report.output import default_folder
@@ -259,7 +259,7 @@ def test_cells_that_look_like_formulas_are_text(cell: object, shown: object) -> 
 
 
 def test_points_of_a_search_are_written_as_such_cells(tmp_path: Path) -> None:
-    export(tmp_path / "a.csv", [Outcome(0, {"acc": "=HYPERLINK(1)"}, "infeasible", reason="@x\x1b: y")])
+    export(tmp_path / "a.csv", [PointOutcome(0, {"acc": "=HYPERLINK(1)"}, "infeasible", reason="@x\x1b: y")])
     with (tmp_path / "a.csv").open(newline="") as file:
         row = next(iter(csv.DictReader(file)))
     assert (row["acc"], row["reason"]) == ("'=HYPERLINK(1)", "'@x\\x1b: y")

@@ -20,7 +20,7 @@ from npusim.numerics.inputs import recipe_source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 DECODE = Problem(heads=3, kv_heads=1, seq_q=1, seq_kv=150, head_dim=32)
 FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}
@@ -95,7 +95,7 @@ def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
     assert call(*words[:1], *words[1:], "--vary", "position", "--require", "position")[0] == 0
 
 
-def bits_of(result: RunResult, place: Place) -> bytes:
+def bits_of(result: RunData, place: Place) -> bytes:
     assert isinstance(result.problem, Problem)
     done = compute(result.program, place, result.problem.group_size, recipe_source(result.problem))
     return bytes(done.rows[0][:1].tobytes())
@@ -116,7 +116,7 @@ def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
     ]
     problem = DECODE.model_copy(update={"batch": 2})
 
-    def built(more: dict[str, Any]) -> RunResult:
+    def built(more: dict[str, Any]) -> RunData:
         tiling = {**FIELDS, "splits": 3, **more}
         return npusim.run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, precision="output=float32")
 

@@ -19,19 +19,19 @@ from npusim.report.result_json import load_result
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 SCREEN = 60 * 200
 
 
 @pytest.fixture(scope="module")
-def result() -> RunResult:
+def result() -> RunData:
     return npusim.run("pasa", seq=256, presets=True)
 
 
-def test_a_result_fits_a_line_and_prints_as_its_table(result: RunResult) -> None:
+def test_a_result_fits_a_line_and_prints_as_its_table(result: RunData) -> None:
     assert repr(result) == (
-        f"<RunResult pasa-pangu_38b-256 on ascend_910b2, fp16_mean, {result.cycles:,} cycles, "
+        f"<RunData pasa-pangu_38b-256 on ascend_910b2, fp16_mean, {result.cycles:,} cycles, "
         f"{result.latency_us:,.2f} us, relative RMSE {result.numerics.error.rmse:.2e}>"  # type: ignore[union-attr]
     )
     text = str(result)
@@ -51,14 +51,14 @@ def test_help_describes_every_parameter() -> None:
         assert heading in text
 
 
-def test_a_result_saves_itself(result: RunResult, tmp_path: Path) -> None:
+def test_a_result_saves_itself(result: RunData, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "a")
     assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert load_result(folder) == record_of(result)
     assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
 
 
-def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: RunResult) -> None:
+def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: RunData) -> None:
     found = {p.precision: p for p in result.presets}
     assert set(found) == {"fp32_mean", "fixed_reference"}
     for name, preset in found.items():

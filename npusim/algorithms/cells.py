@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from npusim.algorithms.phase import Cell, Run
+from npusim.algorithms.phase import TileRun, WorkTile
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 MASKED = frozenset({"mask"})
 
 
-def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[Cell, ...]:
+def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
     """Return the cells of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
     (row_axis, height), *rest = axes
     columns: list[tuple[tuple[str, int, int], ...]] = [
         ((axis, c, w),) for axis, width in rest for c, w in chunks(tensor.cols, width)
     ]
     return tuple(
-        Cell(batch, head, ((row_axis, r, n), *cols))
+        WorkTile(batch, head, ((row_axis, r, n), *cols))
         for batch in range(tensor.batch)
         for head in range(tensor.heads)
         for r, n in chunks(tensor.rows, height)
@@ -35,19 +35,19 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[Cell, ...]:
 
 
 def with_columns(
-    cells: tuple[Cell, ...], total: int, width: int, only: frozenset[str] = frozenset()
-) -> tuple[Cell, ...]:
+    cells: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
+) -> tuple[WorkTile, ...]:
     """Return the cells with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
     whole, tail = divmod(total, width)
-    runs = [Run(0, width, whole, width, only)] if whole else []
+    runs = [TileRun(0, width, whole, width, only)] if whole else []
     if tail:
-        runs.append(Run(whole * width, tail, 1, width, only))
+        runs.append(TileRun(whole * width, tail, 1, width, only))
     return tuple(replace(c, runs=tuple(runs)) for c in cells)
 
 
 def attention_cells(
     problem: Problem, block_q: int, block_kv: int, *, is_reverse: bool = False, is_trimmed: bool = True
-) -> tuple[Cell, ...]:
+) -> tuple[WorkTile, ...]:
     """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
     Keys right of a causal block's last row are left out; a tile that the diagonal crosses is
@@ -61,21 +61,21 @@ def attention_cells(
     if is_reverse:
         per_row = [(row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row]
     return tuple(
-        Cell(batch, head, (("row", row, rows),), runs, offset)
+        WorkTile(batch, head, (("row", row, rows),), runs, offset)
         for batch in range(problem.batch)
         for head in range(problem.heads)
         for row, rows, runs in per_row
     )
 
 
-def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[Cell, ...]:
+def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[WorkTile, ...]:
     """Return every Q block with the tiles of which it sees a key, masked where it does not see all.
 
     ``seen``: (queries, keys).  A block that sees no key at all visits one tile, which is masked wholly.
     """
     per_row = []
     for row, rows in chunks(problem.seq_q, block_q):
-        runs: list[Run] = []
+        runs: list[TileRun] = []
         for col, cols in chunks(problem.seq_kv, block_kv):
             tile = seen[row : row + rows, col : col + cols]
             if not tile.any() and (runs or col + cols < problem.seq_kv):
@@ -85,19 +85,19 @@ def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.b
             if last and (last.cols, last.only, last.col + last.count * block_kv) == (cols, only, col):
                 runs[-1] = replace(last, count=last.count + 1)
             else:
-                runs.append(Run(col, cols, 1, block_kv, only))
+                runs.append(TileRun(col, cols, 1, block_kv, only))
         per_row.append((row, rows, tuple(runs)))
     return tuple(
-        Cell(batch, head, (("row", row, rows),), runs)
+        WorkTile(batch, head, (("row", row, rows),), runs)
         for batch in range(problem.batch)
         for head in range(problem.heads)
         for row, rows, runs in per_row
     )
 
 
-def masked_throughout(cell: Cell) -> Cell:
+def masked_throughout(cell: WorkTile) -> WorkTile:
     """Return the cell with every tile masked, whether or not the mask cuts through it."""
-    runs: list[Run] = []
+    runs: list[TileRun] = []
     for run in cell.runs:
         one = replace(run, only=MASKED)
         if runs and (last := runs[-1]).cols == one.cols and last.step == one.step:
@@ -110,7 +110,7 @@ def masked_throughout(cell: Cell) -> Cell:
 Deal = Literal["round_robin", "balanced"]
 
 
-def dealt(cells: tuple[Cell, ...], group_count: int, deal: Deal) -> tuple[Cell, ...]:
+def dealt(cells: tuple[WorkTile, ...], group_count: int, deal: Deal) -> tuple[WorkTile, ...]:
     """Return the cells in the order in which they are dealt to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
@@ -120,7 +120,7 @@ def dealt(cells: tuple[Cell, ...], group_count: int, deal: Deal) -> tuple[Cell, 
     if deal == "round_robin":
         return cells
     longest_first = sorted(cells, key=lambda c: c.first - c.last)
-    found: list[Cell] = []
+    found: list[WorkTile] = []
     for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
         one = longest_first[start : start + count]
         found += one[::-1] if index % 2 else one
@@ -129,7 +129,7 @@ def dealt(cells: tuple[Cell, ...], group_count: int, deal: Deal) -> tuple[Cell, 
 
 def kv_runs(
     row: int, rows: int, seq_kv: int, block_kv: int, offset: int | None, *, is_trimmed: bool = True
-) -> tuple[Run, ...]:
+) -> tuple[TileRun, ...]:
     """Return the key tiles of queries ``row .. row + rows``, ascending, grouped by shape.
 
     With ``offset`` set, query x sees keys up to ``x + offset``: tiles whose last key the first
@@ -140,7 +140,7 @@ def kv_runs(
         end = min(seq_kv, round_up(end, block_kv))
     clear = end if offset is None else min(end, row + offset + 1)
     whole = clear // block_kv
-    runs = [Run(0, block_kv, whole, block_kv)] if whole else []
+    runs = [TileRun(0, block_kv, whole, block_kv)] if whole else []
     for col, cols in chunks(end - whole * block_kv, block_kv):
         start = whole * block_kv + col
         only = MASKED if start + cols > clear else frozenset()
@@ -148,5 +148,5 @@ def kv_runs(
             last = runs.pop()
             runs.append(replace(last, count=last.count + 1))
         else:
-            runs.append(Run(start, cols, 1, block_kv, only))
+            runs.append(TileRun(start, cols, 1, block_kv, only))
     return tuple(runs)

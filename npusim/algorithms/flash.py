@@ -17,7 +17,7 @@ from npusim.formats.exponential import LOG2_E
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.algorithms.phase import Cell, Mask, Phase
+    from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
@@ -139,7 +139,7 @@ def attention_phase(
     kernel: Kernel,
     problem: Problem,
     sizes: tuple[int, int],
-    cells: tuple[Cell, ...],
+    cells: tuple[WorkTile, ...],
     tensors: AttentionTensors,
     mask: Mask | None,
     p: Any,

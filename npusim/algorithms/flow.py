@@ -7,7 +7,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from npusim.algorithms.phase import BySize, Loop, Stacked, tensor_of
+from npusim.algorithms.phase import BySize, Stacked, TileLoop, tensor_of
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 
@@ -96,7 +96,7 @@ def conflicts(phase: Phase) -> Conflicts:
     found = dict.fromkeys(bits, 0)
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
-        for loop in reversed((*phase.loops, Loop(phase.finish))):
+        for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
             before = _alive_before(accesses, after, found)
             while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
@@ -115,7 +115,7 @@ def _alive_before(accesses: list[_Access], alive: int, found: dict[str, int]) ->
     return alive
 
 
-def _accesses(phase: Phase, loop: Loop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:
+def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:
     """Return a tile's loads, rows and stores; its rows with all that have a condition, or without them."""
 
     def named(names: Iterable[str]) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.algorithms.language import Value
-    from npusim.algorithms.phase import Cell, Mask, Phase
+    from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
@@ -100,7 +100,7 @@ def fp8(
 def fp8_attention(
     problem: Problem,
     sizes: tuple[int, int],
-    cells: tuple[Cell, ...],
+    cells: tuple[WorkTile, ...],
     p: Fp8Precision,
     tensors: AttentionTensors,
     mask: Mask | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.algorithms.cells import grid, with_columns
 from npusim.algorithms.language import Value, full, tiles
 from npusim.algorithms.lowering import kernel
-from npusim.algorithms.phase import Phase, Run, Stacked, tensor_of
+from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
 from npusim.algorithms.split import cut_runs, tiles_of
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def gemm_tiles(
     )
     if splits == 1:
         return (first,)
-    cells = tuple(replace(cell, runs=(Run(0, 1, splits, 1),)) for cell in whole)
+    cells = tuple(replace(cell, runs=(TileRun(0, 1, splits, 1),)) for cell in whole)
     last = add_parts.phase(f"{label}_sum", cells, {"m": m, "n": n, "split": 1}, [c], parts=out, fmt=c.fmt)
     return first, last
 

@@ -10,21 +10,32 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
-from npusim.algorithms.phase import BySize, Loop, Mask, Name, Phase, Role, Stacked, Visit, nothing_per_tile, tensor_of
-from npusim.algorithms.table import Row, Stage
+from npusim.algorithms.phase import (
+    BySize,
+    Mask,
+    Name,
+    Phase,
+    Role,
+    Stacked,
+    TileLoop,
+    Visit,
+    nothing_per_tile,
+    tensor_of,
+)
+from npusim.algorithms.table import Instruction, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
 from npusim.ir.op import Opcode as O
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell
+    from npusim.algorithms.phase import WorkTile
     from npusim.ir.program import Serves
 
 Bound = GlobalTensor | BySize | Stacked
 
 
-class Operand(NamedTuple):
+class OperandForm(NamedTuple):
     """What the tables of a kernel need to know of an operand, mask or result: not its sizes."""
 
     name: str
@@ -37,7 +48,7 @@ class Tables(NamedTuple):
     """What a kernel is to a machine, for any sizes."""
 
     names: Mapping[str, Name]
-    loops: tuple[Loop, ...]
+    loops: tuple[TileLoop, ...]
     finish: tuple[Stage, ...]
     constants: Mapping[str, float]
     per_tile: Callable[[Visit], Mapping[str, float]]
@@ -54,7 +65,7 @@ class Kernel:
     def phase(
         self,
         label: str,
-        cells: tuple[Cell, ...],
+        cells: tuple[WorkTile, ...],
         sizes: Mapping[str, int],
         results: Sequence[GlobalTensor | Stacked],
         *,
@@ -70,19 +81,21 @@ class Kernel:
         """
         tensors: dict[str, Bound] = {}
         masks: dict[str, Mask] = {}
-        symbols: list[tuple[str, tuple[Operand, ...]]] = []
+        symbols: list[tuple[str, tuple[OperandForm, ...]]] = []
         for n in self.axes:
             x = bound.pop(n, None)
             if isinstance(x, GlobalTensor | BySize | Stacked):
                 tensors[n] = x
                 first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
-                symbols.append((n, (Operand(n, first.fmt, "" if isinstance(x, BySize) else first.name, "operand"),)))
+                symbols.append(
+                    (n, (OperandForm(n, first.fmt, "" if isinstance(x, BySize) else first.name, "operand"),))
+                )
             else:
                 found = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
                 masks |= found
-                symbols.append((n, tuple(Operand(m, "int8", "", "mask") for m in found)))
+                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in found)))
         outs = tuple(
-            Operand(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
+            OperandForm(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
             for n, r in zip(self.results, results, strict=True)
         )
         rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
@@ -104,7 +117,7 @@ class Kernel:
         )
 
     def trace(
-        self, symbols: Sequence[tuple[str, tuple[Operand, ...]]], rest: Mapping[str, Any]
+        self, symbols: Sequence[tuple[str, tuple[OperandForm, ...]]], rest: Mapping[str, Any]
     ) -> tuple[Trace, list[Value]]:
         """Run the function on symbols; return what it did, and its results."""
         trace = Trace(row_axis=next(iter(self.axes.values())).split()[0])
@@ -133,7 +146,7 @@ class Kernel:
             )
         return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
 
-    def _symbol(self, n: str, of: tuple[Operand, ...]) -> Value | tuple[Value, ...] | None:
+    def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
         found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return found[0] if len(found) == 1 else found or None
@@ -191,8 +204,8 @@ class PerTile:
 def _tables(
     kernel: Kernel,
     label: str,
-    symbols: tuple[tuple[str, tuple[Operand, ...]], ...],
-    outs: tuple[Operand, ...],
+    symbols: tuple[tuple[str, tuple[OperandForm, ...]], ...],
+    outs: tuple[OperandForm, ...],
     rest: tuple[tuple[str, Any], ...],
     choices: tuple[tuple[O, Attributes], ...],
 ) -> Tables:
@@ -282,7 +295,7 @@ class _Lowering:
 
     # ---------------------------------------------------------------- tables
 
-    def tables(self, label: str, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> Tables:
+    def tables(self, label: str, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> Tables:
         """Return the tables; a phase of one stage calls it by its own label."""
         self._name()
         called = _unique([self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label])
@@ -294,8 +307,8 @@ class _Lowering:
         return Tables(
             names=dict(self._declared(operands, outs)),
             loops=(
-                *((Loop(first),) if first else ()),
-                *(Loop(tuple(s for at, s in listed if at == n), self.trace.axes[n]) for n in loops),
+                *((TileLoop(first),) if first else ()),
+                *(TileLoop(tuple(s for at, s in listed if at == n), self.trace.axes[n]) for n in loops),
             ),
             finish=tuple(s for at, s in listed[started:] if at is None),
             constants=self.constants,
@@ -314,10 +327,12 @@ class _Lowering:
         handed = last if handed is None else handed
         return "finish" if handed in self.results else f"rows of {_label(handed, self.name_of[handed])}"
 
-    def _row(self, e: Event) -> Row:
+    def _row(self, e: Event) -> Instruction:
         srcs = e.srcs[:2] if e.opcode is O.MATMUL else e.srcs
         attributes = self.choices.get(e.opcode, PLAIN) if e.attributes == PLAIN else e.attributes
-        return Row(e.opcode, self.name_of[e.dst], tuple(self._source(s, e) for s in srcs), attributes, e.only, e.line)
+        return Instruction(
+            e.opcode, self.name_of[e.dst], tuple(self._source(s, e) for s in srcs), attributes, e.only, e.line
+        )
 
     def _source(self, s: Source, e: Event) -> str:
         if isinstance(s, TileNumber):
@@ -332,7 +347,7 @@ class _Lowering:
         self.constants[called] = float(s)
         return called
 
-    def _declared(self, operands: Mapping[str, Operand], outs: tuple[Operand, ...]) -> dict[str, Name]:
+    def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
         """Return names with what they are: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}

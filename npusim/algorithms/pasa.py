@@ -28,7 +28,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Cell, Mask
+    from npusim.algorithms.phase import Mask, WorkTile
     from npusim.algorithms.precision import Accumulate
     from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
@@ -168,7 +168,7 @@ def shifted_keys(m: Value, k: Value, fmt: str) -> Value:
 def pasa_attention(
     problem: Problem,
     sizes: tuple[int, int],
-    cells: tuple[Cell, ...],
+    cells: tuple[WorkTile, ...],
     p: PasaPrecision,
     tensors: AttentionTensors,
     mask: Mask | None,

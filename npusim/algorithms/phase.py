@@ -64,7 +64,7 @@ WHOLE = Visit(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TileRun:
     """``count`` tiles of one shape, visited from ``col`` on, ``step`` apart, under some conditions."""
 
     col: int
@@ -83,10 +83,10 @@ class Run:
         """One past the highest coordinate of its tiles."""
         return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
 
-    def reversed(self) -> Run:
+    def reversed(self) -> TileRun:
         """Return the same tiles from last to first."""
         end = self.col + (self.count - 1) * self.step
-        return Run(end, self.cols, self.count, -self.step, self.only)
+        return TileRun(end, self.cols, self.count, -self.step, self.only)
 
     def visit(self, index: int, place: int) -> Visit:
         """Return tile ``place`` of the run, the ``index``-th of its cell."""
@@ -94,7 +94,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class WorkTile:
     """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
 
     ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
@@ -104,7 +104,7 @@ class Cell:
     batch: int
     head: int
     spans: tuple[tuple[str, int, int], ...]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[TileRun, ...] = ()
     causal_offset: int | None = None
     place: int = 0
 
@@ -144,7 +144,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class TileLoop:
     """Stages tile after tile along ``axis``; without an axis once a cell."""
 
     stages: tuple[Stage, ...]
@@ -171,7 +171,7 @@ class BySize:
     axis: str
     tensors: Mapping[int, GlobalTensor]
 
-    def of(self, cell: Cell) -> GlobalTensor:
+    def of(self, cell: WorkTile) -> GlobalTensor:
         """Return the tensor of a cell."""
         span = cell.span(self.axis)
         assert span is not None, self.axis
@@ -232,9 +232,9 @@ class Phase:
 
     name: str
     names: Mapping[str, Name]
-    cells: tuple[Cell, ...]
+    cells: tuple[WorkTile, ...]
     sizes: Mapping[str, int]
-    loops: tuple[Loop, ...]
+    loops: tuple[TileLoop, ...]
     tensors: Mapping[str, GlobalTensor | BySize | Stacked]
     finish: tuple[Stage, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from npusim.algorithms.flash import FlashPrecision, attend, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
 from npusim.algorithms.lowering import kernel
-from npusim.algorithms.phase import Cell, Phase, Run, Stacked, tensor_of
+from npusim.algorithms.phase import Phase, Stacked, TileRun, WorkTile, tensor_of
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
@@ -92,22 +92,22 @@ def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_varia
     return (o / total).role("partial").to(fmt), log(total, log_variant) + top
 
 
-def tiles_of(cell: Cell) -> int:
+def tiles_of(cell: WorkTile) -> int:
     """Return how many tiles a cell's loop visits."""
     return sum(run.count for run in cell.runs)
 
 
-def cut_runs(runs: tuple[Run, ...], parts: int) -> tuple[tuple[Run, ...], ...]:
+def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...], ...]:
     """Return the tiles of runs in ``parts`` consecutive parts, the first ones longer by one where need be.
 
     No part is empty: there are as many as tiles at most.
     """
     tiles = sum(run.count for run in runs)
     parts = min(parts, tiles)
-    found: list[tuple[Run, ...]] = []
+    found: list[tuple[TileRun, ...]] = []
     left = list(runs)
     for part in range(parts):
-        wanted, mine = tiles // parts + (part < tiles % parts), list[Run]()
+        wanted, mine = tiles // parts + (part < tiles % parts), list[TileRun]()
         while wanted:
             run = left.pop(0)
             count = min(run.count, wanted)
@@ -178,7 +178,7 @@ def _merge_phases(
             {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
         )
         cells = tuple(
-            replace(cell, spans=(*cell.spans, ("split", g, 1)), runs=(Run(g * fan, 1, min(fan, n - g * fan), 1),))
+            replace(cell, spans=(*cell.spans, ("split", g, 1)), runs=(TileRun(g * fan, 1, min(fan, n - g * fan), 1),))
             for cell, n, groups in zip(whole.cells, counts, left, strict=True)
             for g in range(groups)
         )

@@ -1,6 +1,6 @@
 """Tables: an algorithm on one tile, written once, bound to a core's tiles by its machine.
 
-A table is a straight line of :class:`Row`, matrix products included; a :class:`Stage` is a named run
+A table is a straight line of :class:`Instruction`, matrix products included; a :class:`Stage` is a named run
 of them.  Names stand for tiles; a machine binds each to storage whose format the precision chose.
 The same bound rows are computed and costed.
 """
@@ -22,7 +22,7 @@ Binding = Mapping[str, "Source"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Instruction:
     """``dst = opcode(srcs)`` on names; ``only`` is a condition without which the row is left out.
 
     A condition is a constant of the phase (the row is there if it is bound) or one of a run of tiles
@@ -37,17 +37,17 @@ class Row:
     line: int = field(default=0, compare=False)
 
 
-Table = tuple[Row, ...]
+Table = tuple[Instruction, ...]
 
 
-def row(opcode: Opcode, dst: str, *srcs: str, only: str = "") -> Row:
+def row(opcode: Opcode, dst: str, *srcs: str, only: str = "") -> Instruction:
     """Return a row; shorthand for tables."""
-    return Row(opcode, dst, srcs, PLAIN, only)
+    return Instruction(opcode, dst, srcs, PLAIN, only)
 
 
-def product(dst: str, left: str, right: str, *, accumulate: bool = False) -> Row:
+def product(dst: str, left: str, right: str, *, accumulate: bool = False) -> Instruction:
     """Return ``dst = left right``, or ``dst += left right``: a row of a product stage."""
-    return Row(Opcode.MATMUL, dst, (left, right), Attributes(accumulate=accumulate))
+    return Instruction(Opcode.MATMUL, dst, (left, right), Attributes(accumulate=accumulate))
 
 
 @dataclass(frozen=True, eq=False)

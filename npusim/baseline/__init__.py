@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from npusim.baseline.cycles import check_cycles, cycles_of
 from npusim.baseline.decision import check_decision
-from npusim.baseline.outcome import Outcome, Update
+from npusim.baseline.outcome import CheckOutcome, Update
 from npusim.config.baseline_file import BaselineFile, load_case
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Outcome", "check_baselines", "cycles_of"]
+__all__ = ["CheckOutcome", "check_baselines", "cycles_of"]
 
 
 def check_baselines(
@@ -28,8 +28,8 @@ def check_baselines(
     tolerance: float = 0.0,
     update: bool = False,
     reason: str = "",
-    on_case: Callable[[Outcome, int], None] | None = None,
-) -> tuple[Outcome, ...]:
+    on_case: Callable[[CheckOutcome, int], None] | None = None,
+) -> tuple[CheckOutcome, ...]:
     """Run every case below ``folder`` (or the one file it names) and return what became of it.
 
     ``tolerance`` is what a kernel's cycles, and those that a pipe is busy, may differ relative to what was

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.baseline.outcome import Outcome, Row, Status, Update, request_of, said
+from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
 from npusim.config.baseline_file import ExpectedCycles, UnitCycles
 from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.baseline_file import BaselineFile
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.timing.result import TimingResult
 
 
-def cycles_of(result: RunResult) -> ExpectedCycles:
+def cycles_of(result: RunData) -> ExpectedCycles:
     """Return the cycles of a result as a baseline keeps them; raise `SpecError` for one without a time."""
     cycles, sheet = result.cycles, sheet_of(result, "today")
     units = {name: _unit(unit) for name, unit in sheet.units.items() if not _repeats(sheet, name)}
@@ -43,13 +43,13 @@ def busy_cycles(timing: TimingResult) -> dict[str, int]:
     return busy
 
 
-def run_baseline(case: BaselineFile, beside: Path) -> RunResult:
+def run_baseline(case: BaselineFile, beside: Path) -> RunData:
     """Run a case; paths in it are relative to the folder ``beside``."""
     request = request_of(case, case.schedule, beside)
     return run_request(replace(request, tiling=dict(case.tiling), precision=case.precision))
 
 
-def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> Outcome:
+def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> CheckOutcome:
     """Run a case of cycles and return what became of it; see `check_baselines`."""
     old = case.expect
     try:
@@ -57,13 +57,13 @@ def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Updat
         new = cycles_of(result)
     except NpusimError as error:
         rows = () if old is None else (_row(old.cycles, None),)
-        return Outcome("cycles", file.stem, file, "failed", rows, said(error))
+        return CheckOutcome("cycles", file.stem, file, "failed", rows, said(error))
     status: Status = "new" if old is None else "ok" if _is_met(old, new, tolerance) else "changed"
     if update is not None:
         status = update.accept(status, new)
     timing = result.timing
     assert timing is not None
-    return Outcome(
+    return CheckOutcome(
         "cycles",
         file.stem,
         file,
@@ -78,7 +78,7 @@ def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Updat
     )
 
 
-def why_of(old: ExpectedCycles, result: RunResult) -> str:
+def why_of(old: ExpectedCycles, result: RunData) -> str:
     """Return in a sentence why a result takes longer or shorter than what was accepted; empty if it does not."""
     today = sheet_of(result, "today")
     if old.cycles == today.cycles or not old.units:

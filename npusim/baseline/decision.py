@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim import __version__
-from npusim.baseline.outcome import Outcome, Row, Status, Update, request_of, said
+from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
 from npusim.config.baseline_file import ExpectedChoice, ExpectedDecision
 from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from npusim.config.baseline_file import Candidate, DecisionFile
     from npusim.explore.exploration import Exploration
-    from npusim.explore.store import Outcome as Tried
+    from npusim.explore.store import PointOutcome as Tried
     from npusim.request import Request
 
 
@@ -103,13 +103,13 @@ def decide(found: Sequence[Found]) -> Decision:
     return Decision(tuple(found), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
 
 
-def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> Outcome:
+def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
     """Search a case's space and return what became of its decision; see `check_baselines`."""
     old = case.expect
     try:
         today = decide([_search(case, c, file.parent) for c in case.candidates])
     except NpusimError as error:
-        return Outcome("decision", file.stem, file, "failed", reason=said(error))
+        return CheckOutcome("decision", file.stem, file, "failed", reason=said(error))
     new = today.expected()
     rows = tuple(_changes(old, today, tolerance)) if old is not None else ()
     status: Status = "new" if old is None else "changed" if rows else "ok"
@@ -122,7 +122,7 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         _won(today.winner.name, today.winner.choice()),
         why="" if margin is None else f"by {percent(margin)}",
     )
-    return Outcome(
+    return CheckOutcome(
         "decision",
         file.stem,
         file,

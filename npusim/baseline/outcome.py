@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What became of one case.
 
     ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not

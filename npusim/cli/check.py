@@ -14,7 +14,7 @@ from npusim.errors import CheckFailedError, SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npusim.baseline import Outcome
+    from npusim.baseline import CheckOutcome
     from npusim.report.text import Cell
 
 app = Verbs()
@@ -78,10 +78,10 @@ def check(
 
     if reason and not update:
         raise SpecError(f"--reason {reason}: goes with --update")
-    done: list[Outcome] = []
+    done: list[CheckOutcome] = []
     with progress("checking") as advance:
 
-        def on_case(outcome: "Outcome", total: int) -> None:
+        def on_case(outcome: "CheckOutcome", total: int) -> None:
             done.append(outcome)
             advance(len(done), total)
 
@@ -109,7 +109,7 @@ def _share(text: str) -> float:
     return value
 
 
-def _show(outcomes: "Sequence[Outcome]") -> None:
+def _show(outcomes: "Sequence[CheckOutcome]") -> None:
     from npusim.report.text import Block, Cell, Facts, Grid
 
     blocks: list[Block] = []
@@ -123,7 +123,7 @@ def _show(outcomes: "Sequence[Outcome]") -> None:
     show([*blocks, *([Facts(told)] if told else [])])
 
 
-def _row(outcome: "Outcome") -> "tuple[Cell, ...]":
+def _row(outcome: "CheckOutcome") -> "tuple[Cell, ...]":
     from npusim.report.text import Cell, percent
 
     first = outcome.rows[0] if outcome.rows else None
@@ -143,7 +143,7 @@ def _text(value: int | str | None) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
-def _why(outcome: "Outcome") -> "Iterator[str]":
+def _why(outcome: "CheckOutcome") -> "Iterator[str]":
     """Yield what is to be said of a case beside its row."""
     if outcome.reason:
         yield " ".join(outcome.reason.split())
@@ -159,7 +159,7 @@ def _why(outcome: "Outcome") -> "Iterator[str]":
         yield "the device file changed"
 
 
-def _show_document(outcomes: "Sequence[Outcome]") -> None:
+def _show_document(outcomes: "Sequence[CheckOutcome]") -> None:
     cases = [
         {
             "kind": case.kind,

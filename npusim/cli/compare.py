@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.report.compare import Comparison
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 app = Verbs()
 
@@ -87,7 +87,7 @@ def _write(file: Path, found: "Comparison") -> None:
     say(f"wrote {file}")
 
 
-def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":
+def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
     """Return files as paths, and what is no file as the results of runs, named as they were asked for.
 
     Everything is read before anything is run.
@@ -101,7 +101,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunResult]":
     for path in asked:
         if isinstance(path, Path) and path.suffix != ".csv":
             load_result(path)
-    found: list[Path | RunResult] = []
+    found: list[Path | RunData] = []
     for word, one in zip(words, asked, strict=True):
         if isinstance(one, Path):
             found.append(one)

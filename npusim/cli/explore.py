@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.explore.exploration import Exploration
     from npusim.explore.search import Options
-    from npusim.explore.store import Outcome
+    from npusim.explore.store import PointOutcome
 
 app = Verbs()
 
@@ -154,15 +154,15 @@ def explore(
 
 def _searched(
     name: str, request: Request, axes: "dict[str, Any]", options: "Options"
-) -> "tuple[list[Outcome], int, Exploration | None]":
+) -> "tuple[list[PointOutcome], int, Exploration | None]":
     """Return the outcomes in order, the number of points, and the search; None for one that was interrupted."""
     from npusim.explore.exploration import search
 
-    done: list[Outcome] = []
+    done: list[PointOutcome] = []
     points, found = 0, None
     with progress(f"exploring {name}") as advance:
 
-        def on_outcome(outcome: "Outcome", total: int) -> None:
+        def on_outcome(outcome: "PointOutcome", total: int) -> None:
             nonlocal points
             points = total
             done.append(outcome)
@@ -200,7 +200,7 @@ def _default_out(request: Request) -> Path:
 
 def _show(
     name: str,
-    done: "list[Outcome]",
+    done: "list[PointOutcome]",
     found: "Exploration | None",
     axes: "Mapping[str, Any]",
     *,
@@ -254,12 +254,12 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
         say(f"wrote {file}")
 
 
-def _show_document(schedule: str, outcomes: "list[Outcome]", found: "Exploration | None") -> None:
+def _show_document(schedule: str, outcomes: "list[PointOutcome]", found: "Exploration | None") -> None:
     from npusim.explore.exploration import best_of
 
     best = best_of(outcomes)
 
-    def point(outcome: "Outcome") -> dict[str, object]:
+    def point(outcome: "PointOutcome") -> dict[str, object]:
         row = outcome.row()
         return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
 

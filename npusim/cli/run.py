@@ -14,7 +14,7 @@ from npusim.cli.report import check_reports
 from npusim.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 app = Verbs()
 
@@ -176,7 +176,7 @@ def has_presets(name: str) -> bool:
     return any(s.beside for s in SCHEDULES.values() if s.name == name)
 
 
-def _print(result: "RunResult", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
+def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
     from npusim.report.record import record_of
     from npusim.report.result_json import result_document
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table

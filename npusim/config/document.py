@@ -35,7 +35,7 @@ MOST_DIGITS = 400
 MOST_BYTES = 16 * MIB
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """Where a key stands."""
 
     file: str
@@ -52,9 +52,9 @@ class Document:
 
     file: str
     data: dict[str, object]
-    places: Mapping[str, Place]
+    places: Mapping[str, FilePosition]
 
-    def place(self, key: str) -> Place:
+    def place(self, key: str) -> FilePosition:
         """Return where ``key`` stands, or its nearest parent that stands somewhere."""
         while key and key not in self.places:
             key = key.rpartition(".")[0]
@@ -97,7 +97,7 @@ def parse_document(text: str, *, file: str) -> Document:
     if not isinstance(root, MappingNode):
         what = "is empty" if root is None else "is not a mapping of keys to values"
         raise SpecError(f"{file}:1  the file {what}")
-    places = {"": Place(file, 1)}
+    places = {"": FilePosition(file, 1)}
     try:
         data = _Builder(file, places, yaml.constructor).mapping("", root)
     except RecursionError:
@@ -144,7 +144,7 @@ def parse_scalar(text: str) -> object:
 class _Builder:
     """Plain values from composed nodes; notes the place of each key, refuses a key given twice."""
 
-    def __init__(self, file: str, places: dict[str, Place], constructor: SafeConstructor) -> None:
+    def __init__(self, file: str, places: dict[str, FilePosition], constructor: SafeConstructor) -> None:
         self.file = file
         self.places = places
         self.constructor = constructor
@@ -177,7 +177,7 @@ class _Builder:
             if name in result:
                 first = self.places[path]
                 raise SpecError(f"{self.file}:{line}  {path}: duplicate key; first given in line {first.line}")
-            self.places[path] = Place(self.file, line)
+            self.places[path] = FilePosition(self.file, line)
             result[name] = self.value(path, value_node)
         return result
 
@@ -185,7 +185,7 @@ class _Builder:
         items: list[object] = []
         for index, item in enumerate(node.value):
             path = f"{key}.{index}"
-            self.places[path] = Place(self.file, item.start_mark.line + 1)
+            self.places[path] = FilePosition(self.file, item.start_mark.line + 1)
             items.append(self.value(path, item))
         return items
 

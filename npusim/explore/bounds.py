@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Pricing
-    from npusim.ir.program import Body, Item, Phase, TileProgram
+    from npusim.ir.program import Body, Item, ProgramPhase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 
@@ -90,7 +90,7 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
     return bound
 
 
-def _of_phase(phase: Phase, works: _Works, groups: int, cutoff: float) -> Ints:
+def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> Ints:
     """Return the work of each engine by core group; 0 for a phase without loops over tiles."""
     found = np.zeros((groups, works.queues), np.int64)
     if phase.makeup is None:

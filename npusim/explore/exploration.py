@@ -12,7 +12,7 @@ from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Asking, Job, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
-from npusim.explore.store import Outcome, check_table, export
+from npusim.explore.store import PointOutcome, check_table, export
 from npusim.request import Request
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["Exploration", "best_of", "explore", "front", "search"]
 
 
-def _order(outcome: Outcome) -> tuple[float, int]:
+def _order(outcome: PointOutcome) -> tuple[float, int]:
     return outcome.latency_us or outcome.bound_us or 0.0, outcome.index
 
 
-def _neighbours(best: Outcome, ranked: Sequence[Outcome]) -> list[Outcome]:
+def _neighbours(best: PointOutcome, ranked: Sequence[PointOutcome]) -> list[PointOutcome]:
     """Return for each axis the first of other points with another value than the best's."""
     apart = (next((o for o in ranked if o.point.get(n) != v), None) for n, v in best.point.items())
     return list({o.index: o for o in apart if o is not None}.values())
 
 
-def _dethroned(listed: Sequence[Outcome], times: Sequence[list[Swayed] | Lost]) -> str:
+def _dethroned(listed: Sequence[PointOutcome], times: Sequence[list[Swayed] | Lost]) -> str:
     """Return which constant of the first point's makes another one faster, and which; empty if none does."""
     (_, sides), *others = (one[0] for one in times if not isinstance(one, Lost))
     for key, now in sides.items():
@@ -53,9 +53,9 @@ def _dethroned(listed: Sequence[Outcome], times: Sequence[list[Swayed] | Lost]) 
     return ""
 
 
-def front(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
     """Return those that no other beats in latency and in error: the fastest first, errors falling; finite ones only."""
-    found: list[Outcome] = []
+    found: list[PointOutcome] = []
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
     for o in sorted(finite, key=lambda o: (_order(o)[0], o.relative_rmse, o.index)):
         if not found or cast("float", o.relative_rmse) < cast("float", found[-1].relative_rmse):
@@ -63,7 +63,7 @@ def front(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return found
 
 
-def best_of(outcomes: Iterable[Outcome]) -> Outcome | None:
+def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
     """Return the fastest of those that were simulated; the first of equals."""
     return min((o for o in outcomes if o.status == "ok"), key=_order, default=None)
 
@@ -73,7 +73,7 @@ class Exploration:
     """All outcomes of a search, in the order of its points; ``checked`` pruned ones were checked for races."""
 
     setting: Setting
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PointOutcome, ...]
     options: Options
     checked: int = 0
 
@@ -88,22 +88,22 @@ class Exploration:
         return self.setting.request
 
     @property
-    def feasible(self) -> tuple[Outcome, ...]:
+    def feasible(self) -> tuple[PointOutcome, ...]:
         """Points that were simulated, the fastest first (ties in the order of the space)."""
         return tuple(sorted((o for o in self.outcomes if o.status == "ok"), key=_order))
 
     @property
-    def infeasible(self) -> tuple[Outcome, ...]:
+    def infeasible(self) -> tuple[PointOutcome, ...]:
         """Points that do not fit, with their reasons."""
         return tuple(o for o in self.outcomes if o.status == "infeasible")
 
     @property
-    def best(self) -> Outcome | None:
+    def best(self) -> PointOutcome | None:
         """The fastest point, proved: no other of its problem is faster; None if none fits."""
         return best_of(self.outcomes)
 
     @property
-    def front(self) -> tuple[Outcome, ...]:
+    def front(self) -> tuple[PointOutcome, ...]:
         """Points that no other beats in latency and in error, where bits were computed."""
         return tuple(front(self.outcomes))
 
@@ -114,7 +114,7 @@ class Exploration:
             found[o.status] = found.get(o.status, 0) + 1
         return found
 
-    def tiling(self, outcome: Outcome) -> dict[str, object]:
+    def tiling(self, outcome: PointOutcome) -> dict[str, object]:
         """Return an outcome's configuration for a build script."""
         fixed = dict(cast("Any", self.request.tiling or {}))
         return {"schedule": self.request.schedule, **fixed, **outcome.point, "latency_us": outcome.latency_us}
@@ -144,7 +144,7 @@ class Exploration:
 
         Looked at are for each axis the nearest point with another value on it, pruned or not.  Empty: none does.
         """
-        groups: dict[tuple[object, ...], list[Outcome]] = {}
+        groups: dict[tuple[object, ...], list[PointOutcome]] = {}
         for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
             groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
         asking, found = Asking.of(self.request, self.setting.device_keys), {}
@@ -216,7 +216,7 @@ def explore(
     cluster: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_outcome: Callable[[Outcome, int], None] | None = None,
+    on_outcome: Callable[[PointOutcome, int], None] | None = None,
 ) -> Exploration:
     """Search a schedule's space, or several schedules', for what is fastest, and say what proves it.
 
@@ -291,10 +291,10 @@ def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options
     if table is None or table.suffix not in (".csv", ".parquet"):
         return Exploration.of(run_search(request, axes, options))
     check_table(table)
-    done: list[Outcome] = []
+    done: list[PointOutcome] = []
     watch = options.on_outcome
 
-    def on_outcome(outcome: Outcome, total: int) -> None:
+    def on_outcome(outcome: PointOutcome, total: int) -> None:
         done.append(outcome)
         if watch is not None:
             watch(outcome, total)

@@ -14,7 +14,7 @@ from npusim.config.node import NodeDevice, is_node
 from npusim.config.tiling import build_tiling, tiling_fields
 from npusim.errors import NpusimError, TilingError
 from npusim.explore.bounds import alone_bound, content_of, work_bound
-from npusim.explore.store import Outcome
+from npusim.explore.store import PointOutcome
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import told
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.ir.program import TileProgram
     from npusim.request import Request
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.schedules import Schedule
     from npusim.simulate import Plan
     from npusim.timing.result import TimingResult
@@ -235,7 +235,7 @@ def _digest(built: Built, number: int) -> str:
     return f"point {number}" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def evaluate(job: Job) -> list[Outcome]:
+def evaluate(job: Job) -> list[PointOutcome]:
     """Return what each point gives: its time, or why it has none."""
     found = []
     for number, (index, point) in enumerate(job.points):
@@ -243,11 +243,11 @@ def evaluate(job: Job) -> list[Outcome]:
         try:
             found.append(_evaluated(job, index, point, known.bound_us if known else 0.0))
         except TilingError as error:
-            found.append(Outcome(index, point, "infeasible", reason=" ".join(str(error).split())))
+            found.append(PointOutcome(index, point, "infeasible", reason=" ".join(str(error).split())))
     return found
 
 
-def _evaluated(job: Job, index: int, point: Point, bound: float) -> Outcome:
+def _evaluated(job: Job, index: int, point: Point, bound: float) -> PointOutcome:
     request = _request(job.asking)
     if is_node(request.place()) or isinstance(request.hw, NodeDevice):
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
@@ -270,20 +270,20 @@ def _prove(built: Built) -> None:
         check(built.program, flag_budget(built.plan.device))
 
 
-def _of_result(index: int, point: Point, result: RunResult) -> Outcome:
+def _of_result(index: int, point: Point, result: RunData) -> PointOutcome:
     assert result.timing is not None  # devices without times are refused before
     return _outcome(index, point, result.timing, result.program, result.ignored, 0.0)
 
 
 def _outcome(
     index: int, point: Point, timing: TimingResult, program: TileProgram, ignored: tuple[str, ...], bound: float
-) -> Outcome:
+) -> PointOutcome:
     busiest, share = _busiest(timing)
     # L0 is full by design, slots in global memory never are.
     kept = {n: both for n, both in program.occupancy_bytes().items() if n != "gm" and ".L0" not in n}
     room = {n: 1 - used / there for n, (used, there) in kept.items() if there}
     tightest = min(room, key=lambda n: room[n], default="")
-    return Outcome(
+    return PointOutcome(
         index,
         point,
         "ok",

@@ -19,14 +19,14 @@ from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Asking, Bits, Job, Surveyed, compute_bits, evaluate, narrow, prove, survey
 from npusim.explore.setting import Setting, setting_of
 from npusim.explore.space import chunks
-from npusim.explore.store import Outcome, open_store
+from npusim.explore.store import PointOutcome, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import Point, Span, Value
+    from npusim.explore.space import AxisSpan, Point, Value
     from npusim.explore.store import Store
     from npusim.request import Request
 
@@ -53,7 +53,7 @@ class Options:
     finite: bool = False
     studies: bool = True
     check_all: bool = False
-    on_outcome: Callable[[Outcome, int], None] | None = None
+    on_outcome: Callable[[PointOutcome, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.max_rmse is not None and not 0 <= self.max_rmse < math.inf:
@@ -77,7 +77,7 @@ class Search:
     setting: Setting
     options: Options
     points: list[Point]
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, PointOutcome] = field(default_factory=dict)
     bounds: dict[int, Surveyed] = field(default_factory=dict)
     bits: dict[int, Bits] = field(default_factory=dict)
     narrowed: set[int] = field(default_factory=set)
@@ -134,7 +134,7 @@ class Search:
             for outcome in self.outcomes.values():
                 self.options.on_outcome(outcome, len(self.points))
 
-    def _judged(self, outcome: Outcome) -> Outcome | None:
+    def _judged(self, outcome: PointOutcome) -> PointOutcome | None:
         """Return what is known of a point under these limits; None where there was a verdict alone."""
         if outcome.status in ("infeasible", "failed"):
             return outcome
@@ -143,10 +143,10 @@ class Search:
         why = self._rejected(Bits(outcome.relative_rmse))
         return replace(outcome, status="rejected" if why else "ok", reason=why)
 
-    def _row(self, outcome: Outcome) -> tuple[str, dict[str, object], Outcome]:
+    def _row(self, outcome: PointOutcome) -> tuple[str, dict[str, object], PointOutcome]:
         return self.keys[outcome.index], self.setting.config(outcome.point), outcome
 
-    def keep(self, outcomes: Iterable[Outcome]) -> None:
+    def keep(self, outcomes: Iterable[PointOutcome]) -> None:
         """Take in outcomes and store them."""
         made = [self._with_bits(o) for o in outcomes if o.index not in self.outcomes]
         for o in made:
@@ -157,7 +157,7 @@ class Search:
             if self.options.on_outcome is not None:
                 self.options.on_outcome(o, len(self.points))
 
-    def _with_bits(self, outcome: Outcome) -> Outcome:
+    def _with_bits(self, outcome: PointOutcome) -> PointOutcome:
         found = self.bits.get(outcome.index)
         if found is None:
             return outcome
@@ -184,7 +184,7 @@ class Search:
         for number, found in workers.run(function, alone) if alone else ():
             (index, point), *_ = alone[number].points
             if isinstance(found, Lost):
-                self.keep([Outcome(index, point, "failed", reason=found.reason)])
+                self.keep([PointOutcome(index, point, "failed", reason=found.reason)])
             else:
                 yield [index], found
 
@@ -243,7 +243,7 @@ class Search:
             misfits = []
             for index, what in found:
                 if isinstance(what, str):
-                    misfits.append(Outcome(index, self.points[index], "infeasible", reason=what))
+                    misfits.append(PointOutcome(index, self.points[index], "infeasible", reason=what))
                 else:
                     self.bounds[index] = what
             self.keep(misfits)
@@ -261,7 +261,7 @@ class Search:
         for index, bits in sorted(self.bits.items()):
             why = self._rejected(bits)
             if why:
-                rejected.append(Outcome(index, self.points[index], "rejected", reason=why))
+                rejected.append(PointOutcome(index, self.points[index], "rejected", reason=why))
         self.keep(rejected)
 
     def _scene(self, index: int) -> tuple[object, ...]:
@@ -313,7 +313,7 @@ class Search:
             pruned = [i for i in own if self.bounds[i].bound_us > limit]
         gone = set(pruned)
         own[:] = [i for i in own if i not in gone]
-        self.keep(Outcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
+        self.keep(PointOutcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
 
     def _merge(self) -> None:
         """Give points that are the same program what that one gave."""
@@ -329,7 +329,7 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
-def run_search(request: Request, axes: Mapping[str, Iterable[Value | Span]], options: Options) -> Search:
+def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], options: Options) -> Search:
     """Search; raise what every point would raise before anything is written.
 
     When it is interrupted, what is done stays in the store.

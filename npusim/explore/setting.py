@@ -21,7 +21,7 @@ from npusim.units import parse_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npusim.explore.space import Point, Span, Value
+    from npusim.explore.space import AxisSpan, Point, Value
     from npusim.request import Request
     from npusim.schedules import Schedule
 
@@ -34,7 +34,7 @@ class Setting:
 
     request: Request
     schedules: tuple[str, ...]
-    axes: Mapping[str, tuple[Value | Span, ...]]
+    axes: Mapping[str, tuple[Value | AxisSpan, ...]]
     spaces: Mapping[str, Space]
     device_keys: tuple[str, ...]
     content: str
@@ -88,7 +88,7 @@ def _schedule(request: Request) -> Schedule:
     return find_schedule(request.schedule, request.machine().family)
 
 
-def setting_of(request: Request, axes: Mapping[str, Iterable[Value | Span]], *, studies: bool = True) -> Setting:
+def setting_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> Setting:
     """Return the setting; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make

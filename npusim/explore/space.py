@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from npusim.config.tiling import Tiling, TilingField
 
-__all__ = ["Point", "Space", "Span", "declared", "parse_field"]
+__all__ = ["AxisSpan", "Point", "Space", "declared", "parse_field"]
 
 Value = int | float | str | None
 Point = dict[str, object]
@@ -29,7 +29,7 @@ MOST_ELEMENTS, MOST = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AxisSpan:
     """``start:stop:step``, the end included if it is met; an end may be the name of an axis before."""
 
     start: int | str
@@ -51,10 +51,10 @@ class Span:
 class Space:
     """Every combination of the values of its axes, the last one changing fastest."""
 
-    axes: dict[str, tuple[Value | Span, ...]]
+    axes: dict[str, tuple[Value | AxisSpan, ...]]
 
     @classmethod
-    def of(cls, axes: Mapping[str, Iterable[Value | Span]], known: Sequence[str], example: str = "") -> Space:
+    def of(cls, axes: Mapping[str, Iterable[Value | AxisSpan]], known: Sequence[str], example: str = "") -> Space:
         """Return the space over axes that are all ``known``.
 
         Raises `TilingError` if there are none, one is unknown (with the nearest), has no values, or a range
@@ -62,14 +62,14 @@ class Space:
         """
         if not axes:
             raise TilingError(f"no field to explore; there are: {', '.join(known)} (--field {example or known[0]}=...)")
-        made: dict[str, tuple[Value | Span, ...]] = {}
+        made: dict[str, tuple[Value | AxisSpan, ...]] = {}
         for name, values in axes.items():
             if name not in known:
                 raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
             listed = tuple(dict.fromkeys(values))
             if not listed:
                 raise TilingError(f"{name}: no values to try")
-            for span in (v for v in listed if isinstance(v, Span)):
+            for span in (v for v in listed if isinstance(v, AxisSpan)):
                 for end in (span.start, span.stop):
                     if isinstance(end, str) and end not in made:
                         raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(made))}")
@@ -89,7 +89,7 @@ class Space:
             return
         values: dict[Value, None] = {}
         for value in self.axes[names[0]]:
-            values |= dict.fromkeys(value.values(point) if isinstance(value, Span) else (value,))
+            values |= dict.fromkeys(value.values(point) if isinstance(value, AxisSpan) else (value,))
         for value in values:
             yield from self._from(names[1:], {**point, names[0]: value})
 
@@ -128,7 +128,7 @@ def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def parse_field(text: str) -> tuple[str, tuple[Value | Span, ...]]:
+def parse_field(text: str) -> tuple[str, tuple[Value | AxisSpan, ...]]:
     """Return an axis and its values from ``name=value,value,...``; a value may be a range.
 
     ``128:1024:128`` is every 128 from 128 to 1024, the end included if it is met; an end may be the name of an
@@ -149,7 +149,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value | Span, ...]]:
     name = name.strip()
     if not equals or not name:
         raise TilingError(f"field {text!r}: write name=value,value,... or name=start:stop:step")
-    values: list[Value | Span] = []
+    values: list[Value | AxisSpan] = []
     for item in listed.split(","):
         part = item.strip()
         if not part:
@@ -162,7 +162,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value | Span, ...]]:
     return name, tuple(values)
 
 
-def _range(field: str, text: str) -> Sequence[int | Span]:
+def _range(field: str, text: str) -> Sequence[int | AxisSpan]:
     ends = text.split(":")
     try:
         start, stop = (int(end) if not end.isidentifier() else end for end in ends[:2])
@@ -173,7 +173,7 @@ def _range(field: str, text: str) -> Sequence[int | Span]:
         raise TilingError(f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed")
     if isinstance(start, int) and isinstance(stop, int):
         return _listed(f"field {field!r}", start, stop, step)
-    return (Span(start, stop, step),)
+    return (AxisSpan(start, stop, step),)
 
 
 def _listed(said: str, start: int, stop: int, step: int) -> range:

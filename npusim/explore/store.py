@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from npusim.explore.space import Point
 
-    Row = tuple[str, Mapping[str, object], "Outcome"]
+    Row = tuple[str, Mapping[str, object], "PointOutcome"]
 
-__all__ = ["Outcome", "Store", "check_table", "export", "open_store", "read_store"]
+__all__ = ["PointOutcome", "Store", "check_table", "export", "open_store", "read_store"]
 
 #: Version of the tables below.
 SCHEMA = 1
@@ -53,7 +53,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """What one point gave: its time, or why it has none.
 
     ``status``: ``ok`` simulated; ``pruned``: ``bound_us`` proves that it cannot win; ``infeasible``,
@@ -94,7 +94,7 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
         self.connection, self.path, self.about = connection, path, about
 
-    def done(self) -> dict[str, Outcome]:
+    def done(self) -> dict[str, PointOutcome]:
         """Return what is there, by key; raise `SpecError` for a damaged file."""
         return dict(_rows(self.connection, self.path))
 
@@ -118,12 +118,12 @@ class Store:
         self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", made)
 
 
-def _figures(outcome: Outcome) -> str:
+def _figures(outcome: PointOutcome) -> str:
     figures = asdict(outcome)
     return json.dumps({k: v for k, v in figures.items() if k not in ("index", "point")}, sort_keys=True)
 
 
-def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, Outcome]]:
+def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, PointOutcome]]:
     """Return keys and outcomes in the order of their points; raise `SpecError` for a damaged file."""
     try:
         rows = connection.execute(f"SELECT {_READ} FROM points ORDER BY number").fetchall()
@@ -136,14 +136,14 @@ def _damaged(path: Path, error: Exception) -> str:
     return f"{path}: is no store of npusim explore, or a damaged one ({error}): give another file (--out), or remove it"
 
 
-def _outcome(number: int, point: str, outcome: str) -> Outcome:
+def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
     """Return a row as it was written; raise `ValueError` for values that none was written with."""
     said = json.loads(outcome)
-    figures = {f.name: said[f.name] for f in fields(Outcome) if f.name in said}
-    made = Outcome(number, json.loads(point), **figures)
+    figures = {f.name: said[f.name] for f in fields(PointOutcome) if f.name in said}
+    made = PointOutcome(number, json.loads(point), **figures)
     is_right = isinstance(number, int) and isinstance(made.point, dict)
     is_right &= made.status in get_args(Status)
-    for kept in fields(Outcome)[3:]:
+    for kept in fields(PointOutcome)[3:]:
         kind = str if kept.default == "" else int | float | None
         is_right &= isinstance(getattr(made, kept.name), kind)
     if not is_right or (made.status == "ok" and (made.cycles is None or made.latency_us is None)):
@@ -254,7 +254,7 @@ def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, 
             )
 
 
-def read_store(path: Path) -> tuple[dict[str, Any], tuple[Outcome, ...]]:
+def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
     """Return what a store is about, and its rows in the order of their points.
 
     Raises `SpecError` where there is none, or of another version.
@@ -285,7 +285,7 @@ def check_table(path: Path) -> None:
         raise SpecError(f"{path}: is no table of npusim explore: give another file (--out), or remove it")
 
 
-def export(path: Path, outcomes: Sequence[Outcome]) -> None:
+def export(path: Path, outcomes: Sequence[PointOutcome]) -> None:
     """Write outcomes as CSV or, to a file ``*.parquet``, as Parquet; raise `OutputError` if it cannot be written."""
     names = list(dict.fromkeys(name for o in outcomes for name in o.point))
     rows = [{name: row.get(name) for name in (*names, *FIGURES)} for row in (o.row() for o in outcomes)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.mma_paths import Path, Problem, multiply
+from npusim.formats.mma_paths import MmaProblem, Path, multiply
 from npusim.formats.mma_registry import get_arithmetic
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads
     if third is not None:
         out[...] = widen(third)
     if out.size and first.shape[-1]:
-        problem = Problem(
+        problem = MmaProblem(
             arithmetic=arithmetic,
             a=first.reshape(-1, *first.shape[-2:]),
             b=second.reshape(-1, *second.shape[-2:]),

@@ -28,7 +28,7 @@ _NOTHING = -100000
 
 
 @dataclass(frozen=True)
-class Problem:
+class MmaProblem:
     """A batch of products: ``out[n] = a[a_of[n]] · b[b_of[n]] + out[n]``.
 
     ``a`` (A batch, M, K) and ``b`` (B batch, K, N) are in the arithmetic's formats, ``out``
@@ -44,7 +44,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Work:
+class MmaWork:
     """Outputs that share columns of one B: (matrix of the batch, its rows) each."""
 
     b_index: int
@@ -53,7 +53,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Operand:
+class MmaOperand:
     """One operand prepared for a kernel: exact values, and what the kernel reads beside them.
 
     ``values`` are float32 (float64 for float64).
@@ -66,21 +66,21 @@ class Operand:
 class Multiplier(Protocol):
     """How one family of units prepares operands and multiplies them."""
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """Return contiguous A (M, K) or B (K, N) values prepared."""
 
-    def run(self, a: Operand, b: Operand, c: Array) -> None:
+    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """Overwrite contiguous C (M, N) with D."""
 
 
 class SequentialMultiplier:
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`."""
-        return Operand(values, (values,))
+        return MmaOperand(values, (values,))
 
-    def run(self, a: Operand, b: Operand, c: Array) -> None:
+    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_kernels
 
@@ -96,7 +96,7 @@ class ExactMultiplier:
     def __init__(self, arithmetic: MmaArithmetic) -> None:
         self._block = arithmetic.block
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`; the block ranges of A are those of its transpose's columns."""
         from npusim.formats import mma_exact
 
@@ -105,9 +105,9 @@ class ExactMultiplier:
         shape = (columns.shape[0] // self._block, columns.shape[1])
         largest, unit = np.empty(shape), np.empty(shape)
         mma_exact.block_ranges(columns, self._block, largest, unit)
-        return Operand(values, (lanes, largest, unit))
+        return MmaOperand(values, (lanes, largest, unit))
 
-    def run(self, a: Operand, b: Operand, c: Array) -> None:
+    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_exact
 
@@ -124,7 +124,7 @@ class FusedMultiplier:
         wide = max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
         self._lane = np.float64 if wide else np.float32
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> Operand:
+    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_kernels
 
@@ -135,15 +135,15 @@ class FusedMultiplier:
         rows, depth = values.shape if is_left else (1, values.shape[0])
         marks = np.zeros((rows, depth), np.bool_)
         if specials == 0:
-            return Operand(values, (lanes, exponents, lanes, marks))
+            return MmaOperand(values, (lanes, exponents, lanes, marks))
         unusual: Array = np.isnan(values) | np.isinf(values)
         if not is_left:
             unusual = np.any(unusual, axis=1, keepdims=True)
         block = self._arithmetic.block
         marks[:, ::block] = unusual.reshape(rows, -1, block).any(axis=2)
-        return Operand(values, (lanes, exponents, values.astype(self._lane), marks))
+        return MmaOperand(values, (lanes, exponents, values.astype(self._lane), marks))
 
-    def run(self, a: Operand, b: Operand, c: Array) -> None:
+    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """See :class:`Multiplier`."""
         if self._arithmetic.c_mode == "late":
             self._run_late(a, b, c)
@@ -164,7 +164,7 @@ class FusedMultiplier:
         )
         mma_kernels.fused_kernel(unit.block)(left, right, c, plan)
 
-    def _run_late(self, a: Operand, b: Operand, c: Array) -> None:
+    def _run_late(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """Sum each instruction from 0 and add it to c with an IEEE addition."""
         step = self._arithmetic.k
         for start in range(0, a.values.shape[1], step):
@@ -228,7 +228,7 @@ def is_scalar_only(arithmetic: MmaArithmetic) -> bool:
     return (arithmetic.fraction_bits or 0) > 25 or to_nearest != (arithmetic.acc.name == "float16")
 
 
-def multiply(problem: Problem, threads: int, path: Path | None) -> None:
+def multiply(problem: MmaProblem, threads: int, path: Path | None) -> None:
     """Overwrite ``problem.out``; ``path`` None takes the fast one unless matrices are tiny."""
     unit = problem.arithmetic
     macs = problem.a.shape[1] * problem.a.shape[2] * problem.b.shape[2]
@@ -248,7 +248,7 @@ def multiply(problem: Problem, threads: int, path: Path | None) -> None:
     run_work(multiplier, problem, threads if macs * len(problem.out) > THREADED_MACS else 1)
 
 
-def works_of(problem: Problem, threads: int) -> Iterator[Work]:
+def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
     """Yield the outputs in pieces that share a prepared B; at least two a thread if possible."""
     rows, columns = problem.out.shape[1:]
     for b_index in np.unique(problem.b_of):
@@ -261,14 +261,14 @@ def works_of(problem: Problem, threads: int) -> Iterator[Work]:
         pieces = 1 if threads == 1 else max(1, min(len(tiles), -(-2 * threads // groups)))
         for left in range(0, columns, TILE_COLUMNS):
             for piece in range(pieces):
-                yield Work(int(b_index), slice(left, left + TILE_COLUMNS), tiles[piece::pieces])
+                yield MmaWork(int(b_index), slice(left, left + TILE_COLUMNS), tiles[piece::pieces])
 
 
-def run_work(multiplier: Multiplier, problem: Problem, threads: int) -> None:
+def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
     unit = problem.arithmetic
 
-    def one(work: Work) -> None:
+    def one(work: MmaWork) -> None:
         raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
         b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), unit.b, is_left=False)
         for n, rows in work.tiles:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
     from npusim.config.problem import Problem
     from npusim.node.collective import Transfer
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 #: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
 Aspect = Literal["batch", "position", "splits", "merge", "tile", "packing", "ranks", "order"]
@@ -44,18 +44,18 @@ class Variant:
     position: int = 0
 
 
-def splits_of(result: RunResult) -> int:
+def splits_of(result: RunData) -> int:
     """Return into how many parts the keys of a block of queries are split, at most."""
     spans = [span for block in result.program.phases[0].blocks for span in block.spans]
     return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
 
 
-def is_packed(result: RunResult) -> bool:
+def is_packed(result: RunData) -> bool:
     """Return whether rows of several query heads are rows of one block."""
     return result.program.tensors["o"].packed > 1
 
 
-def variants(base: RunResult, problem: Problem) -> dict[Aspect, list[Variant]]:
+def variants(base: RunData, problem: Problem) -> dict[Aspect, list[Variant]]:
     """Return what is tried, by aspect; none where a call cannot be run otherwise."""
     batches = [n * problem.batch for n in BATCHES]
     last = batches[-1] - 1
@@ -67,7 +67,7 @@ def variants(base: RunResult, problem: Problem) -> dict[Aspect, list[Variant]]:
     }
 
 
-def _of_fields(base: RunResult, problem: Problem) -> dict[Aspect, list[Variant]]:
+def _of_fields(base: RunData, problem: Problem) -> dict[Aspect, list[Variant]]:
     """Return what other values of tiling fields there are."""
     known = {f.name: f for f in tiling_fields(type(base.tiling))}
     found: dict[Aspect, list[Variant]] = {"splits": [], "merge": [], "tile": [], "packing": []}
@@ -102,7 +102,7 @@ SAMPLE = 4096
 
 
 @dataclass(frozen=True)
-class Sums:
+class SumsAspect:
     """The AllReduce that follows attention: a rank's partial sums are normal samples in the inputs' format."""
 
     ranks: int
@@ -131,14 +131,14 @@ class Sums:
 Addition = tuple[int, int, int, "NDArray[Any]"]
 
 
-def sums(device: str, problem: Problem, ranks: int) -> Sums:
+def sums(device: str, problem: Problem, ranks: int) -> SumsAspect:
     """Return the sums over ``ranks`` (1: as many as a packaged node of the device has, else eight)."""
     nodes = (load_node(name) for name in list_nodes())
     node = max((n for n in nodes if n.device == device), key=lambda n: n.device_count.value, default=None)
     count = ranks if ranks > 1 else (node.device_count.value if node else 8)
     whole = node is not None and count <= node.device_count.value and Topology(node, count).is_full_mesh
     fmt = problem.dtype if problem.dtype in ("float16", "bfloat16", "float32") else "float16"
-    return Sums(count, fmt, node, "mesh" if whole else "ring")
+    return SumsAspect(count, fmt, node, "mesh" if whole else "ring")
 
 
 def other_orders(own: Algorithm) -> tuple[Algorithm, ...]:

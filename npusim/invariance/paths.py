@@ -60,7 +60,7 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class PathEvent:
     """A row of what one step wrote, and where."""
 
     phase: str
@@ -75,7 +75,7 @@ class Computed:
     """Blocks of output rows from a place on, by head, and the steps of the place's own row in program order."""
 
     rows: dict[int, NDArray[Any]]
-    events: list[Event]
+    events: list[PathEvent]
 
 
 # ---------------------------------------------------------------- structure
@@ -142,7 +142,7 @@ class _Recorder:
 
     order: dict[tuple[str, int], int]
     phases: list[str]
-    events: dict[tuple[int, int], list[Event]] = field(default_factory=lambda: defaultdict(list))
+    events: dict[tuple[int, int], list[PathEvent]] = field(default_factory=lambda: defaultdict(list))
     seen: set[Hashable] = field(default_factory=set)
 
     def __call__(self, moment: Moment) -> None:
@@ -160,10 +160,10 @@ class _Recorder:
             tile = f"{block}{spans}" + (f", {visited}" if visited else "")
             result = moment.result
             values = np.array(result[lane if len(result) > 1 else 0, 0])  # a constant is one for all lanes
-            event = Event(moment.phase, op.label, moment.step.name, tile, values)
+            event = PathEvent(moment.phase, op.label, moment.step.name, tile, values)
             self.events[phase, self.order[moment.phase, id(block)]].append(event)
 
-    def in_order(self) -> list[Event]:
+    def in_order(self) -> list[PathEvent]:
         return [event for key in sorted(self.events) for event in self.events[key]]
 
 
@@ -201,10 +201,10 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def parting(one: list[Event], two: list[Event]) -> Parting | None:
+def parting(one: list[PathEvent], two: list[PathEvent]) -> Parting | None:
     """Return the first step of ``one`` that differs from its counterpart: as many steps of its name before it."""
-    counterparts: dict[tuple[str, str], Iterator[Event]] = {}
-    by_name: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    counterparts: dict[tuple[str, str], Iterator[PathEvent]] = {}
+    by_name: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)
     for event in two:
         by_name[event.operation, event.step].append(event)
     for event in one:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Dtype
     from npusim.config.workload import Workload
-    from npusim.invariance.aspects import Aspect, Sums
+    from npusim.invariance.aspects import Aspect, SumsAspect
     from npusim.invariance.paths import Computed
     from npusim.ir.program import TileProgram
     from npusim.numerics.store import HeadSource
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16
@@ -36,7 +36,7 @@ Verdict = Literal["cannot", "not seen", "changes", "none"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class BitDifference:
     """The first element of the result that differs, and both values."""
 
     element: str
@@ -56,7 +56,7 @@ class Tried:
 
     what: str
     is_same_structure: bool = False
-    difference: Difference | None = None
+    difference: BitDifference | None = None
     parted: str = ""
     latency_us: float | None = None
     reason: str = ""
@@ -97,7 +97,7 @@ class Finding:
 class Invariance:
     """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect."""
 
-    base: RunResult
+    base: RunData
     row: int
     heads: int
     findings: tuple[Finding, ...]
@@ -193,7 +193,7 @@ class _Examination:
     def __init__(
         self,
         request: Request,
-        base: RunResult,
+        base: RunData,
         problem: Problem,
         ranks: int,
         hidden: int | None,
@@ -231,7 +231,7 @@ class _Examination:
 
     # ---------------------------------------------------------------- one variant
 
-    def _run(self, variant: Variant, more: Mapping[str, object] | None = None) -> RunResult:
+    def _run(self, variant: Variant, more: Mapping[str, object] | None = None) -> RunData:
         problem = self.problem.model_copy(update=dict(variant.sizes))
         tiling = {**self.fields, **variant.tiling, **(more or {})}
         return run_request(
@@ -267,7 +267,7 @@ class _Examination:
             head, *where = at
             element = f"O head {head} row {self.place.row + at[1]} column {at[2]}"
             values = (float(one.rows[head][*where]) for one in (mine, other))
-            difference = Difference(element, *values)
+            difference = BitDifference(element, *values)
         parted = parting(mine.events, other.events)
         return Tried(variant.what, False, difference, str(parted or ""), latency)
 
@@ -342,7 +342,7 @@ class _Examination:
                 (what, a), (_, b) = next((one, two) for one, two in pairs if one[1] != two[1])
                 parted = f"AllReduce: {what}, shard of element {element}: {a:.9g} | {b:.9g}"
                 values = float(own[element]), float(other[element])
-                difference = Difference(f"sum {element} of {chosen.ranks} ranks", *values)
+                difference = BitDifference(f"sum {element} of {chosen.ranks} ranks", *values)
             done = Tried(name, difference=difference, parted=parted, latency_us=times[name])
             tried.append(self._tell(done, total))
         found, known = Finding("order", tuple(tried)), {n: t for n, t in times.items() if t is not None}
@@ -354,7 +354,7 @@ class _Examination:
         where = _against(known[chosen.own], known[best], best)
         return replace(found, cost_us=cost, cost_at=where)
 
-    def _allreduce(self, chosen: Sums, algorithm: Any) -> float | None:
+    def _allreduce(self, chosen: SumsAspect, algorithm: Any) -> float | None:
         """Return the microseconds of one step's AllReduce on a packaged node of the device, if there is one."""
         if chosen.node is None or self.hidden is None:
             return None
@@ -367,7 +367,7 @@ class _Examination:
         return done.latency_us
 
 
-def _latency(result: RunResult) -> float | None:
+def _latency(result: RunData) -> float | None:
     return None if result.timing is None else result.latency_us
 
 
@@ -375,7 +375,7 @@ def _against(own: float, best: float, what: str) -> str:
     return f"against {what}" if best < own else "none tried is faster"
 
 
-def _row(base: RunResult) -> int:
+def _row(base: RunData) -> int:
     """Return the first row of head 0's last block."""
     out = base.program.tensors["o"]
     found = (part for b in base.program.phases[-1].blocks for part in out.heads_of(b.head, b.row, b.rows))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.ir.buffers import Ring
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) ->
         held += [r for r in rings if not automaton.is_drained(r)]
 
 
-def _check_dealt(program: TileProgram, phase: Phase) -> None:
+def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
     """Raise `ProgramError` unless each block is dealt once: blocks are proved apart, none from itself."""
     times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
     for number in {*range(count), *times} if phase.dealt else ():

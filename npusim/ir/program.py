@@ -110,7 +110,7 @@ class Touch:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ProgramPhase:
     """A part of a program that ends in a launch or an all-core barrier.
 
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
@@ -160,7 +160,7 @@ class TileProgram:
     spaces: dict[str, AddressSpace]
     used_bytes: dict[str, int]
     tensors: dict[str, GlobalTensor]
-    phases: tuple[Phase, ...]
+    phases: tuple[ProgramPhase, ...]
     flops: int
     constants: dict[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.structure import Operation, Part, RegionAccess, Shape
     from npusim.ir.tile import GlobalTile
 
@@ -41,7 +41,7 @@ class Touched:
     access: RegionAccess
 
 
-def check_regions(program: TileProgram, phase: Phase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
+def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
     """Return the tensors that queues of one block contend for (happens-before decides on them).
 
     Raises
@@ -225,7 +225,7 @@ def _terms(r: GlobalTile) -> object:
 # ---------------------------------------------------------------- between blocks
 
 
-def _check_blocks(program: TileProgram, phase: Phase, touched: Sequence[Touched], ranges: Ranges) -> None:
+def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[Touched], ranges: Ranges) -> None:
     """Raise `ProgramError` where a region runs out of its head, since what it meets there is not seen.
 
     Raise `RaceError` where two blocks meet.  Hulls of what a block touches first, then region by region.
@@ -341,7 +341,7 @@ def _pair(
     return None
 
 
-def _meeting(program: TileProgram, phase: Phase, a: tuple[Touched, int], b: tuple[Touched, int]) -> RaceError:
+def _meeting(program: TileProgram, phase: ProgramPhase, a: tuple[Touched, int], b: tuple[Touched, int]) -> RaceError:
     (one, first), (two, second) = a, b
     names = [program.queues[t.operation.queue].name for t in (one, two)]
     place = f"{one.operation.source}: " if one.operation.source else ""

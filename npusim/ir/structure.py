@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Item, Phase, TileProgram
+    from npusim.ir.program import Item, ProgramPhase, TileProgram
 
 WRITABLE = ("output", "workspace")
 
@@ -162,7 +162,7 @@ class Builder:
         self._tensors = dict(program.tensors)
         self._block: Any = None
 
-    def shapes(self, phase: Phase, *, one_by_one: bool = False) -> list[Shape]:
+    def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase; ``one_by_one``: a shape a block, with its coordinates as numbers.
 
         Raises
@@ -180,7 +180,7 @@ class Builder:
             found += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
         return found
 
-    def _of_blocks(self, phase: Phase, numbers: list[int]) -> list[Shape]:
+    def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         blocks = [phase.blocks[n] for n in numbers]
         self._block = blocks[0]
         coordinates: dict[Symbol, Sequence[int]] = {}
@@ -196,7 +196,7 @@ class Builder:
                 raise ProgramError(f"{self.program.name}: {error}") from None
         return self._one_by_one(phase, numbers)
 
-    def _one_by_one(self, phase: Phase, numbers: list[int]) -> list[Shape]:
+    def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         """Build blocks that cannot be told apart by coordinates alone, each by itself, and compare them."""
         found = []
         for number in numbers:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
 from npusim.ir.content import interned, known_at
-from npusim.ir.program import Body, Item, Loop, Phase, TileProgram
+from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -303,7 +303,7 @@ class Templates:
         self._cache: dict[tuple[str, Hashable], Template] = {}
         self._bodies: dict[str, Bodies] = {p.name: {} for p in program.phases}
 
-    def of(self, phase: Phase, block: Hashable) -> Template:
+    def of(self, phase: ProgramPhase, block: Hashable) -> Template:
         """Return the template of ``block``, shared by all blocks of its shape."""
         key = (phase.name, phase.shape(block))
         template = self._cache.get(key)

@@ -15,7 +15,7 @@ from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
 from npusim.layout.execute import chained_product, from_registers, gather, scatter, to_registers
 from npusim.layout.fractal import nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
-from npusim.layout.instruction import INSTRUCTIONS, Instruction, Step, instruction, variants
+from npusim.layout.instruction import INSTRUCTIONS, FragmentStep, MmaInstruction, instruction, variants
 from npusim.layout.memory import (
     VOLTA_BANKS,
     BankModel,
@@ -39,10 +39,10 @@ __all__ = [
     "Chain",
     "ChainCost",
     "Fragment",
-    "Instruction",
+    "FragmentStep",
     "Layout",
+    "MmaInstruction",
     "Shuffle",
-    "Step",
     "Swizzle",
     "SwizzledLayout",
     "arrangement",

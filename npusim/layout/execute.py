@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from npusim.layout.arrangement import Arrangement
     from npusim.layout.fragment import Fragment
-    from npusim.layout.instruction import Instruction
+    from npusim.layout.instruction import MmaInstruction
 
     #: Any dtype: lanes move values, they do not look at them.
     Array: TypeAlias = NDArray[Any]
@@ -93,7 +93,7 @@ def from_registers(fragment: Fragment, arrangement: Arrangement, registers: Arra
     return blocks.swapaxes(-3, -2).reshape(*lead, down * height, across * width)
 
 
-def chained_product(instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply) -> Array:
+def chained_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Multiply) -> Array:
     """Execute a warp's product of whole tiles on registers, k in rising order, by a ``multiply`` that chains.
 
     ``a``, ``b``, ``c``: registers of `to_registers`, ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)`` and
@@ -132,7 +132,7 @@ def _moveaxis(tiles: Array, source: tuple[int, ...], target: tuple[int, ...]) ->
     return np.moveaxis(tiles, source, target)
 
 
-def _operands(instruction: Instruction) -> tuple[Fragment, Fragment, Fragment]:
+def _operands(instruction: MmaInstruction) -> tuple[Fragment, Fragment, Fragment]:
     return instruction.a, instruction.b, instruction.c
 
 

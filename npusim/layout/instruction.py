@@ -35,7 +35,7 @@ _HALF_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FragmentStep:
     """One HMMA.884 of an m8n8k4: what every threadgroup of a quad pair computes in it.
 
     Threadgroup g computes ``rows x columns`` of D from row ``4g + row`` and column ``column`` on,
@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Instruction:
+class MmaInstruction:
     """A matrix instruction of one warp, D = A·B + C, with the maps of its operands.
 
     ``steps`` are the machine's own instructions; empty where their order is not modelled.
@@ -65,7 +65,7 @@ class Instruction:
     a: Fragment
     b: Fragment
     c: Fragment
-    steps: tuple[Step, ...] = ()
+    steps: tuple[FragmentStep, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}.{self.a.order}.{self.b.order}.{self.accumulator}"
@@ -92,7 +92,7 @@ class Instruction:
         raise LayoutError(f"{self.name} has no operand {name!r}: choose a, b or c")
 
 
-def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> Instruction:
+def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> MmaInstruction:
     """Return an instruction by its shape.
 
     Parameters
@@ -132,7 +132,7 @@ def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") 
     return _volta(accumulator, first, second) if name == "m8n8k4" else _ampere(name, accumulator)
 
 
-def variants() -> tuple[Instruction, ...]:
+def variants() -> tuple[MmaInstruction, ...]:
     """Return the eight m8n8k4: A and B by rows or columns, FP16 or FP32 accumulators."""
     accs: tuple[Accumulator, ...] = ("f16", "f32")
     orders: tuple[Order, ...] = ("row", "col")
@@ -143,7 +143,7 @@ def variants() -> tuple[Instruction, ...]:
 
 
 @cache
-def _volta(acc: Accumulator, a: Order, b: Order) -> Instruction:
+def _volta(acc: Accumulator, a: Order, b: Order) -> MmaInstruction:
     side, depth = 2 * _THREADGROUP, 4  # m8n8k4: m = n = 8, k = 4
     bits = 16 if acc == "f16" else 32
     steps = _steps(bits)
@@ -155,7 +155,7 @@ def _volta(acc: Accumulator, a: Order, b: Order) -> Instruction:
         width = bits if operand == "C" else _HALF_BITS
         return Fragment("m8n8k4", operand, order, rows, columns, width, layout, lanes)
 
-    return Instruction(
+    return MmaInstruction(
         "m8n8k4",
         side,
         side,
@@ -168,14 +168,16 @@ def _volta(acc: Accumulator, a: Order, b: Order) -> Instruction:
     )
 
 
-def _steps(bits: int) -> tuple[Step, ...]:
+def _steps(bits: int) -> tuple[FragmentStep, ...]:
     """Return the steps: four lanes write 64 bits each, down the rows of one B half at a time."""
     rows = _PIECE_BITS // bits  # values of four lanes over the four columns of a B half
     starts = [(half, row) for half in (0, 1) for row in range(0, _THREADGROUP, rows)]
-    return tuple(Step(i, row, _THREADGROUP * half, rows, _THREADGROUP, half) for i, (half, row) in enumerate(starts))
+    return tuple(
+        FragmentStep(i, row, _THREADGROUP * half, rows, _THREADGROUP, half) for i, (half, row) in enumerate(starts)
+    )
 
 
-def _accumulator(steps: tuple[Step, ...], bits: int) -> Layout:
+def _accumulator(steps: tuple[FragmentStep, ...], bits: int) -> Layout:
     """Return (thread, value) -> row + 8 column of C, by walking the steps.
 
     Each step cuts a threadgroup's block into 64-bit pieces of a row and deals them to the lanes
@@ -219,7 +221,7 @@ def _piecewise(operand: Operand, order: Order, rows: int, columns: int) -> Layou
 
 
 @cache
-def _ampere(name: str, acc: Accumulator) -> Instruction:
+def _ampere(name: str, acc: Accumulator) -> MmaInstruction:
     rows, columns = 2 * _BLOCK, _BLOCK
     depth = int(name.rpartition("k")[2])
     lanes = Layout((WARP_LANES, 1), (1, 0))
@@ -228,7 +230,7 @@ def _ampere(name: str, acc: Accumulator) -> Instruction:
         layout = _blocks(height, width, is_transposed=operand == "B")
         return Fragment(name, operand, order, height, width, bits, layout, lanes)
 
-    return Instruction(
+    return MmaInstruction(
         name,
         rows,
         columns,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
-from npusim.algorithms.phase import BySize, Cell, Stacked, Visit, tensor_of
+from npusim.algorithms.phase import BySize, Stacked, Visit, WorkTile, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
@@ -18,14 +18,14 @@ from npusim.ir.program import Body
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from npusim.algorithms.phase import Phase, Run
+    from npusim.algorithms.phase import Phase, TileRun
     from npusim.algorithms.table import Stage
     from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its cell's.
-Placed = tuple[int, "Run"]
+Placed = tuple[int, "TileRun"]
 
 
 class Frame:
@@ -73,17 +73,17 @@ class Frame:
         axes = self.phase.names[n].axes
         return 1 if len(axes) == 1 else self.phase.sizes[axes[1]]
 
-    def span(self, cell: Cell, axis: str, tile: Visit) -> Span:
+    def span(self, cell: WorkTile, axis: str, tile: Visit) -> Span:
         """Return start and size of a cell's tile along an axis."""
         if axis == self.loop_axis and tile.cols:
             return tile.col, tile.cols
         return cell.span(axis) or (0, self.phase.sizes[axis])
 
-    def size(self, cell: Cell, axis: str, tile: Visit) -> int:
+    def size(self, cell: WorkTile, axis: str, tile: Visit) -> int:
         """Return the size of a cell's tile along an axis."""
         return self.span(cell, axis, tile)[1]
 
-    def cols(self, n: str, cell: Cell, tile: Visit) -> int:
+    def cols(self, n: str, cell: WorkTile, tile: Visit) -> int:
         """Return the columns of a cell's tile of a name; 1 for a row vector."""
         axes = self.phase.names[n].axes
         return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
@@ -93,7 +93,7 @@ class Frame:
         bound = self.phase.tensors[n]
         return 1 if isinstance(bound, BySize) else self._heads // tensor_of(bound).heads
 
-    def tensor(self, n: str, cell: Cell) -> GlobalTensor:
+    def tensor(self, n: str, cell: WorkTile) -> GlobalTensor:
         """Return the tensor that an operand or result is bound to."""
         bound = self.phase.tensors[n]
         return bound.of(cell) if isinstance(bound, BySize) else tensor_of(bound)
@@ -107,7 +107,7 @@ class Frame:
         """Return whether the loop goes along an operand or result, tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
-    def cut(self, n: str, cell: Cell, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
+    def cut(self, n: str, cell: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
         """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
         tensor, axes = self.tensor(n, cell), self.phase.names[n].axes
         is_shared = tensor.role == "constant"
@@ -142,13 +142,13 @@ class Frame:
                 f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
             )
 
-    def mask_cut(self, n: str, cell: Cell, tile: Visit, row: Span) -> GlobalTile:
+    def mask_cut(self, n: str, cell: WorkTile, tile: Visit, row: Span) -> GlobalTile:
         """Return the mask of some rows of a tile."""
         top = self.span(cell, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         return mask.cut(top + row[0], row[1], tile.col, tile.cols, cell.causal_offset)
 
-    def placed(self, cell: Cell) -> list[Placed]:
+    def placed(self, cell: WorkTile) -> list[Placed]:
         """Return the cell's runs, each with the number of its first tile."""
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
@@ -187,14 +187,14 @@ class Emitter:
 
     home: Hashable
     name: Hashable
-    emit: Callable[[Cell, Visit], Iterable[Item]] = field(compare=False, repr=False)
+    emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
 
-    def __call__(self, cell: Cell, tile: Visit) -> Iterable[Item]:
+    def __call__(self, cell: WorkTile, tile: Visit) -> Iterable[Item]:
         """Return the items of one tile of a cell."""
         return self.emit(cell, tile)
 
 
-def body(function: Callable[[Cell, Visit], Iterable[Item]], cell: Cell, tile: Visit) -> Body:
+def body(function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, tile: Visit) -> Body:
     """Return a loop's body that does ``function`` of one tile of a cell.
 
     Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
@@ -209,5 +209,5 @@ def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
     function, sizes, offset, place, (cols, only) = static
     batch, head, starts, index, col = at
     spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
-    items: Iterable[Item] = function(Cell(batch, head, spans, (), offset, place), Visit(index, col, cols, only))
+    items: Iterable[Item] = function(WorkTile(batch, head, spans, (), offset, place), Visit(index, col, cols, only))
     return items

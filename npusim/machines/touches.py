@@ -10,16 +10,16 @@ from npusim.ir.program import Touch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Cell
+    from npusim.algorithms.phase import WorkTile
     from npusim.machines.frame import Frame
 
 
-def once(_name: str, _cell: Cell) -> int:
+def once(_name: str, _cell: WorkTile) -> int:
     """Return 1: every operand is read once a tile."""
     return 1
 
 
-def touches(frame: Frame, times: Callable[[str, Cell], int], cells: Sequence[Cell]) -> Iterator[Touch]:
+def touches(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield regions read and written, of all cells together where they share them.
 
     With products and a loop, neighbouring cells are one region of what has rows, and cells of a head
@@ -43,7 +43,7 @@ def touches(frame: Frame, times: Callable[[str, Cell], int], cells: Sequence[Cel
                     yield Touch(frame.cut(n, cell, tile), each)
 
 
-def _tiles(frame: Frame, n: str, cell: Cell) -> Iterator[Visit]:
+def _tiles(frame: Frame, n: str, cell: WorkTile) -> Iterator[Visit]:
     """Yield visits that together touch all that a cell does of a name's tensor."""
     if not cell.runs or any(n in s.written for s in frame.phase.finish):
         yield WHOLE
@@ -53,10 +53,10 @@ def _tiles(frame: Frame, n: str, cell: Cell) -> Iterator[Visit]:
         yield Visit(0, cell.first, cell.last - cell.first)
 
 
-def _visited(frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Sequence[Cell]) -> Iterator[Touch]:
+def _visited(frame: Frame, times: Callable[[str, WorkTile], int], n: str, cells: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
     share = frame.sharing(n)
-    longest: dict[tuple[object, ...], tuple[int, int, int, Cell]] = {}
+    longest: dict[tuple[object, ...], tuple[int, int, int, WorkTile]] = {}
     for cell in cells:
         first, each = cell.first, times(n, cell)
         own = tuple(cell.span(a) for a in frame.axes(n))
@@ -68,14 +68,14 @@ def _visited(frame: Frame, times: Callable[[str, Cell], int], n: str, cells: Seq
         yield Touch(region, most, region.payload_bytes // rows * total)
 
 
-def _place(cell: Cell, rows: int) -> object:
+def _place(cell: WorkTile, rows: int) -> object:
     """Return the head, the row after so many, and what else says where a cell lies."""
     return cell.batch, cell.head, cell.row + rows, cell.spans[1:]
 
 
-def neighbours(cells: Sequence[Cell]) -> Iterator[tuple[Cell, int]]:
+def neighbours(cells: Sequence[WorkTile]) -> Iterator[tuple[WorkTile, int]]:
     """Yield cells, and rows from theirs on: those that follow one another in a head as one."""
-    first: Cell | None = None
+    first: WorkTile | None = None
     rows = 0
     for cell in cells:
         if first and _place(cell, 0) == _place(first, rows):

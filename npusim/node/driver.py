@@ -29,7 +29,7 @@ class AlphaBeta:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NodePlan:
     """A collective with its driver's mode and its closed form."""
 
     collective: Collective
@@ -57,12 +57,12 @@ class Plan:
         return sent / self.collective.shard_count * self.closed_form.bytes_per_s
 
 
-def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> Plan:
+def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> NodePlan:
     """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
     chosen = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
     driver = node.driver(call.driver)
     plans = [
-        Plan(
+        NodePlan(
             chosen,
             call.driver,
             driver,
@@ -119,20 +119,20 @@ def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode:
     return AlphaBeta(alpha, 1.0 / seconds_per_byte)
 
 
-def chunk_sizes(plan: Plan, size_bytes: int) -> list[int]:
+def chunk_sizes(plan: NodePlan, size_bytes: int) -> list[int]:
     """Return the bytes of the pieces in which a message moves through all rounds, about equal."""
     most = plan.mode.chunk_bytes
     pieces = 1 if most is None else ceil_div(size_bytes, most.value)
     return [s for s in _cut(size_bytes, pieces, plan.element_bytes) if s]
 
 
-def transfer_bytes(plan: Plan, chunk_bytes: int) -> list[list[int]]:
+def transfer_bytes(plan: NodePlan, chunk_bytes: int) -> list[list[int]]:
     """Return the bytes of every transfer of every round for one chunk of a message."""
     sizes = _cut(chunk_bytes, plan.collective.shard_count, plan.element_bytes)
     return [[sum(sizes[s] for s in t.shards) for t in r] for r in plan.collective.rounds]
 
 
-def shard_edges(plan: Plan, size_bytes: int) -> list[list[int]]:
+def shard_edges(plan: NodePlan, size_bytes: int) -> list[list[int]]:
     """Return, for each chunk of a message as it is transferred, the first element of each shard and the end."""
     start, found = 0, []
     for chunk in chunk_sizes(plan, size_bytes):

@@ -33,7 +33,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class NodeKernel:
     """Children that run one after the other; with ``is_fused`` in the launch of the kernel before."""
 
     role: KernelRole
@@ -87,7 +87,7 @@ class KernelWork:
 
 
 #: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
-KernelTimer = Callable[[Kernel], KernelWork]
+KernelTimer = Callable[[NodeKernel], KernelWork]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class CollectiveCall:
 class KernelOp(TileOp):
     """A launch in a queue of a device, for ``rows`` rows from ``row`` over batch and sequence."""
 
-    kernel: Kernel = field(default=Kernel("linear", ()))
+    kernel: NodeKernel = field(default=NodeKernel("linear", ()))
     row: int = 0
     rows: int = 0
 

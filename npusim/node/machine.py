@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeLink
     from npusim.node.collective import Transfer
-    from npusim.node.driver import Plan
+    from npusim.node.driver import NodePlan
     from npusim.node.kernel import KernelWork
     from npusim.node.topology import Topology
 
@@ -94,7 +94,7 @@ class Device:
     def _update(self) -> None:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
-    def claim(self, plan: Plan) -> Steps:
+    def claim(self, plan: NodePlan) -> Steps:
         """Take what a collective needs; cores only once the blocks that run on them are done."""
         self._claim(plan, 1)
         if plan.driver.core is not None:
@@ -102,13 +102,13 @@ class Device:
                 yield self._wave_ends
             self.held_cores += plan.driver.engine_count.value
 
-    def release(self, plan: Plan) -> None:
+    def release(self, plan: NodePlan) -> None:
         """Give back what `claim` took."""
         self._claim(plan, -1)
         if plan.driver.core is not None:
             self.held_cores -= plan.driver.engine_count.value
 
-    def between(self, plan: Plan, link: NodeLink, size_bytes: int) -> Steps:
+    def between(self, plan: NodePlan, link: NodeLink, size_bytes: int) -> Steps:
         """Go around the ring of this device's counterparts in the other servers.
 
         Model: the servers are equal and in step, so that what arrives from the one before is what
@@ -124,7 +124,7 @@ class Device:
             yield flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
-    def _claim(self, plan: Plan, sign: int) -> None:
+    def _claim(self, plan: NodePlan, sign: int) -> None:
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
         self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
         core = plan.driver.core
@@ -133,7 +133,7 @@ class Device:
             self.claims[core] += sign * share
         self._update()
 
-    def driver(self, plan: Plan) -> SharedLink:
+    def driver(self, plan: NodePlan) -> SharedLink:
         """Return the engines of a collective's driver, shared by the transfers this device sends."""
         key = (plan.driver.core or "", plan.mode_name)
         if key not in self._drivers:
@@ -161,7 +161,7 @@ class RunningCollective:
         self,
         fabric: Fabric,
         devices: Sequence[Device],
-        plan: Plan,
+        plan: NodePlan,
         size_bytes: int,
         between: NodeLink | None = None,
         past: Past | None = None,

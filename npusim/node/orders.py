@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.node import NodeSpec
     from npusim.node.collective import Algorithm
-    from npusim.node.driver import Plan
+    from npusim.node.driver import NodePlan
     from npusim.node.kernel import CollectiveCall, CollectiveOp
     from npusim.node.reduction import Watch
     from npusim.node.topology import Topology
@@ -69,7 +69,7 @@ class Sums:
 
     def __init__(self, node: NodeSpec, topology: Topology, calls: Sequence[CollectiveOp], fmt: str) -> None:
         self.node, self.topology, self.fmt = node, topology, fmt
-        self._plans: dict[tuple[CollectiveCall, bool], Plan] = {}
+        self._plans: dict[tuple[CollectiveCall, bool], NodePlan] = {}
         self._squares = self._norm = 0.0
         own, blocks = calls[0].call.algorithm, tuple((op.row, op.rows) for op in calls)
         self.orders = [Order(f"algorithm={a}", blocks, a) for a in ALGORITHMS if a != own]
@@ -94,7 +94,7 @@ class Sums:
         """Relative Frobenius distance of all sums from the float64 sums of the same terms."""
         return math.sqrt(self._squares / self._norm) if self._norm else 0.0
 
-    def _plan(self, call: CollectiveCall, *, is_ordered: bool) -> Plan:
+    def _plan(self, call: CollectiveCall, *, is_ordered: bool) -> NodePlan:
         key = (call, is_ordered)
         if key not in self._plans:
             plan = plan_collective(self.node, self.topology, call)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.ir.program import Phase, Queue, TileProgram
-from npusim.node.kernel import CollectiveCall, CollectiveOp, Kernel, KernelOp
+from npusim.ir.program import ProgramPhase, Queue, TileProgram
+from npusim.node.kernel import CollectiveCall, CollectiveOp, KernelOp, NodeKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class RowBlock:
 
     row: int
     rows: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[NodeKernel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queue
         spaces=dict(allocator.spaces),
         used_bytes=dict(allocator.peak_bytes),
         tensors={},
-        phases=(Phase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),),
+        phases=(ProgramPhase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),),
         flops=flops * ranks,
     )
 

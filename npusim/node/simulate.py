@@ -10,7 +10,7 @@ from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, givers, list_endpoints, walk
-from npusim.node.driver import Plan, plan_collective
+from npusim.node.driver import NodePlan, plan_collective
 from npusim.node.host import Host
 from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Past, RunningCollective, femtoseconds
@@ -113,7 +113,7 @@ class _Simulation:
         self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
         self.past = Past()
-        self.plans: dict[CollectiveCall, Plan] = {}
+        self.plans: dict[CollectiveCall, NodePlan] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
         self.terms: dict[str, float] = {}
@@ -204,7 +204,7 @@ class _Simulation:
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
 
-    def _plan(self, call: CollectiveCall) -> Plan:
+    def _plan(self, call: CollectiveCall) -> NodePlan:
         if call not in self.plans:
             plan = plan_collective(self.node, self.topology, call)
             core, taken = plan.driver.core, plan.driver.engine_count.value

@@ -21,7 +21,7 @@ from npusim.numerics.result import NumericResult
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
     from npusim.numerics.store import HeadSource
 
@@ -202,7 +202,7 @@ def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int,
     return output.heads_of(block.head, block.row, block.rows)
 
 
-def _blocks(phase: Phase, rows: Choice, output: GlobalTensor) -> list[Any]:
+def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any]:
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
@@ -214,7 +214,7 @@ def _blocks(phase: Phase, rows: Choice, output: GlobalTensor) -> list[Any]:
     ]
 
 
-def _needed(phase: Phase, blocks: Sequence[OutputBlock], group_size: int) -> list[Any]:
+def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], group_size: int) -> list[Any]:
     """Return the blocks of ``phase`` that the output's ``blocks`` need."""
     if phase.serves == "kv_head":
         used = {(b.batch, b.head // group_size) for b in blocks}

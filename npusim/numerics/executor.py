@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.ir.program import Item, Loop, Phase, TileProgram
+from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.numerics.events import EventLog
@@ -89,7 +89,9 @@ def execute(
     return state
 
 
-def execute_operations(program: TileProgram, phase: Phase, operations: Iterable[ResolvedOp], state: Execution) -> None:
+def execute_operations(
+    program: TileProgram, phase: ProgramPhase, operations: Iterable[ResolvedOp], state: Execution
+) -> None:
     """Execute resolved operations of one core group one after the other, in the order given.
 
     Any order that the program's queues and flags allow leaves the same bits in ``state``; `execute`
@@ -100,7 +102,7 @@ def execute_operations(program: TileProgram, phase: Phase, operations: Iterable[
         memories.execute(resolved, ())
 
 
-def _lanes(phase: Phase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
+def _lanes(phase: ProgramPhase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield groups of blocks of one shape, at most ``LANES`` together."""
     groups: dict[Hashable, list[Any]] = {}
     for block in blocks:
@@ -113,7 +115,7 @@ def _lanes(phase: Phase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
 class _Lockstep:
     """Some blocks of one shape, executed operation by operation."""
 
-    def __init__(self, program: TileProgram, phase: Phase, blocks: list[Any], state: Execution) -> None:
+    def __init__(self, program: TileProgram, phase: ProgramPhase, blocks: list[Any], state: Execution) -> None:
         self.program, self.phase, self.blocks = program, phase, blocks
         self.tensors, self.events, self.observers = state.tensors, state.events, state.observers
         self.store = BufferStore(program, len(blocks))

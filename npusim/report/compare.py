@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from npusim.report.parts import Part, Step
+    from npusim.report.parts import Part, PartStep
     from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.sheet import Sheet
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 SCHEMA_VERSION = 2
 Value = int | float | str | None
@@ -30,7 +30,7 @@ _NEAR = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Figure:
+class ComparedFigure:
     """One quantity of every run; ``kind`` says how it is written and how its change is."""
 
     name: str
@@ -87,7 +87,7 @@ class Comparison:
 
     sheets: tuple[Sheet, ...]
     differences: dict[str, tuple[object, ...]]
-    figures: tuple[Figure, ...]
+    figures: tuple[ComparedFigure, ...]
     latency: Breakdown | None
     moved: tuple[Moved, ...]
 
@@ -102,9 +102,9 @@ class Comparison:
         return tuple(k for k in self.differences if k in ("workload", "ignored") or k.startswith("problem."))
 
     @cached_property
-    def chains(self) -> tuple[tuple[Step, ...], ...]:
+    def chains(self) -> tuple[tuple[PartStep, ...], ...]:
         """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
-        found: list[tuple[Step, ...]] = [()]
+        found: list[tuple[PartStep, ...]] = [()]
         for run in range(1, len(self.sheets)):
             causes = self.latency.causes(run) if self.latency else ()
             if not self.latency or not causes or causes[0].kind != "wait":
@@ -130,7 +130,7 @@ class Comparison:
         return pre_html(comparison_table(self))
 
 
-def compare(*runs: RunResult | RunRecord | str | Path) -> Comparison:
+def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
     """Compare two runs or more with the first: why one takes longer, what moved, what of the bits.
 
     A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
@@ -217,11 +217,11 @@ def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
             yield Moved(unit, part, times)
 
 
-def _figures(sheets: Sequence[Sheet]) -> Iterator[Figure]:
+def _figures(sheets: Sequence[Sheet]) -> Iterator[ComparedFigure]:
     """Yield every figure that any run has."""
     values = [_values(s) for s in sheets]
     for name, kind in dict.fromkeys(key for found in values for key in found):
-        yield Figure(name, kind, tuple(found.get((name, kind)) for found in values))
+        yield ComparedFigure(name, kind, tuple(found.get((name, kind)) for found in values))
 
 
 def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from npusim.report import charts
 from npusim.report.compare_tables import comparison_table
-from npusim.report.page import Part
-from npusim.report.sections import Figure, Tile
+from npusim.report.page import PagePart
+from npusim.report.sections import Figure, FigureTile
 from npusim.report.text import Facts, Grid, percent
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ KINDS = MappingProxyType(
 )
 
 
-def comparison_part(c: Comparison) -> Part:
+def comparison_part(c: Comparison) -> PagePart:
     """Return what a page says of runs side by side, before it shows each of them."""
     table = comparison_table(c)
     facts = [b for b in table if isinstance(b, Facts)]
     grids = [b for b in table if isinstance(b, Grid)]
     said = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
-    return Part(" and ".join(c.labels), said, tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c)))
+    return PagePart(" and ".join(c.labels), said, tuple(_tiles(c)), [*facts, grids[-1]], tuple(_figures(c)))
 
 
-def _tiles(c: Comparison) -> Iterator[Tile]:
+def _tiles(c: Comparison) -> Iterator[FigureTile]:
     for run, sheet in enumerate(c.sheets):
         if sheet.cycles is None:
             continue
@@ -50,7 +50,7 @@ def _tiles(c: Comparison) -> Iterator[Tile]:
         bits = None if sheet.record is None else sheet.record.numerics
         error = "" if bits is None else f"relative RMSE {bits.rmse:.2e}" if bits.rmse is not None else "not finite"
         change = next((f.change(run) for f in c.figures if f.name == "latency us"), "") if run else ""
-        yield Tile(sheet.label, f"{us:,.2f} us", ", ".join(filter(None, (change, error))), error == "not finite")
+        yield FigureTile(sheet.label, f"{us:,.2f} us", ", ".join(filter(None, (change, error))), error == "not finite")
 
 
 def _figures(c: Comparison) -> Iterator[Figure]:

@@ -11,7 +11,7 @@ from npusim.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npusim.report.compare import Comparison, Figure, Kind, Moved, Value
+    from npusim.report.compare import ComparedFigure, Comparison, Kind, Moved, Value
     from npusim.report.parts import Breakdown, Part
 
 #: Rows of parts and of what moved that are shown; JSON has them all.
@@ -134,7 +134,7 @@ def _figures(c: Comparison) -> Grid:
     return Grid(("", *head), "<" + ">" * len(head), tuple(rows))
 
 
-def _repeats(figure: Figure, figures: tuple[Figure, ...]) -> bool:
+def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
     """Return whether a second core of a kind only repeats what the first one's row says."""
     first = re.sub(r"core[1-9]\d* ", "core0 ", figure.name)
     twins = [f for f in figures if f.name == first and first != figure.name]
@@ -162,7 +162,7 @@ def _arrow(values: Sequence[object]) -> str:
     return " -> ".join("-" if value is None else str(value) for value in values)
 
 
-def _style(figure: Figure, run: int) -> Style:
+def _style(figure: ComparedFigure, run: int) -> Style:
     """Return green for less of what one wants less of, red for more; neither for busy shares."""
     change = figure.relative_change(run)
     wanted_less = figure.kind in ("time", "cycles", "error", "bytes")

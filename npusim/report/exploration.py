@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.explore.exploration import Exploration
-    from npusim.explore.store import Outcome
+    from npusim.explore.store import PointOutcome
     from npusim.report.text import Block
 
 #: Reasons of infeasible points that are shown, the commonest first.
@@ -30,7 +30,7 @@ _COUNTED = (
 
 def exploration_blocks(
     name: str,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[PointOutcome],
     scene_names: Sequence[str],
     *,
     total: int,
@@ -44,7 +44,7 @@ def exploration_blocks(
     said = ", ".join(f"{counts[status]} {words}" for status, words in _COUNTED if counts[status])
     blocks: list[Block] = [Heading(f"{name}: {count}", said)]
     apart = [n for n in scene_names if n != "schedule"]
-    scenes: dict[tuple[object, ...], list[Outcome]] = defaultdict(list)
+    scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
     for o in outcomes:
         scenes[tuple(o.point.get(n) for n in apart)].append(o)
     for scene, own in scenes.items():
@@ -61,9 +61,9 @@ def exploration_blocks(
 
 
 def _ranking(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[PointOutcome],
     apart: Sequence[str],
-    chosen: Sequence[Outcome] | None,
+    chosen: Sequence[PointOutcome] | None,
     top: int,
     swayed_by: Mapping[int, str],
 ) -> Iterator[Block]:
@@ -93,12 +93,12 @@ def _ranking(
     yield Facts((("margin", tuple(_margin(best, ranked, outcomes, swayed_by))),))
 
 
-def _error(o: Outcome) -> str:
+def _error(o: PointOutcome) -> str:
     return "not finite" if o.relative_rmse is None else f"{o.relative_rmse:.2e}"
 
 
 def _margin(
-    best: Outcome, ranked: Sequence[Outcome], outcomes: Sequence[Outcome], swayed_by: Mapping[int, str]
+    best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome], swayed_by: Mapping[int, str]
 ) -> Iterator[Cell]:
     """Yield how far the best is ahead of the next, against how far methods may be off, and what might dethrone it."""
     own = best.latency_us or 1.0
@@ -117,10 +117,10 @@ def _margin(
         yield Cell(why, "warn") if why else Cell("stays the best with any assumed or fitted constant a fifth off")
 
 
-def _reasons(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
+def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
     """Yield what stops points (text before the first colon), how often, and an example of each."""
     counts: Counter[str] = Counter()
-    example: dict[str, Outcome] = {}
+    example: dict[str, PointOutcome] = {}
     for outcome in outcomes:
         what = outcome.reason.partition(":")[0]
         counts[what] += 1
@@ -146,11 +146,13 @@ def assurances(found: Exploration) -> list[Block]:
     return [Facts(tuple(facts))] if facts else []
 
 
-def what_if_blocks(outcomes: Sequence[Outcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
+def what_if_blocks(
+    outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]
+) -> list[Block]:
     """Return, for each change of the device, what the best of each schedule gains over its first value."""
     if not device_keys:
         return []
-    found: dict[tuple[object, ...], dict[str, Outcome]] = defaultdict(dict)
+    found: dict[tuple[object, ...], dict[str, PointOutcome]] = defaultdict(dict)
     for o in outcomes:
         if o.status != "ok":
             continue

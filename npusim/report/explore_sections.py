@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import SpecError
 from npusim.explore.store import FIGURES, read_store
 from npusim.report import charts, more_charts
-from npusim.report.page import Part
+from npusim.report.page import PagePart
 from npusim.report.pipes import read_csv
-from npusim.report.sections import Figure, Tile
+from npusim.report.sections import Figure, FigureTile
 from npusim.report.text import percent, whole
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def _number(text: Any) -> Any:
     return (int(value) if value.is_integer() else value) if math.isfinite(value) else None
 
 
-def exploration_part(title: str, rows: Sequence[Row]) -> Part:
+def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
     """Return what a page says of a search."""
     axes, ranked = varied(rows), _ranked(rows)
     counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(str(r["status"]) for r in rows)}
     said = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
-    return Part(
+    return PagePart(
         title, f"{whole(len(rows))} points: {said}", _tiles(ranked, axes), (), tuple(_figures(rows, ranked, axes))
     )
 
@@ -71,15 +71,15 @@ def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     return " ".join(f"{a}={row[a]}" for a in axes if row.get(a) is not None)
 
 
-def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[Tile, ...]:
+def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]:
     if not ranked:
-        return (Tile("Best", "none fits", "the reasons stand below", True),)
+        return (FigureTile("Best", "none fits", "the reasons stand below", True),)
     best, worst = ranked[0], ranked[-1]
     gain = f"{worst['latency_us'] / best['latency_us']:.2f} times as fast as the slowest that fits"
     return (
-        Tile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
-        Tile("Range", f"{worst['latency_us']:,.2f} us", gain),
-        Tile(
+        FigureTile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
+        FigureTile("Range", f"{worst['latency_us']:,.2f} us", gain),
+        FigureTile(
             "Busiest pipe of the best",
             str(best.get("busiest") or "-"),
             f"busy {percent(best.get('busy_share') or 0.0)}",

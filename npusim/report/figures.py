@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.numerics.result import NumericResult
     from npusim.report.timeline import Slice, Timeline
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1
@@ -33,7 +33,7 @@ WINDOW_OPERATIONS = 90
 PARTS = 60
 
 
-def figures_document(result: RunResult, timeline: Timeline) -> dict[str, object]:
+def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
     """Return the figures of a run as JSON data; parts that a run has not are empty."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -135,7 +135,7 @@ def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
         yield {"track": str(track), "busy": [round(cycles / step, 3) for cycles in busy]}
 
 
-def _memories(result: RunResult, timeline: Timeline) -> Iterator[tuple[str, int, int, int | None]]:
+def _memories(result: RunData, timeline: Timeline) -> Iterator[tuple[str, int, int, int | None]]:
     """Yield each memory's name, bytes allocated, bytes there, and the most that rings held at one time."""
     held: dict[str, int] = {}
     for track, levels in timeline.counters.items():
@@ -153,7 +153,7 @@ def _memories(result: RunResult, timeline: Timeline) -> Iterator[tuple[str, int,
 # ---------------------------------------------------------------- bits
 
 
-def _rows(result: RunResult, bits: NumericResult) -> Iterator[dict[str, object]]:
+def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
     """Yield the errors of the rows computed, a few rows of one head together, and how much overflowed there."""
     if not bits.row_errors:
         return
@@ -180,7 +180,7 @@ def _rows(result: RunResult, bits: NumericResult) -> Iterator[dict[str, object]]
         }
 
 
-def _overflows(result: RunResult, bits: NumericResult) -> dict[tuple[int, int, int], int]:
+def _overflows(result: RunData, bits: NumericResult) -> dict[tuple[int, int, int], int]:
     """Return how many elements overflowed, by batch, head and row of the first of each operation."""
     found: dict[tuple[int, int, int], int] = defaultdict(int)
     wanted = {e.block for e in bits.events if e.kind == "overflow"}

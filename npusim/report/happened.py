@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.walk import Path, ResolvedOp
     from npusim.numerics.result import NumericEvent
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.timing.result import Span
     from npusim.timing.stream import TimedOp
 
@@ -32,7 +32,7 @@ Wait = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class Operation:
+class ReplayedOperation:
     """One operation; ``producers`` are numbers of operations that made what it reads, in one group's order."""
 
     span: Span
@@ -48,7 +48,7 @@ class Happened:
     """The operations of one core group in program order; changes of bytes held by memory, of GB/s by link."""
 
     group: int
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[ReplayedOperation] = field(default_factory=list)
     changes: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rates: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -56,7 +56,7 @@ class Happened:
 class Reading:
     """Goes through a core group's program with its spans."""
 
-    def __init__(self, result: RunResult, group: int) -> None:
+    def __init__(self, result: RunData, group: int) -> None:
         assert result.timing is not None
         self.result, self.program, self.group = result, result.program, group
         self.clock_hz = result.timing.clock_hz
@@ -91,7 +91,7 @@ class Reading:
             left -= 1
             span = own.pop()
             assert span.label == resolved.op.label, f"{span} is no {resolved}"
-            op = Operation(span, block, resolved.path, events=events.get((phase, block, position), []))
+            op = ReplayedOperation(span, block, resolved.path, events=events.get((phase, block, position), []))
             self.found.operations.append(op)
             self._look_at_waits(op, resolved, timed)
             self._look_at_rings(op, resolved)
@@ -121,7 +121,7 @@ class Reading:
             for op, _ in streams.stream(phase, phase.blocks_of_group(self.group, count), cursors):
                 yield op
 
-    def _look_at_waits(self, op: Operation, resolved: ResolvedOp, timed: TimedOp | None) -> None:
+    def _look_at_waits(self, op: ReplayedOperation, resolved: ResolvedOp, timed: TimedOp | None) -> None:
         """Note who made what an operation reads, and cut the time before it by what held it up.
 
         Flags in the order in which the queue looks at them.  Where an instruction came late and a flag later
@@ -145,7 +145,7 @@ class Reading:
             op.waits.append((PIPE_BUSY if is_shared else NO_INSTRUCTION, now, op.span.start))
         self.free[resolved.op.queue] = max(op.span.end, op.span.done)
 
-    def _look_at_rings(self, op: Operation, resolved: ResolvedOp) -> None:
+    def _look_at_rings(self, op: ReplayedOperation, resolved: ResolvedOp) -> None:
         """A slot is held from its first producer's begin to its last consumer's end."""
         for (name, is_producer), generation in resolved.cursors.items():
             ring = self.sides[name, resolved.op.queue, is_producer].ring_number

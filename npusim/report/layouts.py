@@ -15,7 +15,7 @@ from npusim.report.text import Cell, Facts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.layout import Chain, Fragment, Instruction
+    from npusim.layout import Chain, Fragment, MmaInstruction
 
 SCHEMA_VERSION = 1
 
@@ -64,7 +64,7 @@ class Picture:
 # ---------------------------------------------------------------- what is drawn
 
 
-def fragment_picture(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
+def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
     """Return the picture of an operand: one group's tile, or the whole warp's if arranged.
 
     Raises `LayoutError` where there is no such operand or the arrangement does not fit.
@@ -84,7 +84,7 @@ def fragment_picture(instruction: Instruction, operand: str, arrangement: Arrang
     return Picture(_title(instruction, fragment), note, squares, _fragment_facts(instruction, fragment))
 
 
-def chain_picture(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
+def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
     """Return the picture of an accumulator and of what its next product needs moved.
 
     Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
@@ -146,7 +146,7 @@ def _colour(fragment: Fragment, lane: int) -> str:
 # ---------------------------------------------------------------- what is said
 
 
-def _title(instruction: Instruction, fragment: Fragment) -> str:
+def _title(instruction: MmaInstruction, fragment: Fragment) -> str:
     return f"{instruction.name}: {_kind(fragment)}"
 
 
@@ -174,7 +174,7 @@ def _note(fragment: Fragment, arrangement: Arrangement | None) -> str:
     return f"TiVj: value j of lane i; quad pairs {arrangement}{shared}"
 
 
-def _fragment_facts(instruction: Instruction, fragment: Fragment) -> Facts:
+def _fragment_facts(instruction: MmaInstruction, fragment: Fragment) -> Facts:
     map_text = f"(thread, value) -> row + {fragment.rows} column = {fragment.layout}"
     rows = [
         ("layout", (Cell(map_text),)),
@@ -257,7 +257,7 @@ def _square_text(square: Square) -> str:
 # ---------------------------------------------------------------- JSON
 
 
-def fragment_document(instruction: Instruction, operand: str) -> dict[str, object]:
+def fragment_document(instruction: MmaInstruction, operand: str) -> dict[str, object]:
     """Return an operand's map for scripts: every element's group, row and column by lane."""
     fragment = instruction.operand(operand)
     lanes = range(fragment.lanes.size)
@@ -274,7 +274,9 @@ def fragment_document(instruction: Instruction, operand: str) -> dict[str, objec
     }
 
 
-def chain_document(instruction: Instruction, operand: str, arrangement: Arrangement | None = None) -> dict[str, object]:
+def chain_document(
+    instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None
+) -> dict[str, object]:
     """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
     found = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
     return {
@@ -294,7 +296,7 @@ def chain_document(instruction: Instruction, operand: str, arrangement: Arrangem
     }
 
 
-def _common(instruction: Instruction, fragment: Fragment) -> dict[str, object]:
+def _common(instruction: MmaInstruction, fragment: Fragment) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "npusim.layout",

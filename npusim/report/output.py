@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
@@ -93,7 +93,7 @@ def _check_place(path: Path) -> Path:
 
 
 def save_run(
-    result: RunResult,
+    result: RunData,
     folder: str | Path | None = None,
     *,
     trace: TraceFormat | Literal["none"] = "perfetto",
@@ -136,14 +136,14 @@ def save_run(
     return target
 
 
-def _page(result: RunResult, record: RunRecord, drawn: dict[str, object]) -> str:
+def _page(result: RunData, record: RunRecord, drawn: dict[str, object]) -> str:
     from npusim.report.reports import run_page
     from npusim.report.trial import Trial
 
     return run_page(record, drawn, Trial(result))
 
 
-def save_trace(result: RunResult, path: str | Path, window: tuple[float, float] | None = None) -> Path:
+def save_trace(result: RunData, path: str | Path, window: tuple[float, float] | None = None) -> Path:
     """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
     form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"
@@ -259,7 +259,7 @@ def _exchanged(one: Path, other: Path) -> bool:
     return exchange is not None and exchange(*paths, _RENAME_EXCHANGE) == 0
 
 
-def _save_tensor(result: RunResult, file: Path) -> None:
+def _save_tensor(result: RunData, file: Path) -> None:
     from safetensors.numpy import save_file
 
     numerics = result.numerics

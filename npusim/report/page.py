@@ -22,19 +22,19 @@ from npusim.report.charts import altair
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.report.sections import Figure, Tile
+    from npusim.report.sections import Figure, FigureTile
     from npusim.report.text import Block
 
 TEMPLATES = Path(__file__).with_name("template")
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A part of a page: a heading, the few numbers, a table as the terminal has it, figures."""
 
     title: str
     subtitle: str = ""
-    tiles: Sequence[Tile] = ()
+    tiles: Sequence[FigureTile] = ()
     blocks: Sequence[Block] = ()
     figures: Sequence[Figure] = ()
 
@@ -50,7 +50,7 @@ def theme(name: str) -> dict[str, Any]:
     return found
 
 
-def page_html(title: str, parts: Sequence[Part]) -> str:
+def page_html(title: str, parts: Sequence[PagePart]) -> str:
     """Return a page as HTML; raise `NpusimError` where a library of the extra ``report`` is missing."""
     altair()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

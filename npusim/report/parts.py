@@ -47,7 +47,7 @@ LAUNCH = Part("launch", "launch", ())
 
 
 @dataclass(frozen=True)
-class Step:
+class PartStep:
     """One step along a chain of waits: what moved most in the same direction, in the queue waited for."""
 
     unit: str
@@ -157,13 +157,13 @@ def _units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
     return tuple(max(queues(s), key=lambda n: busy(s, n)) for s in sheets)
 
 
-def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Step, ...]:
+def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]:
     """Follow a wait to who is waited for, and what moved most there in the same direction, and so on.
 
     It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
     are the pace of a loop of hand-overs, which its depth and the work in it decide.
     """
-    seen, found = {unit}, list[Step]()
+    seen, found = {unit}, list[PartStep]()
     sign = _change(old, new, unit).get(("wait", cause), 0)
     while len(found) < LONGEST:
         known = new.units.get(unit) or old.units.get(unit)
@@ -176,7 +176,7 @@ def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Step, ...]:
             break
         kind, cause = max(same, key=lambda row: abs(same[row]))
         cycles = tuple(s.rows(unit).get((kind, cause), 0) for s in (old, new))
-        found.append(Step(unit, Part(kind, cause, cycles)))
+        found.append(PartStep(unit, Part(kind, cause, cycles)))
         if kind != "wait" or unit in seen:
             break
         seen.add(unit)

@@ -22,7 +22,7 @@ from npusim.timing.result import Account, QueueUse
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.numerics.result import NumericResult
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.timing.result import TimingResult
 
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
@@ -149,7 +149,7 @@ class RunRecord:
     presets: tuple[PresetOutcome, ...] = ()
 
 
-def record_of(result: RunResult) -> RunRecord:
+def record_of(result: RunData) -> RunRecord:
     """Return what is kept of ``result``."""
     return RunRecord(
         **_named_alike(RunRecord, result)
@@ -180,7 +180,7 @@ def _device(device: DeviceSpec) -> DeviceRecord:
     )
 
 
-def _timing(result: RunResult, timing: TimingResult) -> TimingRecord:
+def _timing(result: RunData, timing: TimingResult) -> TimingRecord:
     # Groups of one class share their uses.
     queues = tuple(replace(use, group=g) for g, uses in enumerate(timing.queues) for use in uses)
     return TimingRecord(

@@ -10,7 +10,7 @@ from npusim.report.compare import compare
 from npusim.report.compare_sections import comparison_part
 from npusim.report.explore_sections import exploration_part, rows_of
 from npusim.report.figures import load_figures
-from npusim.report.page import Part, page_html
+from npusim.report.page import PagePart, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
 from npusim.report.sections import run_figures, run_tiles
 from npusim.report.tables import asked_text, run_table
@@ -36,13 +36,13 @@ def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
     return page_html(title, [run_part(record, drawn, trial)])
 
 
-def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> Part:
+def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> PagePart:
     """Return what a page says of one run; pipes and links are figures of their own."""
     table = run_table(record, trial)
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [b for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))
-    return Part(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
+    return PagePart(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
 
 
 def saved_page(runs: Sequence[Path]) -> str:

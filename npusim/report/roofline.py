@@ -9,7 +9,7 @@ from npusim.config.node import NodeDevice
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
     return None
 
 
-def roofline_of(result: RunResult) -> Roofline | None:
+def roofline_of(result: RunData) -> Roofline | None:
     """Return a run's place; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:

@@ -32,7 +32,7 @@ CONSTANTS = 12
 
 
 @dataclass(frozen=True)
-class Tile:
+class FigureTile:
     """One of the few numbers at the head of a page; ``is_bad`` where it should alarm."""
 
     name: str
@@ -54,30 +54,32 @@ class Figure:
     is_wide: bool = False
 
 
-def run_tiles(record: RunRecord) -> tuple[Tile, ...]:
+def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
     """Return what a reader wants to know first."""
     found = []
     timing, bits = record.timing, record.numerics
     if timing is not None:
         band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
-        found.append(Tile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}"))
+        found.append(FigureTile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}"))
         if (held := timing.validated) is not None:
             value = "never" if held.most_error is None else f"within {percent(held.most_error)}"
-            found.append(Tile("Validated", value, held.text(record.schedule, record.device.name)))
+            found.append(FigureTile("Validated", value, held.text(record.schedule, record.device.name)))
         if timing.flops and timing.latency_us:
             at = timing.roofline
             reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
-            found.append(Tile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached))
+            found.append(FigureTile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached))
         busiest = bottleneck(timing)
         if busiest is not None:
-            found.append(Tile("Busiest pipe", busiest.pipe, f"busy {percent(busiest.busy_share)} of the kernel"))
+            found.append(FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(busiest.busy_share)} of the kernel"))
     if bits is not None:
         is_finite = not (bits.nan_count or bits.inf_count)
         rmse = "not finite" if bits.rmse is None or not is_finite else f"{bits.rmse:.2e}"
-        found.append(Tile("Relative RMSE", rmse, f"against {bits.against} on {bits.sample}", not is_finite))
+        found.append(FigureTile("Relative RMSE", rmse, f"against {bits.against} on {bits.sample}", not is_finite))
         overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
         found.append(
-            Tile("Overflow, NaN", f"{whole(overflow)}, {whole(nan)}", "elements, on the way", bool(overflow or nan))
+            FigureTile(
+                "Overflow, NaN", f"{whole(overflow)}, {whole(nan)}", "elements, on the way", bool(overflow or nan)
+            )
         )
     return tuple(found)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.report.record import TimingRecord
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.timing.result import QueueUse
 
 #: What a unit's time goes to: the kind of it, and which.
@@ -90,7 +90,7 @@ class Sheet:
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
 
-def sheets_of(runs: Iterable[RunResult | RunRecord | str | Path]) -> tuple[Sheet, ...]:
+def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.
 
     Labels are those of the folders, and differ: two folders of one name bring their parents' along.
@@ -101,7 +101,7 @@ def sheets_of(runs: Iterable[RunResult | RunRecord | str | Path]) -> tuple[Sheet
     return tuple(sheet_of(run, label) for run, label in zip(listed, labels, strict=True))
 
 
-def sheet_of(run: RunResult | RunRecord | str | Path, label: str) -> Sheet:
+def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
     """Return the sheet of one run; see :func:`sheets_of`."""
     if isinstance(run, str | Path):
         if Path(run).suffix == ".csv":

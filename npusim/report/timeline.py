@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npusim.numerics.result import NumericEvent
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.timing.result import QueueUse, TimingResult
 
 _NANOSECONDS = 10**9
@@ -99,7 +99,7 @@ def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterabl
         yield start, before
 
 
-def timeline_of(result: RunResult) -> Timeline:
+def timeline_of(result: RunData) -> Timeline:
     """Return the timeline of the core groups that were traced; empty for a run without a time."""
     timing = result.timing
     if timing is None:
@@ -115,7 +115,7 @@ def timeline_of(result: RunResult) -> Timeline:
     return timeline
 
 
-def _empty_tracks(result: RunResult, timing: TimingResult) -> dict[Track, list[Slice]]:
+def _empty_tracks(result: RunData, timing: TimingResult) -> dict[Track, list[Slice]]:
     """Return the tracks of the traced groups: queues, and on a GPU their pipes, where operations are drawn."""
     pipes = [use.queue for use in timing.queues[0] if use.is_pipe]
     names = [*pipes, *(queue.name for queue in result.program.queues)]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Item, Phase, TileProgram
-    from npusim.run_result import RunResult
+    from npusim.ir.program import Item, ProgramPhase, TileProgram
+    from npusim.run_result import RunData
 
 #: Shapes of blocks of a phase that are compared; more only repeat them with other lengths.
 _SHAPES = 4
@@ -24,7 +24,7 @@ _SHAPES = 4
 class Trial:
     """Tries other values of one tiling field on the schedule, problem and device of a run."""
 
-    def __init__(self, result: RunResult) -> None:
+    def __init__(self, result: RunData) -> None:
         self._result = result
         self._now: object = None
 
@@ -68,7 +68,7 @@ def _structure(program: TileProgram) -> object:
     return tuple((phase.name, len(phase.blocks), _blocks(phase)) for phase in program.phases)
 
 
-def _blocks(phase: Phase) -> object:
+def _blocks(phase: ProgramPhase) -> object:
     found: dict[object, object] = {}
     for block in phase.blocks:
         shape = phase.shape(block)

@@ -17,7 +17,7 @@ from npusim.schedules.define import schedule
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell
+    from npusim.algorithms.phase import WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
 
@@ -60,10 +60,10 @@ class GemmFields(Tiling):
     )
 
 
-def swizzled(cells: tuple[Cell, ...], together: int, rows: int) -> tuple[Cell, ...]:
+def swizzled(cells: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
 
-    def place(cell: Cell) -> tuple[int, ...]:
+    def place(cell: WorkTile) -> tuple[int, ...]:
         (_, row, _), (_, col, _) = cell.spans
         return cell.batch, cell.head, row // (rows * together), col, row
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from npusim.config.kernels import GemmProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field
-from npusim.node.kernel import Child, Kernel
+from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
 from npusim.schedules.registry import Schedule
@@ -36,7 +36,7 @@ def build(problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice,
     ranks = device.node.device_count.value
     comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
     blocks = [
-        RowBlock(row, rows, (Kernel("linear", (linear(rows, problem, precision),)),))
+        RowBlock(row, rows, (NodeKernel("linear", (linear(rows, problem, precision),)),))
         for row, rows in cut_rows(problem.m, tiling.blocks, tiling.first_share)
     ]
     return node_program("gemm_allreduce", ranks, blocks, comm, problem.flops())

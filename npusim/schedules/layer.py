@@ -14,7 +14,7 @@ from npusim.config.layer import ModelProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.node.kernel import Child, Kernel
+from npusim.node.kernel import Child, NodeKernel
 from npusim.node.memory import plan, refuse_too_large
 from npusim.node.program import COMPUTE, RowBlock, Task, block_tasks, cut_rows, task_program
 from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, check_ranks, communication, element_bytes
@@ -136,7 +136,7 @@ def layer_tasks(
     else:
         for index, (row, rows) in enumerate(cuts):
             pieces = (attention_kernel(q, tiling.attention, device) for q in row_pieces(p.attention, row, rows))
-            attention = Kernel("attention", tuple(c for k in pieces for c in k.children))
+            attention = NodeKernel("attention", tuple(c for k in pieces for c in k.children))
             block = RowBlock(row, rows, (attention, _product("projection", rows, p.hidden, p.width, p, is_fused=True)))
             tasks += block_tasks(index, block)
             ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
@@ -155,7 +155,7 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
     return len(tasks) - 1
 
 
-def _before(p: ModelProblem) -> tuple[Kernel, ...]:
+def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     """Return what comes before attention: norm, the product with W_q, W_k and W_v, rotary embedding."""
     turned = RowsProblem(what="rotary", heads=p.heads + p.kv_heads, rows=p.rows, cols=p.head_dim // 2, dtype=p.dtype)
     return (
@@ -165,7 +165,7 @@ def _before(p: ModelProblem) -> tuple[Kernel, ...]:
     )
 
 
-def _ffn(p: ModelProblem, rows: int) -> tuple[Kernel, ...]:
+def _ffn(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
     """Return norm and FFN of some rows: up, with its gate where it has one, activation, down."""
     width = (2 if p.gated else 1) * p.ffn_width
     act = RowsProblem(what="gate" if p.gated else "gelu", rows=rows, cols=p.ffn_width, dtype=p.dtype)
@@ -185,12 +185,12 @@ def _head(p: ModelProblem) -> TileProgram:
     return task_program("vocabulary", p.ranks, block_tasks(0, block), 2 * p.batch * columns * p.hidden, (COMPUTE,))
 
 
-def _rows(problem: RowsProblem, name: str) -> Kernel:
-    return Kernel("rows", (Child("rows", problem),), name=name)
+def _rows(problem: RowsProblem, name: str) -> NodeKernel:
+    return NodeKernel("rows", (Child("rows", problem),), name=name)
 
 
-def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bool = False) -> Kernel:
-    return Kernel("linear", (Child("gemm", GemmProblem(m=m, n=n, k=k, dtype=p.dtype)),), is_fused, name)
+def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bool = False) -> NodeKernel:
+    return NodeKernel("linear", (Child("gemm", GemmProblem(m=m, n=n, k=k, dtype=p.dtype)),), is_fused, name)
 
 
 SCHEDULES = (

@@ -16,7 +16,7 @@ from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.node.kernel import Child, CopyCall, CopyOp, HostCall, HostOp, Kernel, KernelOp
+from npusim.node.kernel import Child, CopyCall, CopyOp, HostCall, HostOp, KernelOp, NodeKernel
 from npusim.node.program import COMPUTE, CPU, DOWN, UP, Task, task_program
 from npusim.schedules.allreduce import PartialSums, check_ranks
 from npusim.schedules.registry import Schedule
@@ -42,15 +42,15 @@ class OffloadTiling(Tiling):
 PRECISIONS = MappingProxyType({"stored": PartialSums("stored", "input")})
 
 
-def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> Kernel:
+def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKernel:
     """Return attention on the devices: the kernel of the node's file, or a schedule of ours."""
     if problem.seq_q > 1:
         usual = {"ascend": "two_level"}.get(device.each.family, "flash")
-        return Kernel("attention", (Child(usual if name == "auto" else name, problem),))
+        return NodeKernel("attention", (Child(usual if name == "auto" else name, problem),))
     table = device.node.kernels
     is_stated = name == "auto" and table is not None and table.decode is not None
     child = Child("split_kv" if name == "auto" else name, problem)
-    return Kernel("decode" if is_stated else "attention", (child,), name="attention")
+    return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
 
 
 def attention_tasks(

@@ -24,7 +24,7 @@ from npusim.schedules.splits import best_splits
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Cell, Mask, Phase
+    from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
 
@@ -63,7 +63,7 @@ def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_pa
     return attention_phase(flash, problem, sizes, cells, tensors, mask, p, scale=scale)
 
 
-def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[Cell, ...]:
+def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
     """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
 
     With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix

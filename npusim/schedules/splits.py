@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AttentionPace:
     """What attention takes on one core group, in its cycles.
 
     cell, tile
@@ -38,12 +38,12 @@ class Pace:
 # pangu_38b on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  Calls come out within
 # 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
 #: On the 910B2 and the 950.
-ASCEND = Pace(cell=4000, tile=700, bytes_per_cycle=100)
+ASCEND = AttentionPace(cell=4000, tile=700, bytes_per_cycle=100)
 #: On the V100.  A second resident block takes half as long again, with 128 rows as long again:
 #: none counts.
-STAGED = Pace(cell=2300, tile=900, bytes_per_cycle=11.7)
+STAGED = AttentionPace(cell=2300, tile=900, bytes_per_cycle=11.7)
 #: On the H200, whose warp groups work beside one another.
-BESIDE = Pace(cell=3300, tile=730, bytes_per_cycle=18.1, residents=2)
+BESIDE = AttentionPace(cell=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 #: Rows of a block that take no longer than one; beyond, time grows with them (1 to 128, all four).

@@ -15,7 +15,7 @@ from npusim.config.layer import LayerProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field
-from npusim.node.kernel import Child, Kernel
+from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
 from npusim.schedules.gemm_allreduce import linear
@@ -56,8 +56,8 @@ def build(
     for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):
         pieces = tuple(Child(name, p) for p in row_pieces(attention, row, rows))
         kernels = (
-            Kernel("attention", pieces),
-            Kernel("linear", (linear(rows, product, precision),), is_fused=tiling.blocks > 1),
+            NodeKernel("attention", pieces),
+            NodeKernel("linear", (linear(rows, product, precision),), is_fused=tiling.blocks > 1),
         )
         blocks.append(RowBlock(row, rows, kernels))
     return node_program("tiling_allreduce", problem.ranks, blocks, comm, problem.flops())

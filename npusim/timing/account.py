@@ -16,7 +16,7 @@ from npusim.timing.stream import TimedLoop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.ir.program import Phase
+    from npusim.ir.program import ProgramPhase
     from npusim.timing.result import QueueUse
     from npusim.timing.stream import Streams, TimedBody
 
@@ -40,7 +40,7 @@ def account_of(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Seque
     return Account(group, tuple(work), tuple(phases), givers(streams.endpoints))
 
 
-def _add(streams: Streams, phase: Phase, group: int, done: Done) -> set[int]:
+def _add(streams: Streams, phase: ProgramPhase, group: int, done: Done) -> set[int]:
     """Add what a core group does in a phase; return the queues that do something."""
     times: dict[int, int] = {}
     bodies: dict[int, TimedBody] = {}
@@ -76,7 +76,7 @@ def _count(body: TimedBody, times: int, ran: dict[int, int]) -> None:
                 ran[op.key] = ran.get(op.key, 0) + times
 
 
-def _prefix(streams: Streams, phase: Phase) -> str:
+def _prefix(streams: Streams, phase: ProgramPhase) -> str:
     """Return what a phase's rings are called by, and so its operations: the phase, unless it is the main one."""
     prefix = f"{phase.name} "
     return prefix if any(ring.name.startswith(prefix) for ring in streams.program.rings) else ""

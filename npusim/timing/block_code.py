@@ -53,7 +53,7 @@ Part = tuple[int, ...] | tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class CompiledBody:
     """Code of one body: where each scalar unit's begins, how many operations it runs, how deep it nests.
 
     ``repeats`` are the loops whose counts a block brings: body and first instruction by issuer.
@@ -81,7 +81,7 @@ class Code:
 
     streams: Streams
     instructions: list[tuple[int, int, int]] = field(default_factory=list)
-    bodies: list[Body] = field(default_factory=list)
+    bodies: list[CompiledBody] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     operations: list[TimedOp] = field(default_factory=list)
     operands: list[int] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Code:
             self.bodies.append(written)
         return known
 
-    def _write(self, parts: tuple[Part, ...]) -> Body:
+    def _write(self, parts: tuple[Part, ...]) -> CompiledBody:
         queues, issuers = self.streams.program.queues, self.streams.issuers
         entry, operations, depth = [], [], 1
         repeats: list[tuple[int, list[int]]] = [(p[2], []) for p in parts if p and p[0] == "repeat"]
@@ -210,7 +210,7 @@ class Code:
             self.instructions.append((RET, 0, 0))
             operations.append(count)
         found = tuple((inner, tuple(at)) for inner, at in repeats)
-        return Body(parts, tuple(entry), tuple(operations), depth, found)
+        return CompiledBody(parts, tuple(entry), tuple(operations), depth, found)
 
     def _call(self, body: int, operand: int, times: int) -> None:
         if times > 1:

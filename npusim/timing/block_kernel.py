@@ -32,7 +32,7 @@ from npusim.timing.block_machine import (
     TARGET,
     TODO,
     WINDOW_AT,
-    Machine,
+    EngineState,
     Program,
 )
 from npusim.timing.block_shared import (
@@ -55,7 +55,7 @@ HALTED = -2
 
 
 @inline
-def fetch(p: Program, m: Machine, d: int) -> int:
+def fetch(p: Program, m: EngineState, d: int) -> int:
     """Return the next operation of dispatcher ``d``, or ``HALTED``."""
     pc, level = m.dispatcher[d].pc, m.dispatcher[d].level
     while True:
@@ -94,7 +94,7 @@ def fetch(p: Program, m: Machine, d: int) -> int:
 
 
 @inline
-def enter(m: Machine, d: int, level: int, pc: int, operand: int, left: int) -> None:
+def enter(m: EngineState, d: int, level: int, pc: int, operand: int, left: int) -> None:
     """Push a loop or a call."""
     m.stack[d, level].pc = pc
     m.stack[d, level].operand = operand
@@ -103,7 +103,7 @@ def enter(m: Machine, d: int, level: int, pc: int, operand: int, left: int) -> N
 
 
 @inline
-def issue(p: Program, m: Machine, d: int) -> None:
+def issue(p: Program, m: EngineState, d: int) -> None:
     """Issue until a queue is full or the code ends."""
     first = d // p.entry.shape[1] * len(p.queue)
     clock, op = m.dispatcher[d].clock, m.dispatcher[d].pending
@@ -132,7 +132,7 @@ def issue(p: Program, m: Machine, d: int) -> None:
 
 
 @inline
-def remember(m: Machine, who: int) -> None:
+def remember(m: EngineState, who: int) -> None:
     """Put an engine or dispatcher on the stack of those to look at."""
     if not m.is_todo[who]:
         m.is_todo[who] = 1
@@ -144,7 +144,7 @@ def remember(m: Machine, who: int) -> None:
 
 
 @inline
-def work(p: Program, m: Machine, e: int, now: int) -> None:
+def work(p: Program, m: EngineState, e: int, now: int) -> None:
     """Take operations until one waits for a flag or a link, or none is left."""
     if m.engine[e].wait_at == NOTHING and m.engine[e].op != NOTHING:
         return
@@ -177,7 +177,7 @@ def work(p: Program, m: Machine, e: int, now: int) -> None:
 
 
 @inline
-def take(p: Program, m: Machine, e: int) -> None:
+def take(p: Program, m: EngineState, e: int) -> None:
     """Take the oldest entry of the queue; its place is free from that moment."""
     head = m.engine[e].head
     op = m.entry[e, head].op
@@ -195,7 +195,7 @@ def take(p: Program, m: Machine, e: int) -> None:
 
 
 @inline
-def flags_seen(p: Program, m: Machine, e: int) -> bool:
+def flags_seen(p: Program, m: EngineState, e: int) -> bool:
     """Go through the waits; return False, as a waiter, if a flag has yet to be set.
 
     An endpoint's own counter stands at the generation it works on, since only its engine sets it.
@@ -225,7 +225,7 @@ def flags_seen(p: Program, m: Machine, e: int) -> bool:
 
 
 @inline
-def complete(p: Program, m: Machine, e: int, end: int) -> None:
+def complete(p: Program, m: EngineState, e: int, end: int) -> None:
     """Book the operation and hand on its slots."""
     op, member = m.engine[e].op, e // len(p.queue)
     m.engine[e].op = NOTHING
@@ -255,7 +255,7 @@ def complete(p: Program, m: Machine, e: int, end: int) -> None:
 
 
 @inline
-def keep_span(m: Machine, e: int, op: int, end: int) -> None:
+def keep_span(m: EngineState, e: int, op: int, end: int) -> None:
     """Keep an operation for the timeline."""
     at = m.size[SPANS]
     m.span[at].engine, m.span[at].op = e, op
@@ -267,7 +267,7 @@ def keep_span(m: Machine, e: int, op: int, end: int) -> None:
 
 
 @inline
-def settle(p: Program, m: Machine, link: int, now: int) -> None:
+def settle(p: Program, m: EngineState, link: int, now: int) -> None:
     """End the transfers that are through at ``now`` and find when the next one will be."""
     heap, flows = m.transfer[link], m.link[link].flows
     if flows:
@@ -297,7 +297,7 @@ def settle(p: Program, m: Machine, link: int, now: int) -> None:
 
 
 @inline
-def settle_room(p: Program, m: Machine, member: int, now: int) -> None:
+def settle_room(p: Program, m: EngineState, member: int, now: int) -> None:
     """End the work of a core's warp groups that is through at ``now``."""
     serve_room(m, member, now)
     e = next_through(p, m, member)
@@ -310,7 +310,7 @@ def settle_room(p: Program, m: Machine, member: int, now: int) -> None:
 
 
 @inline
-def grant(p: Program, m: Machine, now: int) -> None:
+def grant(p: Program, m: EngineState, now: int) -> None:
     """Let the operations that are ready in this tick have their pipes, in the order of their queues."""
     while m.size[REQUESTS] and m.request[0].key // len(m.engine) == now:
         e = m.request[0].engine
@@ -340,7 +340,7 @@ def grant(p: Program, m: Machine, now: int) -> None:
 
 
 @inline
-def run_ahead(p: Program, m: Machine, now: int) -> None:
+def run_ahead(p: Program, m: EngineState, now: int) -> None:
     """Let everybody go on who can, ``now`` being the time up to which links are in order."""
     engines = len(m.engine)
     while m.size[TODO] and not m.size[CROSSED]:
@@ -354,7 +354,7 @@ def run_ahead(p: Program, m: Machine, now: int) -> None:
 
 
 @inline
-def next_event(m: Machine) -> int:
+def next_event(m: EngineState) -> int:
     """Return the time of the next event, or ``NEVER``."""
     now = min(m.event[0].key if m.size[EVENTS] else NEVER, m.due[1])
     for link in range(len(m.link)):
@@ -363,7 +363,7 @@ def next_event(m: Machine) -> int:
 
 
 @inline
-def happen(p: Program, m: Machine, now: int) -> None:
+def happen(p: Program, m: EngineState, now: int) -> None:
     """Begin and end the transfers of this tick; once there are none, grant shared pipes."""
     is_quiet = True
     while m.size[EVENTS] and m.event[0].key == now:
@@ -384,7 +384,7 @@ def happen(p: Program, m: Machine, now: int) -> None:
 
 
 @inline
-def advance(p: Program, m: Machine, start: int) -> int:
+def advance(p: Program, m: EngineState, start: int) -> int:
     """Run until nobody can go on or a boundary is crossed; return the time of the last event."""
     now = start
     while True:

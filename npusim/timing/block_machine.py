@@ -22,7 +22,7 @@ Records = Any
 #: Kinds of instructions of a dispatcher's code.  ``LOOP`` runs as often as its argument says,
 #: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
 OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
-#: Places of ``Machine.size``: lengths of lists; which level of loops the scalar unit ``MASTER`` has
+#: Places of ``EngineState.size``: lengths of lists; which level of loops the scalar unit ``MASTER`` has
 #: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations; when that was, by the links'
 #: clock (``NOW``) and by its own (``MOMENT``).  ``FETCHED`` marks the calls fetched since, counted
 #: from instruction ``WINDOW_AT``, bit by bit.
@@ -93,7 +93,7 @@ LINK_TYPE = record("rate", "unit", "others")
 MEMBER_TYPE = record("weight", "is_traced")
 
 
-class Machine(NamedTuple):
+class EngineState(NamedTuple):
     """The state of a run; views of one block of memory (:func:`build_machine`)."""
 
     engine: Records
@@ -173,7 +173,7 @@ USED_TYPE = record("free", "busy", "done")
 SPAN_TYPE = record("engine", "op", "start", "end")
 
 
-def build_machine(program: Program, history: int, levels: int, spans: int = 0) -> Machine:
+def build_machine(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
     """Return an idle machine: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
     members, issuers = len(program.member), program.entry.shape[1]
     engines, counters = members * len(program.queue), members * len(program.endpoint)
@@ -209,7 +209,7 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
     for name, (kind, shape) in layout.items():
         parts[name] = memory[at : at + words[name]].view(kind).reshape(shape)
         at += words[name]
-    machine = Machine(**parts)
+    machine = EngineState(**parts)
     for field in ("op", "blocked", "next_waiter"):
         machine.engine[field] = -1
     machine.counter["waiter"] = -1
@@ -220,7 +220,7 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
     return machine
 
 
-def memory_of(machine: Machine) -> Ints:
+def memory_of(machine: EngineState) -> Ints:
     """Return the block of memory that all arrays of a machine are views of."""
     memory: Ints = machine.size.base
     return memory

@@ -14,20 +14,20 @@ from npusim.timing.summary import NO_INSTRUCTION, summarise
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from npusim.ir.program import Phase
+    from npusim.ir.program import ProgramPhase
     from npusim.timing.block_code import Code
-    from npusim.timing.block_machine import Ints, Machine, Program
+    from npusim.timing.block_machine import EngineState, Ints, Program
     from npusim.timing.fold import Classes
     from npusim.timing.stream import Streams
 
     #: Runs a phase from a cycle on; the last argument is the dispatcher whose loops tell the most.
-    RunPhase = Callable[[Program, Machine, int, int], None]
+    RunPhase = Callable[[Program, EngineState, int, int], None]
 
 #: Waiting engines that a message about a deadlock lists, as in ``des``.
 SHOWN = 8
 
 
-def run_whole(program: Program, machine: Machine, start: int, _master: int) -> None:
+def run_whole(program: Program, machine: EngineState, start: int, _master: int) -> None:
     """Run a phase operation by operation."""
     from npusim.timing.steady_kernel import UNUSED, run_steady
 
@@ -121,7 +121,7 @@ class Run:
                     kept.append(span_of(operations[op], self.streams, use, start, end))
         return tuple(kept)
 
-    def _describe(self, phase: Phase) -> str:
+    def _describe(self, phase: ProgramPhase) -> str:
         """Return who waits for what, as ``des`` says it."""
         m, p, queues = self.machine, self.program, self.streams.program.queues
         named = []

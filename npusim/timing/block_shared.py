@@ -10,13 +10,13 @@ from npusim.timing.block_machine import FRACTION_BITS, NEVER
 from npusim.timing.gpu_pipes import ONE, ONE_BITS
 
 if TYPE_CHECKING:
-    from npusim.timing.block_machine import Machine, Program
+    from npusim.timing.block_machine import EngineState, Program
 
 # ---------------------------------------------------------------- links
 
 
 @inline
-def join(p: Program, m: Machine, e: int) -> None:
+def join(p: Program, m: EngineState, e: int) -> None:
     """Start the transfers of the operation that engine ``e`` begins now."""
     op, begin = m.engine[e].op, m.engine[e].begun
     weight = p.member[e // len(p.queue)].weight
@@ -33,7 +33,7 @@ def join(p: Program, m: Machine, e: int) -> None:
 
 
 @inline
-def serve(p: Program, m: Machine, link: int, now: int) -> None:
+def serve(p: Program, m: EngineState, link: int, now: int) -> None:
     """Move a link's clock on to ``now``."""
     elapsed = now - m.link[link].updated
     if elapsed > 0:
@@ -47,7 +47,7 @@ def serve(p: Program, m: Machine, link: int, now: int) -> None:
 
 
 @inline
-def enter_room(p: Program, m: Machine, e: int, now: int) -> None:
+def enter_room(p: Program, m: EngineState, e: int, now: int) -> None:
     """Let the operation of engine ``e`` begin its work beside the other warp groups of its core."""
     op, member = m.engine[e].op, e // len(p.queue)
     for at in range(p.op[op].takes, p.op[op + 1].takes):
@@ -67,7 +67,7 @@ def enter_room(p: Program, m: Machine, e: int, now: int) -> None:
 
 
 @inline
-def begin_beside(p: Program, m: Machine, e: int, now: int) -> None:
+def begin_beside(p: Program, m: EngineState, e: int, now: int) -> None:
     """Let engine ``e`` begin what it does beside others: work on its core, or transfers."""
     if p.op[m.engine[e].op].kind >= 0:
         enter_room(p, m, e, now)
@@ -76,7 +76,7 @@ def begin_beside(p: Program, m: Machine, e: int, now: int) -> None:
 
 
 @inline
-def serve_room(m: Machine, member: int, now: int) -> None:
+def serve_room(m: EngineState, member: int, now: int) -> None:
     """Move a core's clocks on to ``now``."""
     room = m.room[member]
     elapsed = now - room.updated
@@ -87,7 +87,7 @@ def serve_room(m: Machine, member: int, now: int) -> None:
 
 
 @inline
-def change_load(p: Program, m: Machine, member: int, op: int, sign: int) -> None:
+def change_load(p: Program, m: EngineState, member: int, op: int, sign: int) -> None:
     """Add or take away what an operation asks for, and find the speeds anew (`gpu_pipes.speeds`)."""
     room, rule = m.room[member], p.rule[0]
     room.slots += sign * p.op[op].slots
@@ -105,7 +105,7 @@ def change_load(p: Program, m: Machine, member: int, op: int, sign: int) -> None
 
 
 @inline
-def next_through(p: Program, m: Machine, member: int) -> int:
+def next_through(p: Program, m: EngineState, member: int) -> int:
     """Take out an engine whose work is through, or return -1."""
     room, e = m.room[member], -1
     if room.count0 and m.work[2 * member, 0].key <= room.units0:
@@ -123,7 +123,7 @@ def next_through(p: Program, m: Machine, member: int) -> int:
 
 
 @inline
-def note_pipes_free(p: Program, m: Machine, e: int, now: int) -> None:
+def note_pipes_free(p: Program, m: EngineState, e: int, now: int) -> None:
     """Note that the pipes of engine ``e`` are its own no more."""
     op, member = m.engine[e].op, e // len(p.queue)
     for at in range(p.op[op].takes, p.op[op + 1].takes):
@@ -132,7 +132,7 @@ def note_pipes_free(p: Program, m: Machine, e: int, now: int) -> None:
 
 
 @inline
-def note_due(m: Machine, member: int, now: int) -> None:
+def note_due(m: EngineState, member: int, now: int) -> None:
     """Write down when the next work of a core ends; clocks of what is empty begin anew."""
     room, due = m.room[member], NEVER
     if room.count0:
@@ -151,7 +151,7 @@ def note_due(m: Machine, member: int, now: int) -> None:
 
 
 @inline
-def first_due(m: Machine) -> int:
+def first_due(m: EngineState) -> int:
     """Return the core whose next work ends first."""
     at = 1
     while 2 * at < len(m.due):

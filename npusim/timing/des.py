@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simpy.events import Event
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
 
 
 def simulate(
@@ -360,7 +360,7 @@ class _Simulation:
         links = {name: link.total_bytes for name, link in self.links.items()}
         return summarise(self.streams, "des", ends, uses, links, self.counts, tuple(self.spans))
 
-    def _run(self, phase: Phase) -> None:
+    def _run(self, phase: ProgramPhase) -> None:
         streams, env = self.streams, self.env
         dispatch = self.device.timed_launch().block_dispatch_cycles.value
         dispatchers = []
@@ -390,7 +390,7 @@ class _Simulation:
             env.run(until=self.cycles)
 
 
-def _describe(program: TileProgram, phase: Phase, now: int, stuck: list[Engine], held: list[str]) -> str:
+def _describe(program: TileProgram, phase: ProgramPhase, now: int, stuck: list[Engine], held: list[str]) -> str:
     """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
     named = [f"group {e.use.group} {e.use.queue}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"

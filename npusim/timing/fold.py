@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.result import TimingResult
 
@@ -78,7 +78,7 @@ def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
     return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
 
 
-def blocks_by_group(code: Code, phase: Phase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
     streams, known = code.streams, dict[Any, int]()
     count = streams.device.group_count.value

@@ -19,7 +19,7 @@ from npusim.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from npusim.timing.block_machine import Ints, Machine, Program
+    from npusim.timing.block_machine import EngineState, Ints, Program
     from npusim.timing.result import Span
     from npusim.timing.stream import Streams
 
@@ -74,11 +74,11 @@ class _Begun:
     def __init__(self) -> None:
         self._done: Ints | None = None
 
-    def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
+    def __call__(self, program: Program, machine: EngineState, start: int, master: int) -> None:
         self._done = machine.engine["done"].copy()
         run_whole(program, machine, start, master)
 
-    def known(self, machine: Machine, is_cut: list[bool]) -> int:
+    def known(self, machine: EngineState, is_cut: list[bool]) -> int:
         """Return the first cycle at which a queue of those cut short has nothing left to do."""
         worked = (machine.engine["done"] > self._done).reshape(len(is_cut), -1)
         free = machine.engine["free"].reshape(len(is_cut), -1)

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.timing.block_machine import Ints, Machine, Program
-    from npusim.timing.reserved_block import Blocks, Groups, Known
+    from npusim.timing.block_machine import EngineState, Ints, Program
+    from npusim.timing.reserved_block import Groups, Known, ReservedBlocks
     from npusim.timing.result import TimingResult
 
 #: Iterations of a long loop: before its pace is taken, while it is, and after; it is cut to their sum.
@@ -202,7 +202,7 @@ class Reserved:
         stalls = queues * ENGINE_TOTALS + 2 * machine.stack.size + 1
         booked.stalled[:] += groups.total[:, stalls : stalls + 2 * len(p.endpoint) : 2]
 
-    def _begin(self, machine: Machine, known: Known, leader: int, window: int) -> None:
+    def _begin(self, machine: EngineState, known: Known, leader: int, window: int) -> None:
         """Keep the state in which a group enters its first block, as number 0."""
         from npusim.timing.reserved_block import BEFORE
 
@@ -249,12 +249,12 @@ def slack(program: Program) -> Ints:
     return np.array(found, np.int64)
 
 
-def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int]:
+def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[ReservedBlocks, int]:
     """Return what each group runs, each block's longest loop cut to ``LONG`` iterations, and who leads.
 
     The engine with most operations leads; blocks are told apart by what it is at.
     """
-    from npusim.timing.reserved_block import Blocks
+    from npusim.timing.reserved_block import ReservedBlocks
 
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
     kinds, counts = list(dict.fromkeys(c.block for c in cut.values())), Counts(code)
@@ -274,7 +274,7 @@ def cut_blocks(code: Code, groups: Sequence[Sequence[int]]) -> tuple[Blocks, int
         rows.append((block.body, block.operand, int(work[number][leader]), since, until))
     place = {number: i for i, number in enumerate(kinds)}
     sequence = [cut[number] for number in chain(*groups)]
-    blocks = Blocks(
+    blocks = ReservedBlocks(
         kind=np.array(rows, np.int64).view(KIND_TYPE).ravel(),
         span=np.array([SPAN], np.int64),
         first=np.array([0, *accumulate(len(own) for own in groups)], np.int64),
@@ -360,7 +360,7 @@ def _loop_of(code: Code, counts: Counts, block: Block, queue: int) -> tuple[int,
     raise AssertionError("a block has as many loops as counts")
 
 
-def build_known(program: Program, machine: Machine, columns: int) -> Known:
+def build_known(program: Program, machine: EngineState, columns: int) -> Known:
     """Return empty tables of states and results; what is not used costs no memory."""
     from npusim.timing.reserved_block import OTHERS, Known
 

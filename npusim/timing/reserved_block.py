@@ -21,8 +21,8 @@ from npusim.timing.block_machine import (
     NEVER,
     NOW,
     TARGET,
+    EngineState,
     Ints,
-    Machine,
     Program,
     Records,
 )
@@ -44,8 +44,8 @@ FOLD_BITS = 32
 ENTERED, FINISHED, FAILED = range(3)
 
 
-class Blocks(NamedTuple):
-    """Blocks by number, long loops cut short; and what each core group runs.
+class ReservedBlocks(NamedTuple):
+    """ReservedBlocks by number, long loops cut short; and what each core group runs.
 
     ``kind`` has body and operand; how many operations the leading engine has in the block
     (``work``); and, where the block's loop was cut, after how many of them a span of its iterations
@@ -96,7 +96,7 @@ class Groups(NamedTuple):
 
 
 @inline
-def write_window(p: Program, b: Blocks, key: Ints, window: int) -> None:
+def write_window(p: Program, b: ReservedBlocks, key: Ints, window: int) -> None:
     """Write the calls around a block; ``key`` numbers them, -1 for none."""
     for i in range(WINDOW):
         number, at = key[1 + i], window + i
@@ -107,7 +107,7 @@ def write_window(p: Program, b: Blocks, key: Ints, window: int) -> None:
 
 
 @inline
-def begin_block(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, key: Ints, window: int) -> None:
+def begin_block(p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, key: Ints, window: int) -> None:
     """Put the machine where a block is entered, with others' transfers on the links."""
     for at in range(len(memory)):
         memory[at] = k.memory[key[0], at]
@@ -122,7 +122,7 @@ def begin_block(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, key: 
 
 
 @inline
-def run_block(p: Program, m: Machine, target: int) -> int:
+def run_block(p: Program, m: EngineState, target: int) -> int:
     """Run until the leading engine has done ``target`` operations, or to the end."""
     m.size[TARGET] = target
     m.size[NOW] = advance(p, m, m.size[NOW])
@@ -136,7 +136,7 @@ def run_block(p: Program, m: Machine, target: int) -> int:
 
 
 @inline
-def move_window(p: Program, m: Machine, window: int) -> bool:
+def move_window(p: Program, m: EngineState, window: int) -> bool:
     """Let the calls move up by one; return False if a scalar unit is too far behind or ahead."""
     for d in range(len(m.dispatcher)):
         if m.dispatcher[d].pending == HALTED:
@@ -154,7 +154,7 @@ def move_window(p: Program, m: Machine, window: int) -> bool:
 
 
 @inline
-def cycles_since(m: Machine, moment: int, status: int) -> int:
+def cycles_since(m: EngineState, moment: int, status: int) -> int:
     """Return the cycles from ``moment`` to where the simulation of a block ended."""
     if status == ENTERED:
         return m.size[MOMENT] - moment
@@ -165,7 +165,7 @@ def cycles_since(m: Machine, moment: int, status: int) -> int:
 
 
 @inline
-def state_number(p: Program, m: Machine, memory: Ints, k: Known, s: Snapshots) -> int:
+def state_number(p: Program, m: EngineState, memory: Ints, k: Known, s: Snapshots) -> int:
     """Return the number of the machine's state, keeping it if it is new, or -1 without room."""
     moment = m.size[MOMENT]
     digest = digest_of(s.words[0], note_state(p, m, s, moment, s.words[0]))
@@ -188,7 +188,7 @@ def state_number(p: Program, m: Machine, memory: Ints, k: Known, s: Snapshots) -
 
 @inline
 def simulate_block(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, window: int, r: int
+    p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, s: Snapshots, window: int, r: int
 ) -> bool:
     """Find result ``r``, whose key is set; return False if the block cannot be simulated so."""
     key, moment, columns = k.key[r], k.moment[k.key[r, 0]], k.total.shape[1]
@@ -232,7 +232,7 @@ def simulate_block(
 
 
 @inline
-def find(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, window: int) -> int:
+def find(p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, s: Snapshots, window: int) -> int:
     """Return the result whose key is written in the first free row, simulating it if it is new."""
     new, mask, at = k.size[RESULTS], len(k.place) - 1, 0
     for i in range(k.key.shape[1]):
@@ -267,7 +267,7 @@ def is_alike(k: Known, r: int, new: int) -> bool:
 
 
 @inline
-def write_key(b: Blocks, k: Known, groups: Groups, g: int, state: int) -> None:
+def write_key(b: ReservedBlocks, k: Known, groups: Groups, g: int, state: int) -> None:
     """Write what the next block of group ``g`` depends on into the first free row of results."""
     key, first, last = k.key[k.size[RESULTS]], b.first[g], b.first[g + 1]
     key[0] = state

@@ -6,8 +6,8 @@ Each block of a group meets what the blocks that the others are at keep in fligh
 from __future__ import annotations
 
 from npusim.timing.block_jit import inline, kernel
-from npusim.timing.block_machine import FRACTION_BITS, NEVER, Ints, Machine, Program
-from npusim.timing.reserved_block import OTHERS, PART_BITS, Blocks, Groups, Known, find, rounded, write_key
+from npusim.timing.block_machine import FRACTION_BITS, NEVER, EngineState, Ints, Program
+from npusim.timing.reserved_block import OTHERS, PART_BITS, Groups, Known, ReservedBlocks, find, rounded, write_key
 from npusim.timing.steady_kernel import ENGINE_TOTALS, Snapshots
 
 #: Rounds over the links in which the groups' first blocks find each other's transfers.
@@ -15,25 +15,27 @@ ROUNDS = 2
 
 
 @inline
-def length_of(b: Blocks, k: Known, r: int, extra: int) -> int:
+def length_of(b: ReservedBlocks, k: Known, r: int, extra: int) -> int:
     """Return the cycles of the block of result ``r`` with ``extra`` more iterations."""
     return k.result[r].cycles + extra * k.result[r].part // b.span[0]
 
 
 @inline
-def grown(b: Blocks, k: Known, r: int, extra: int, at: int) -> int:
+def grown(b: ReservedBlocks, k: Known, r: int, extra: int, at: int) -> int:
     """Return what a total grows by in the block of result ``r`` with ``extra`` more iterations."""
     return k.total[r, at] + extra * k.part[r, at] // b.span[0]
 
 
 @inline
-def extra_of(b: Blocks, groups: Groups, g: int) -> int:
+def extra_of(b: ReservedBlocks, groups: Groups, g: int) -> int:
     """Return how many iterations were cut out of the block that group ``g`` is at."""
     return b.extra[b.first[g] + groups.place[g].block]
 
 
 @inline
-def mean_flying(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: int, r: int, link: int) -> int:
+def mean_flying(
+    p: Program, m: EngineState, b: ReservedBlocks, k: Known, groups: Groups, g: int, r: int, link: int
+) -> int:
     """Return how many transfers group ``g`` keeps in flight on average in the block of result ``r``.
 
     Others that make no operation later still make its transfers longer: each takes as long as all
@@ -48,7 +50,7 @@ def mean_flying(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: 
 
 
 @inline
-def pass_block(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: int, r: int) -> None:
+def pass_block(p: Program, m: EngineState, b: ReservedBlocks, k: Known, groups: Groups, g: int, r: int) -> None:
     """Let group ``g`` run the block of result ``r``."""
     place, extra = groups.place[g], extra_of(b, groups, g)
     cycles = length_of(b, k, r, extra)
@@ -65,7 +67,9 @@ def pass_block(p: Program, m: Machine, b: Blocks, k: Known, groups: Groups, g: i
 
 
 @inline
-def meet(p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int) -> bool:
+def meet(
+    p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, s: Snapshots, groups: Groups, window: int
+) -> bool:
     """Find how many transfers the groups' first blocks keep in flight together."""
     most = len(groups.place) * len(m.engine) << PART_BITS
     for g in range(len(groups.place)):
@@ -115,7 +119,7 @@ def share_out(groups: Groups, link: int, parts: int) -> None:
 
 @inline
 def expect(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int
+    p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, s: Snapshots, groups: Groups, window: int
 ) -> bool:
     """Find what each group's next block keeps in flight, beside what the others do by now."""
     for g in range(len(groups.place)):
@@ -135,7 +139,7 @@ def expect(
 
 @kernel
 def run_groups(
-    p: Program, m: Machine, memory: Ints, b: Blocks, k: Known, s: Snapshots, groups: Groups, window: int
+    p: Program, m: EngineState, memory: Ints, b: ReservedBlocks, k: Known, s: Snapshots, groups: Groups, window: int
 ) -> bool:
     """Run every group's blocks; return False if a block cannot be simulated on its own."""
     if not meet(p, m, memory, b, k, s, groups, window):

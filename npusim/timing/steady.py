@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.timing.block_code import Code
-    from npusim.timing.block_machine import Machine, Program
+    from npusim.timing.block_machine import EngineState, Program
     from npusim.timing.fold import Classes
     from npusim.timing.result import TimingResult
     from npusim.timing.steady_kernel import Snapshots
@@ -53,7 +53,7 @@ class Skipping:
     def __init__(self, run: Run) -> None:
         self.snapshots = build_snapshots(run.program, run.machine)
 
-    def __call__(self, program: Program, machine: Machine, start: int, master: int) -> None:
+    def __call__(self, program: Program, machine: EngineState, start: int, master: int) -> None:
         """Run one phase from ``start``; ``master`` is the dispatcher whose loops are watched."""
         from npusim.timing.steady_kernel import run_steady
 
@@ -61,7 +61,7 @@ class Skipping:
         run_steady(program, machine, self.snapshots, start)
 
 
-def build_snapshots(program: Program, machine: Machine) -> Snapshots:
+def build_snapshots(program: Program, machine: EngineState) -> Snapshots:
     """Return room for the snapshots of one simulation."""
     from npusim.timing.steady_kernel import ENGINE_TOTALS, Snapshots
 

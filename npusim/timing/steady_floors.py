@@ -9,12 +9,12 @@ from npusim.timing.block_kernel import HALTED, NOTHING
 from npusim.timing.block_machine import NEVER
 
 if TYPE_CHECKING:
-    from npusim.timing.block_machine import Machine, Program
+    from npusim.timing.block_machine import EngineState, Program
     from npusim.timing.steady_kernel import Snapshots
 
 
 @inline
-def issue_floor(p: Program, m: Machine, d: int) -> int:
+def issue_floor(p: Program, m: EngineState, d: int) -> int:
     """Return the earliest moment at which dispatcher ``d`` may issue again."""
     op, clock = m.dispatcher[d].pending, m.dispatcher[d].clock
     if op < 0:
@@ -26,7 +26,7 @@ def issue_floor(p: Program, m: Machine, d: int) -> int:
 
 
 @inline
-def busy_floor(m: Machine, e: int) -> int:
+def busy_floor(m: EngineState, e: int) -> int:
     """Return the earliest moment at which engine ``e``, which has work, may go on."""
     if m.engine[e].op == NOTHING:
         return max(m.engine[e].free, m.entry[e, m.engine[e].head].time)
@@ -41,19 +41,19 @@ def dispatcher_of(p: Program, e: int) -> int:
 
 
 @inline
-def is_empty(m: Machine, e: int) -> bool:
+def is_empty(m: EngineState, e: int) -> bool:
     """Return whether engine ``e`` has nothing to do at present."""
     return m.engine[e].op == NOTHING and m.engine[e].length == 0
 
 
 @inline
-def is_over(p: Program, m: Machine, e: int) -> bool:
+def is_over(p: Program, m: EngineState, e: int) -> bool:
     """Return whether engine ``e`` has nothing more to do in this phase."""
     return is_empty(m, e) and m.dispatcher[dispatcher_of(p, e)].pending == HALTED
 
 
 @inline
-def note_floors(p: Program, m: Machine, s: Snapshots) -> None:
+def note_floors(p: Program, m: EngineState, s: Snapshots) -> None:
     """Find the earliest moments at which everybody may look at flags or issue; ``NEVER``: it is through."""
     for d in range(len(m.dispatcher)):
         is_halted = m.dispatcher[d].pending == HALTED

@@ -16,7 +16,7 @@ import numpy as np
 
 from npusim.timing.block_jit import inline, kernel
 from npusim.timing.block_kernel import HALTED, NOTHING, advance
-from npusim.timing.block_machine import CROSSED, EVENTS, MASTER, NEVER, REQUESTS, Ints, Machine, Program
+from npusim.timing.block_machine import CROSSED, EVENTS, MASTER, NEVER, REQUESTS, EngineState, Ints, Program
 from npusim.timing.steady_floors import dispatcher_of, is_empty, issue_floor, note_floors
 from npusim.timing.steady_shared import note_link, note_room
 
@@ -49,7 +49,7 @@ UNUSED = Snapshots(*(np.zeros((0, 0) if n in {"words", "totals"} else 0, np.int6
 
 
 @inline
-def note_engine(p: Program, m: Machine, s: Snapshots, e: int, moment: int, out: Ints, start: int) -> int:
+def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, out: Ints, start: int) -> int:
     """Write down engine ``e`` and its queue; return where the next word goes."""
     n = start
     out[n], out[n + 1], out[n + 2] = m.engine[e].op, m.engine[e].length, m.engine[e].blocked
@@ -76,7 +76,7 @@ def note_engine(p: Program, m: Machine, s: Snapshots, e: int, moment: int, out: 
 
 
 @inline
-def note_pair(p: Program, m: Machine, s: Snapshots, member: int, at: int, out: Ints, start: int) -> int:
+def note_pair(p: Program, m: EngineState, s: Snapshots, member: int, at: int, out: Ints, start: int) -> int:
     """Write down how far apart two endpoints are, and the flags one may yet ask of the other."""
     own, first, n = p.pair[at].own, member * len(p.endpoint), start
     peer = first + p.pair[at].peer
@@ -98,7 +98,7 @@ def note_pair(p: Program, m: Machine, s: Snapshots, member: int, at: int, out: I
 
 
 @inline
-def note_dispatcher(m: Machine, s: Snapshots, d: int, moment: int, out: Ints, start: int) -> int:
+def note_dispatcher(m: EngineState, s: Snapshots, d: int, moment: int, out: Ints, start: int) -> int:
     """Write down where dispatcher ``d`` stands, without the iterations left."""
     n = start
     out[n] = m.dispatcher[d].pending
@@ -115,7 +115,7 @@ def note_dispatcher(m: Machine, s: Snapshots, d: int, moment: int, out: Ints, st
 
 
 @inline
-def note_pipes(p: Program, m: Machine, s: Snapshots, member: int, out: Ints, start: int) -> int:
+def note_pipes(p: Program, m: EngineState, s: Snapshots, member: int, out: Ints, start: int) -> int:
     """Write down how long the pipes of a member are taken beyond the next moment to ask for them."""
     first, floor = member * len(p.queue), NEVER
     for e in range(first, first + len(p.queue)):
@@ -126,7 +126,7 @@ def note_pipes(p: Program, m: Machine, s: Snapshots, member: int, out: Ints, sta
 
 
 @inline
-def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> int:
+def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints) -> int:
     """Write down the joint state; return the number of words."""
     note_floors(p, m, s)
     n = 0
@@ -149,7 +149,7 @@ def note_state(p: Program, m: Machine, s: Snapshots, moment: int, out: Ints) -> 
 
 
 @inline
-def note_totals(m: Machine, out: Ints) -> None:
+def note_totals(m: EngineState, out: Ints) -> None:
     """Write down what grows without bearing on what follows, and the iterations left."""
     n = 0
     for e in range(len(m.engine)):
@@ -177,7 +177,7 @@ def note_totals(m: Machine, out: Ints) -> None:
 
 
 @inline
-def grow_totals(m: Machine, old: Ints, times: int) -> None:
+def grow_totals(m: EngineState, old: Ints, times: int) -> None:
     """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
     n = 0
     for e in range(len(m.engine)):
@@ -213,7 +213,7 @@ def grow_totals(m: Machine, old: Ints, times: int) -> None:
 
 
 @inline
-def periods_left(m: Machine, old: Ints, elapsed: int) -> int:
+def periods_left(m: EngineState, old: Ints, elapsed: int) -> int:
     """Return how often what happened since a snapshot of equal state will happen again at least."""
     at, times = len(m.engine) * ENGINE_TOTALS, NEVER
     for d in range(len(m.dispatcher)):
@@ -239,7 +239,7 @@ def periods_left(m: Machine, old: Ints, elapsed: int) -> int:
 
 
 @inline
-def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int) -> None:
+def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times: int) -> None:
     """Move the machine on by ``times`` periods, ``shift`` cycles in all.
 
     Times that nothing can notice any more stay as they are; so do those of whoever is through.
@@ -275,7 +275,7 @@ def jump(p: Program, m: Machine, s: Snapshots, old: Ints, shift: int, times: int
 
 
 @inline
-def move_flags(p: Program, m: Machine, s: Snapshots, c: int, old: Ints, shift: int, times: int) -> None:
+def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shift: int, times: int) -> None:
     """Move the times of a counter that are still to be noticed, and all to their new counts."""
     endpoints, mask = len(p.endpoint), m.visible.shape[1] - 1
     member, peer, floor = c // endpoints, c % endpoints, NEVER
@@ -293,7 +293,7 @@ def move_flags(p: Program, m: Machine, s: Snapshots, c: int, old: Ints, shift: i
 
 
 @inline
-def move_engine(p: Program, m: Machine, s: Snapshots, e: int, old: Ints, shift: int) -> None:
+def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shift: int) -> None:
     """Move the times of an engine and of its queue."""
     depth, at, clock = p.queue[e % len(p.queue)].depth, m.engine[e].head, dispatcher_of(p, e)
     worked = m.engine[e].done != old[e * ENGINE_TOTALS + DONE]
@@ -314,7 +314,7 @@ def move_engine(p: Program, m: Machine, s: Snapshots, e: int, old: Ints, shift: 
 
 
 @inline
-def look_back(p: Program, m: Machine, s: Snapshots) -> int:
+def look_back(p: Program, m: EngineState, s: Snapshots) -> int:
     """Take a snapshot; if it repeats an earlier one, jump. Return the cycles skipped."""
     level = m.size[CROSSED]
     m.size[CROSSED] = 0
@@ -358,7 +358,7 @@ def is_same(a: Ints, b: Ints, length: int) -> bool:
 
 
 @kernel
-def run_steady(p: Program, m: Machine, s: Snapshots, start: int) -> None:
+def run_steady(p: Program, m: EngineState, s: Snapshots, start: int) -> None:
     """Run until nobody can go on any more, skipping what repeats."""
     now = advance(p, m, start)
     while m.size[CROSSED]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from npusim.timing.block_jit import inline
 
 if TYPE_CHECKING:
-    from npusim.timing.block_machine import Ints, Machine
+    from npusim.timing.block_machine import EngineState, Ints
 
 
 @inline
-def note_link(m: Machine, link: int, moment: int, out: Ints, start: int) -> int:
+def note_link(m: EngineState, link: int, moment: int, out: Ints, start: int) -> int:
     """Write down the transfers in flight, in the order in which they will end."""
     flows: int = m.link[link].flows
     n = start
@@ -32,7 +32,7 @@ def note_link(m: Machine, link: int, moment: int, out: Ints, start: int) -> int:
 
 
 @inline
-def note_room(m: Machine, member: int, moment: int, out: Ints, start: int) -> int:
+def note_room(m: EngineState, member: int, moment: int, out: Ints, start: int) -> int:
     """Write down the work under way on a core, in the order in which it will end."""
     room, n = m.room[member], start
     out[n], out[n + 1] = room.count0, room.count1

@@ -20,7 +20,7 @@ from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.cost import Cost, Share
-    from npusim.ir.program import Phase, Queue, TileProgram
+    from npusim.ir.program import ProgramPhase, Queue, TileProgram
     from npusim.timing.block_code import Code
 
 
@@ -115,7 +115,7 @@ class Streams:
             )
 
     def stream(
-        self, phase: Phase, blocks: Iterable[object], cursors: list[int], issuer: str | None = None
+        self, phase: ProgramPhase, blocks: Iterable[object], cursors: list[int], issuer: str | None = None
     ) -> Iterator[Issued]:
         """Yield the operations of ``blocks`` that ``issuer`` issues (all by default), with cursors.
 
@@ -179,7 +179,7 @@ class Streams:
         """Return the operation with that key."""
         return self._listed[key]
 
-    def advanced(self, phase: Phase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
+    def advanced(self, phase: ProgramPhase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
         """Return the cursors after ``blocks``."""
         moved = list(cursors)
         for block in blocks:

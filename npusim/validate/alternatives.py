@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from npusim.config.tiling import Tiling
     from npusim.request import Request
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.schedules.precision import Precision
 
 #: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
@@ -46,7 +46,7 @@ class Change:
         return replace(request, precision=",".join((*kept, str(self))))
 
 
-def alternatives(base: RunResult) -> tuple[Change, ...]:
+def alternatives(base: RunData) -> tuple[Change, ...]:
     """Return every single change to the choices of a run that its schedule states."""
     schedule = find_schedule(base.schedule, base.device.family)
     precision = schedule.precision(base.precision)
@@ -54,7 +54,7 @@ def alternatives(base: RunResult) -> tuple[Change, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _of_precision(base: RunResult, precision: Precision) -> Iterator[Change]:
+def _of_precision(base: RunData, precision: Precision) -> Iterator[Change]:
     formats = precision.formats()
     for field in dataclasses.fields(cast("Any", precision)):
         own = getattr(precision, field.name)
@@ -63,7 +63,7 @@ def _of_precision(base: RunResult, precision: Precision) -> Iterator[Change]:
                 yield Change("precision", field.name, value)
 
 
-def _values(base: RunResult, name: str, own: object, *, is_format: bool) -> tuple[object, ...]:
+def _values(base: RunData, name: str, own: object, *, is_format: bool) -> tuple[object, ...]:
     if is_format:
         return FORMATS
     if name == "arithmetic":
@@ -75,14 +75,14 @@ def _values(base: RunResult, name: str, own: object, *, is_format: bool) -> tupl
     return SCALES if isinstance(own, float) else NAMED.get(name, ())
 
 
-def _arithmetics(base: RunResult) -> tuple[str, ...]:
+def _arithmetics(base: RunData) -> tuple[str, ...]:
     """Return the other matrix arithmetics for the operands of the run's products."""
     used = [ARITHMETICS[name] for name in named_choices(base.program)[0]]
     operands = {(a.a_format, a.b_format) for a in used}
     return tuple(n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format) in operands and a not in used)
 
 
-def _of_tiling(base: RunResult, tiling: type[Tiling]) -> Iterator[Change]:
+def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
     keys = getattr(base.problem, "seq_kv", 0)
     for name, field in tiling.model_fields.items():
         own = getattr(base.tiling, name, None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.invariance.paths import Computed, Parting
     from npusim.numerics.store import HeadSource
     from npusim.request import Request
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.validate.alternatives import Change
 
 #: Keys under which a file may have the output.
@@ -65,7 +65,7 @@ class Difference:
     choice, if it makes `CLOSES` of what differs equal; ``tried`` counts them.
     """
 
-    run: RunResult
+    run: RunData
     matched: int
     total: int
     first: tuple[int, int, int, int] | None = None
@@ -114,7 +114,7 @@ class _Search:
 
     def __init__(
         self,
-        base: RunResult,
+        base: RunData,
         request: Request,
         problem: Problem,
         source: HeadSource,
@@ -193,7 +193,7 @@ class _Search:
                 matched, of = self._equal(self._rows(run))
             yield Explanation(changes, matched, of, parting(mine.events, other.events))
 
-    def _compute(self, run: RunResult, place: Place) -> Computed:
+    def _compute(self, run: RunData, place: Place) -> Computed:
         return compute(run.program, place, self.problem.group_size, self.source)
 
     def _probe(self, computed: Computed, place: Place) -> int:
@@ -201,7 +201,7 @@ class _Search:
         mine = computed.rows[place.head]
         return _count(mine, self.out[place.batch, place.head, place.row : place.row + len(mine)])
 
-    def _rows(self, run: RunResult) -> dict[tuple[int, int, int], NDArray[Any]]:
+    def _rows(self, run: RunData) -> dict[tuple[int, int, int], NDArray[Any]]:
         wanted = chosen_heads(self.problem, self.request.heads)
         _, written = execute_rows(run.program, self.source, self.which, wanted, self.problem.group_size)
         return written

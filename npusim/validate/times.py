@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.config.measurements import Interval
     from npusim.config.model import SpecModel
     from npusim.errors import NpusimError
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 MICROSECONDS = 1e6
 #: Factors between measured and predicted that look like another unit.
@@ -235,7 +235,7 @@ class Predictor:
     def __init__(self, method: str = "auto") -> None:
         self.method = method
         self.methods: dict[str, str] = {}
-        self._done: dict[str, RunResult] = {}
+        self._done: dict[str, RunData] = {}
         self._machines: dict[str, DeviceSpec] = {}
         self._fitted: dict[str, frozenset[str]] = {}
 
@@ -310,7 +310,7 @@ class Predictor:
             return case.host_floor_us is not None and case.host_floor_us > device
         return self.latency_us(case) > (device + timing.stream_s * MICROSECONDS) * (1 + TINY)
 
-    def result(self, case: MeasurementCase) -> RunResult:
+    def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
         text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.warm}"
         if text not in self._done:

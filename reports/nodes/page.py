@@ -14,7 +14,7 @@ from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, save_page, table
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
     from npusim.validate.times import Residual, TimesReport
 
 __all__ = ["write"]
@@ -110,7 +110,7 @@ def _timelines() -> str:
     return gantt(title, panels, ("attention", "linear", "allreduce"))
 
 
-def _tracks(result: RunResult) -> dict[str, list[Bar]]:
+def _tracks(result: RunData) -> dict[str, list[Bar]]:
     """Return the spans of device 0 by track."""
     assert result.timing is not None
     us = 1e6 / result.timing.clock_hz

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.config.node import NodeDevice
     from npusim.node.collective import Algorithm, Collective
     from npusim.node.driver import AlphaBeta
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 __all__ = [
     "CAUSAL",
@@ -78,7 +78,7 @@ def layer(node: str, tokens: int) -> LayerProblem:
 
 
 @cache
-def tiled(node: str, tokens: int, driver: str, blocks: int) -> RunResult:
+def tiled(node: str, tokens: int, driver: str, blocks: int) -> RunData:
     """Return the run of a layer in ``blocks`` row blocks, its collectives moved by ``driver``."""
     return npusim.run(
         "tiling_allreduce",
@@ -91,7 +91,7 @@ def tiled(node: str, tokens: int, driver: str, blocks: int) -> RunResult:
     )
 
 
-def _timing(result: RunResult) -> NodeTiming:
+def _timing(result: RunData) -> NodeTiming:
     assert isinstance(result.timing, NodeTiming)
     return result.timing
 
@@ -276,7 +276,7 @@ def _share(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.mean(a != b))
 
 
-def cluster(size_bytes: int, servers: int) -> RunResult:
+def cluster(size_bytes: int, servers: int) -> RunData:
     """Return an AllReduce over ``servers`` folded servers of eight 910B."""
     return npusim.run(
         "allreduce",

@@ -18,7 +18,7 @@ from npusim.formats.matmul import matmul_on_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npusim.algorithms.phase import Cell
+    from npusim.algorithms.phase import WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
 
@@ -131,7 +131,7 @@ class Product:
 class Run:
     """One block of attention: what the words of a kernel mean there."""
 
-    def __init__(self, problem: Problem, cell: Cell, inputs: Any, machine: Machine, p: Any) -> None:
+    def __init__(self, problem: Problem, cell: WorkTile, inputs: Any, machine: Machine, p: Any) -> None:
         self.problem, self.cell, self.machine, self.p = problem, cell, machine, p
         self.order = p.sum_order or machine.row_sum
         head = cell.head // (problem.heads // problem.kv_heads)

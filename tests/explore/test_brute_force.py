@@ -18,7 +18,7 @@ from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.explore import Exploration
-    from npusim.explore.store import Outcome
+    from npusim.explore.store import PointOutcome
 
 WINDOW = f"{Path(__file__).parents[1] / 'plugins' / 'window.py'}:WINDOW"
 SIZES = (16, 32, 64, 128)
@@ -113,9 +113,9 @@ def _agree(number: int, folder: Path) -> None:
     assert any(drawn.exact)
     drawn.agrees(drawn.search())
     first, *others = drawn.limits
-    rows: list[Outcome] = []
+    rows: list[PointOutcome] = []
 
-    def stop(outcome: Outcome, _: int) -> None:
+    def stop(outcome: PointOutcome, _: int) -> None:
         rows.append(outcome)
         if len(rows) == len(drawn.exact) // 2:
             raise KeyboardInterrupt

@@ -10,8 +10,8 @@ from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.points import Swayed
-from npusim.explore.space import Span
-from npusim.explore.store import Outcome, read_store
+from npusim.explore.space import AxisSpan
+from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.explore_sections import front_of
 from npusim.request import Request
@@ -139,7 +139,7 @@ def test_a_limit_that_limits_nothing_is_refused(limit: float) -> None:
 
 def test_of_equally_fast_points_the_front_has_the_one_nearest_to_float64() -> None:
     rows = [
-        Outcome(n, {"n": n}, "ok", cycles=1, latency_us=t, relative_rmse=e)
+        PointOutcome(n, {"n": n}, "ok", cycles=1, latency_us=t, relative_rmse=e)
         for n, (t, e) in enumerate([(2.0, 0.3), (2.0, 0.1), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)])
     ]
     assert [o.index for o in exploration.front(rows)] == [1, 4]
@@ -208,7 +208,7 @@ def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -
     file = tmp_path / "deep" / "sweep.csv"
     seen: list[int] = []
 
-    def on_outcome(outcome: Outcome, total: int) -> None:
+    def on_outcome(outcome: PointOutcome, total: int) -> None:
         assert total == 6
         seen.append(outcome.index)
         assert outcome in read_store(file.with_suffix(".sqlite"))[1]
@@ -236,7 +236,7 @@ def test_what_is_wrong_for_every_point_is_an_error_before_the_first(tmp_path: Pa
     with pytest.raises(SpecError, match="unknown schedule"):
         explore("flsh", FIELDS, out=file)
     with pytest.raises(TilingError, match="no combination of block_q=128 block_kv=block_q:64:64 has a value on each"):
-        explore("flash", {"block_q": [128], "block_kv": [Span("block_q", 64, 64)]}, out=file)
+        explore("flash", {"block_q": [128], "block_kv": [AxisSpan("block_q", 64, 64)]}, out=file)
     assert not file.exists()
 
 

@@ -12,17 +12,17 @@ import pytest
 import npusim
 from npusim.errors import NpusimError, OutputError, SpecError
 from npusim.explore import explore
-from npusim.explore.store import Outcome, export, open_store, read_store
+from npusim.explore.store import PointOutcome, export, open_store, read_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 ABOUT = {"version": npusim.__version__, "request": "a"}
-ONE = Outcome(0, {"block_kv": 128}, "ok", cycles=5, latency_us=1.5, is_finite=True)
+ONE = PointOutcome(0, {"block_kv": 128}, "ok", cycles=5, latency_us=1.5, is_finite=True)
 
 
-def fill(path: Path, outcomes: list[Outcome], *, resume: bool = False) -> None:
+def fill(path: Path, outcomes: list[PointOutcome], *, resume: bool = False) -> None:
     with open_store(path, ABOUT, resume=resume) as store:
         store.add((str(o.index), {"point": o.point}, o) for o in outcomes)
 
@@ -213,7 +213,7 @@ def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_tables_are_written_by_their_ending(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [ONE, Outcome(1, {"block_kv": 64, "precision": "fa16"}, "infeasible", reason="UB: full")]
+    rows = [ONE, PointOutcome(1, {"block_kv": 64, "precision": "fa16"}, "infeasible", reason="UB: full")]
     export(tmp_path / "t.parquet", rows)
     table = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert [(r["block_kv"], r["precision"], r["cycles"], r["reason"]) for r in table] == [

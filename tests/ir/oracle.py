@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.formats import get_format
 from npusim.ir.buffers import Ring
-from npusim.ir.program import Body, Loop, Phase, TileProgram
+from npusim.ir.program import Body, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 
@@ -281,7 +281,7 @@ class Changed:
         """Return the changed program."""
         return dataclasses.replace(program, phases=tuple(self._phase(p) for p in program.phases))
 
-    def _phase(self, phase: Phase) -> Phase:
+    def _phase(self, phase: ProgramPhase) -> ProgramPhase:
         return dataclasses.replace(phase, body=lambda block: self._items(phase.body(block)))
 
     def _items(self, items: Iterable[Item]) -> Iterator[Item]:

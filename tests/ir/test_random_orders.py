@@ -22,7 +22,7 @@ from npusim.timing import METHODS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.ir.program import Item, Phase, TileProgram
+    from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.walk import ResolvedOp
 
 GROUPS = 3
@@ -42,7 +42,7 @@ def with_stores(random: RandomProgram, program: TileProgram, row_of: Callable[[A
     """Return the program, each block of which ends in a store of 4 rows to a tensor."""
     queue = random.toy.queues[0].name
 
-    def stored(phase: Phase) -> Phase:
+    def stored(phase: ProgramPhase) -> ProgramPhase:
         def body(block: Any) -> Iterator[Item]:
             yield from phase.body(block)
             target = OUT.tile(0, 0, row_of(block[1]), 4)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ir.toy import GM, Toy
-from npusim.ir.program import Phase, Touch
+from npusim.ir.program import ProgramPhase, Touch
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTensor
 
@@ -34,7 +34,7 @@ def touching(*phases: Sequence[Sequence[Touch]], slot_bytes: int = 0) -> TilePro
     if slot_bytes:
         toy.ring("S slots", ["q"], ["q"], 1, space=GM, slot_bytes=slot_bytes)
     listed = [
-        Phase(
+        ProgramPhase(
             f"p{i}",
             range(len(blocks)),
             lambda _b: (),

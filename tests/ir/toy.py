@@ -16,7 +16,7 @@ import networkx as nx
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, Phase, Queue, TileProgram, Touch
+from npusim.ir.program import Item, Loop, ProgramPhase, Queue, TileProgram, Touch
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, list_endpoints
 from npusim.machines.ascend.pricing import AscendPricing
@@ -92,7 +92,7 @@ class Toy:
         *,
         blocks: Sequence[Hashable] = (0,),
         shape: Callable[[Hashable], Hashable] = lambda _block: 0,
-        phases: Sequence[Phase] = (),
+        phases: Sequence[ProgramPhase] = (),
         tensors: Sequence[GlobalTensor] = (),
     ) -> TileProgram:
         """Return the program whose blocks are ``items``, or ``items(block)``."""
@@ -112,7 +112,7 @@ class Toy:
 
 def phase(
     name: str, blocks: Sequence[Any], body: Callable[[Any], Iterable[Item]], shape: Callable[[Any], Hashable]
-) -> Phase:
+) -> ProgramPhase:
     """Return a phase; what its blocks touch in global tensors is what their operations do."""
 
     def touches(blocks: Sequence[Any]) -> Iterator[Touch]:
@@ -122,7 +122,7 @@ def phase(
                 if isinstance(step.dst, GlobalTile):
                     yield Touch(step.dst, 0)
 
-    return Phase(name, blocks, body, shape, touches)
+    return ProgramPhase(name, blocks, body, shape, touches)
 
 
 def flatten(items: Iterable[Item]) -> Iterator[TileOp]:

@@ -22,14 +22,14 @@ from npusim.layout import (
 )
 
 if TYPE_CHECKING:
-    from npusim.layout import Fragment, Instruction
+    from npusim.layout import Fragment, MmaInstruction
 
 AMPERE = [instruction(name, acc=acc) for name in ("m16n8k8", "m16n8k16") for acc in ("f16", "f32")]
 ALL = [*variants(), *AMPERE]
 LANES = range(32)
 
 
-def ptx(mma: Instruction, fragment: Fragment, lane: int, i: int) -> tuple[int, int]:
+def ptx(mma: MmaInstruction, fragment: Fragment, lane: int, i: int) -> tuple[int, int]:
     """PTX ISA, "Matrix Fragments for ..." of each shape, as volta.md §1 and §2 quote it."""
     high, low = 4 * (lane >= 16), lane % 4
     if mma.name == "m8n8k4":
@@ -57,7 +57,7 @@ def ptx(mma: Instruction, fragment: Fragment, lane: int, i: int) -> tuple[int, i
 
 
 @pytest.mark.parametrize("mma", ALL, ids=str)
-def test_maps_equal_ptx_and_are_bijections(mma: Instruction) -> None:
+def test_maps_equal_ptx_and_are_bijections(mma: MmaInstruction) -> None:
     for fragment in (mma.a, mma.b, mma.c):
         seen = set()
         for lane in LANES:
@@ -121,7 +121,7 @@ def tiles(fragment: Fragment, seed: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("instr", ALL, ids=str)
-def test_products_on_registers_equal_a_b_plus_c(instr: Instruction) -> None:
+def test_products_on_registers_equal_a_b_plus_c(instr: MmaInstruction) -> None:
     a, b, c = (tiles(f, seed) for seed, f in enumerate((instr.a, instr.b, instr.c)))
     registers = (gather(f, t) for f, t in zip((instr.a, instr.b, instr.c), (a, b, c), strict=True))
     d = scatter(instr.c, mma(instr, *registers))
@@ -129,7 +129,7 @@ def test_products_on_registers_equal_a_b_plus_c(instr: Instruction) -> None:
 
 
 @pytest.mark.parametrize("instr", variants(), ids=str)
-def test_a_product_step_by_step_and_lane_by_lane_is_the_same(instr: Instruction) -> None:
+def test_a_product_step_by_step_and_lane_by_lane_is_the_same(instr: MmaInstruction) -> None:
     """HMMA.884 as it runs: every lane writes its register pair of each step, from A and B lanes."""
     a, b, c = (gather(f, tiles(f, 7))[0] for f in (instr.a, instr.b, instr.c))
     d = c.copy()
@@ -153,7 +153,7 @@ def test_a_product_step_by_step_and_lane_by_lane_is_the_same(instr: Instruction)
 @pytest.mark.parametrize("order", ["group", "lane"])
 @pytest.mark.parametrize("where", ["4x1", "2x2", "1x4"])
 @pytest.mark.parametrize("instr", variants(), ids=str)
-def test_a_warps_product_of_whole_tiles(instr: Instruction, where: str, order: str) -> None:
+def test_a_warps_product_of_whole_tiles(instr: MmaInstruction, where: str, order: str) -> None:
     spread = arrangement(where, order)
     rng = np.random.default_rng(5)
     m, n, k = 64, 32, 8
@@ -192,7 +192,7 @@ def test_products_take_any_arithmetic() -> None:
 
 @pytest.mark.parametrize("where", ["4x1", "2x2", "1x4"])
 @pytest.mark.parametrize("instr", variants(), ids=str)
-def test_all_k_at_once_is_the_same_as_k_by_k(instr: Instruction, where: str) -> None:
+def test_all_k_at_once_is_the_same_as_k_by_k(instr: MmaInstruction, where: str) -> None:
     """`chained_product` hands each quad pair's whole tiles to arithmetic that goes on by itself."""
     from npusim.formats import matmul
 

@@ -10,13 +10,13 @@ from npusim.errors import LayoutError
 from npusim.layout import WARP_LANES, gather, scatter
 
 if TYPE_CHECKING:
-    from npusim.layout import Chain, Instruction
+    from npusim.layout import Chain, MmaInstruction
 
 Array = Any
 Multiply = Any
 
 
-def mma(instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None) -> Array:
+def mma(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None) -> Array:
     """Execute one warp instruction on registers ``(..., 32, values)``; return those of D.
 
     ``multiply``: ``(a, b, c) -> a·b + c`` on ``(..., groups, rows, columns)``; default ``a @ b + c`` as numpy does
@@ -42,7 +42,7 @@ def shuffled(link: Chain, registers: Array) -> Array:
     return link._as_steps(found)
 
 
-def warp_product(instruction: Instruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None) -> Array:
+def warp_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None) -> Array:
     """Execute a warp's product of whole tiles on registers, k in rising order.
 
     Parameters

@@ -11,7 +11,7 @@ from npusim.config.node import NodeSpec, load_node
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +27,11 @@ def pair() -> NodeSpec:
 
 
 @pytest.fixture(scope="session")
-def run_node() -> Callable[..., RunResult]:
+def run_node() -> Callable[..., RunData]:
     """Return a function that runs a node schedule without tracing."""
     load = load_workload("pangu_38b")
 
-    def run(schedule: str, hw: Any, problem: Any = None, **tiling: Any) -> RunResult:
+    def run(schedule: str, hw: Any, problem: Any = None, **tiling: Any) -> RunData:
         named = load if problem is None else None
         return npusim.run(schedule, hw=hw, workload=named, problem=problem, tiling=tiling, numerics=False)
 

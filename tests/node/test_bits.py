@@ -20,7 +20,7 @@ from npusim.node.topology import Topology
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 RANKS, WIDTH, HIDDEN, TOKENS = 4, 16, 24, 40
 
@@ -32,7 +32,7 @@ def tensors(seed: int = 3, **changes: np.ndarray) -> dict[str, np.ndarray]:
     return {**found, **changes}
 
 
-def layer(given: dict[str, np.ndarray] | None = None, **options: Any) -> RunResult:
+def layer(given: dict[str, np.ndarray] | None = None, **options: Any) -> RunData:
     options = {"rows": "all", "tensor_parallel": RANKS, "trace_groups": (), **options}
     return npusim.run("tiling_allreduce", tensors=given or tensors(), **options)
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
-    Run = Callable[..., RunResult]
+    Run = Callable[..., RunData]
 
 LAYER = LayerProblem.around(Problem(heads=2, seq_q=512, head_dim=64), hidden=256, ranks=2)
 

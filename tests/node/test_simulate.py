@@ -16,7 +16,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.driver import plan_collective
-from npusim.node.kernel import Child, CollectiveCall, Kernel, KernelWork, Waves, progress_rate
+from npusim.node.kernel import Child, CollectiveCall, KernelWork, NodeKernel, Waves, progress_rate
 from npusim.node.machine import RunningCollective
 from npusim.node.program import Communication, RowBlock, cut_rows, node_program
 from npusim.node.result import NodeTiming
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.node.collective import Algorithm
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
-    Run = Callable[..., RunResult]
+    Run = Callable[..., RunData]
 
 US = 10**9  # femtoseconds a microsecond
 MIB = 1 << 20
-KERNEL = Kernel("linear", (Child("gemm", GemmProblem(m=16, n=16, k=16)),))
+KERNEL = NodeKernel("linear", (Child("gemm", GemmProblem(m=16, n=16, k=16)),))
 
 
 def node_time(

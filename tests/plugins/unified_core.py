@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import Attributes, Cell, Opcode, Phase, Run, Stage, TilingError, Visit, choose
+from npusim.kernel import Attributes, Opcode, Phase, Stage, TileRun, TilingError, Visit, WorkTile, choose
 from npusim.machine import (
     WHOLE,
     AddressSpace,
@@ -156,7 +156,7 @@ class UnifiedPhase:
 
     # ---------------------------------------------------------------- order
 
-    def _items(self, cell: Cell) -> Iterator[Item]:
+    def _items(self, cell: WorkTile) -> Iterator[Item]:
         frame, phase = self.frame, self.phase
         for n in self.held:
             yield self._load(n, cell, WHOLE)
@@ -179,7 +179,7 @@ class UnifiedPhase:
         for n in self.held:
             yield from self._pass_on(n, cell, "release", last=True)
 
-    def _stages(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _stages(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         read = {n for s in stages for n in s.read}
         for n in (*self.visited, *sorted(tile.only)):
             if n in read:
@@ -193,7 +193,7 @@ class UnifiedPhase:
                     done = self.rings[n].front(*self._shape(n, cell, tile))
                     yield _op(f"{self.frame.label(n)}.store", STORE, Opcode.COPY, target, (done,), name=n)
 
-    def _product(self, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _product(self, s: Stage, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield a product, right where rows read it; a conversion is the vector unit's."""
         (row,), how = s.rows, self.how[s]
         operands = tuple(self._view(n, s, stages, cell, tile) for n in row.srcs)
@@ -206,7 +206,7 @@ class UnifiedPhase:
         kept = self._view(row.dst, s, stages, cell, tile)
         yield _op(f"{s.name}.convert", VECTOR, Opcode.CAST, kept, (self.sums[s].front(*shape),), name=row.dst)
 
-    def _rows(self, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _rows(self, s: Stage, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         bound: dict[str, Source] = {**self.phase.constants, **(self.phase.per_tile(tile) if tile.cols else {})}
         for n in (*s.written, *s.read):
             if n in self.phase.names and (n not in self.phase.masks or n in tile.only):
@@ -218,12 +218,12 @@ class UnifiedPhase:
 
     # ---------------------------------------------------------------- tiles
 
-    def _shape(self, n: str, cell: Cell, tile: Visit) -> tuple[int, int, str]:
+    def _shape(self, n: str, cell: WorkTile, tile: Visit) -> tuple[int, int, str]:
         frame = self.frame
         fmt = "int8" if n in self.phase.masks else frame.fmt(n)
         return frame.size(cell, frame.axes(n)[0], tile), frame.cols(n, cell, tile), fmt
 
-    def _view(self, n: str, s: Stage, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Operand:
+    def _view(self, n: str, s: Stage, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Operand:
         """Return a name's tile as a stage sees it: its queue waits at the first use, hands on after the last."""
         storage = self.frame.storage
         root, shape = storage.get(n, n), self._shape(n, cell, tile)
@@ -238,14 +238,16 @@ class UnifiedPhase:
         view = ring.fill if queue in ring.producers else ring.front
         return view(*shape, first=s in (uses or [s])[:1], last=s in (uses or [s])[-1:])
 
-    def _load(self, n: str, cell: Cell, tile: Visit) -> TileOp:
+    def _load(self, n: str, cell: WorkTile, tile: Visit) -> TileOp:
         rows = 0, self.frame.size(cell, self.frame.row_axis, tile)
         mask = n in self.phase.masks
         source = self.frame.mask_cut(n, cell, tile, rows) if mask else self.frame.cut(n, cell, tile)
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
         return _op(f"{self.frame.label(n)}.load", LOAD, Opcode.COPY, slot, (source,), name=n)
 
-    def _pass_on(self, n: str, cell: Cell, what: str, *, first: bool = False, last: bool = False) -> Iterator[TileOp]:
+    def _pass_on(
+        self, n: str, cell: WorkTile, what: str, *, first: bool = False, last: bool = False
+    ) -> Iterator[TileOp]:
         """Yield what takes or releases an operand that stays for the whole cell."""
         slot = self.rings[n].front(*self._shape(n, cell, WHOLE), first=first, last=last)
         for queue in self.rings[n].consumers:
@@ -268,6 +270,6 @@ def _op(
     return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
 
 
-def _step(function: Any, cell: Cell, first: int, run: Run, index: int) -> Iterator[ProgramLoop]:
+def _step(function: Any, cell: WorkTile, first: int, run: TileRun, index: int) -> Iterator[ProgramLoop]:
     """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
     yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))

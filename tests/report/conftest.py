@@ -14,22 +14,22 @@ from npusim.report.record import RunRecord, record_of
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 @pytest.fixture(scope="session")
-def result() -> RunResult:
+def result() -> RunData:
     """Flash, 512 tokens: 20 blocks on 24 core groups, two groups on the timeline."""
     return run("flash", seq=512, numerics=False, trace_groups=(0, 1))
 
 
 @pytest.fixture(scope="session")
-def record(result: RunResult) -> RunRecord:
+def record(result: RunData) -> RunRecord:
     return record_of(result)
 
 
 @pytest.fixture(scope="session")
-def overflowed(result: RunResult) -> RunResult:
+def overflowed(result: RunData) -> RunData:
     """The same run with bits: an overflow in the scores of core group 1's only block."""
     phase = result.program.phases[-1]
     block = str(phase.blocks[1])

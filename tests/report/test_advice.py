@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 CYCLES = 1000
 
@@ -141,7 +141,7 @@ def test_waiting_names_the_busiest_pipe_and_its_wait() -> None:
 # ---------------------------------------------------------------- what is suggested
 
 
-def _suggested(result: RunResult) -> tuple[str, str]:
+def _suggested(result: RunData) -> tuple[str, str]:
     advice = advise(record_of(result), Trial(result))
     assert advice is not None
     return advice.text, advice.command

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.errors import SpecError
-from npusim.report.compare import Comparison, Figure, compare, comparison_document
+from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document
 from npusim.report.compare_tables import comparison_table, reason
 from npusim.report.output import save_run
 from npusim.report.record import record_of
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from npusim.ir.cost import Cost
     from npusim.report.parts import Part
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
-def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunResult, record: RunRecord) -> None:
+def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunData, record: RunRecord) -> None:
     folder = save_run(result, tmp_path / "a", trace="none")
     for one, two in ((result, record), (folder, str(folder / "result.json")), (folder, result)):
         found = compare(one, two)
@@ -57,14 +57,14 @@ def test_other_problems_are_said_first_in_one_line(record: RunRecord) -> None:
     assert text[1].startswith("  different problems  times are not of the same work: problem.seq_q 512 -> 17; ")
 
 
-def test_numerics_of_one_side_only_are_shown_without_a_change(record: RunRecord, overflowed: RunResult) -> None:
+def test_numerics_of_one_side_only_are_shown_without_a_change(record: RunRecord, overflowed: RunData) -> None:
     found = compare(record, overflowed)
     overflow = next(f for f in found.figures if f.name == "overflow")
     assert (overflow.values, overflow.change()) == ((None, 7), "")
     assert found.differences["sample"] == (None, "rows 128..131 of 1 of 5 heads")
 
 
-def test_runs_without_a_time_compare_by_their_bits(overflowed: RunResult) -> None:
+def test_runs_without_a_time_compare_by_their_bits(overflowed: RunData) -> None:
     bits_only = replace(record_of(overflowed), timing=None)
     found = compare(bits_only, bits_only)
     assert [figure.name for figure in found.figures][:2] == ["relative RMSE", "max |error|"]
@@ -75,19 +75,19 @@ def test_runs_without_a_time_compare_by_their_bits(overflowed: RunResult) -> Non
 @pytest.mark.parametrize(
     ("figure", "change"),
     [
-        (Figure("a", "cycles", (100, 110)), "+10.0 %"),
-        (Figure("a", "cycles", (100, 100)), "="),
-        (Figure("a", "bytes", (10**6, 10**6 + 1)), "~0 %"),
-        (Figure("a", "share", (0.43, 0.61)), "+18.0 pt"),
-        (Figure("a", "count", (0, 1204)), "+1,204"),
-        (Figure("a", "error", (4e-6, 3.1e-3)), "x775"),
-        (Figure("a", "error", (4e-6, 4.2e-6)), "+5.0 %"),
-        (Figure("a", "error", (0.0, 1e-3)), "new"),
-        (Figure("a", "text", ("CUBE", "VECTOR")), "changed"),
-        (Figure("a", "time", (1.0, None)), ""),
+        (ComparedFigure("a", "cycles", (100, 110)), "+10.0 %"),
+        (ComparedFigure("a", "cycles", (100, 100)), "="),
+        (ComparedFigure("a", "bytes", (10**6, 10**6 + 1)), "~0 %"),
+        (ComparedFigure("a", "share", (0.43, 0.61)), "+18.0 pt"),
+        (ComparedFigure("a", "count", (0, 1204)), "+1,204"),
+        (ComparedFigure("a", "error", (4e-6, 3.1e-3)), "x775"),
+        (ComparedFigure("a", "error", (4e-6, 4.2e-6)), "+5.0 %"),
+        (ComparedFigure("a", "error", (0.0, 1e-3)), "new"),
+        (ComparedFigure("a", "text", ("CUBE", "VECTOR")), "changed"),
+        (ComparedFigure("a", "time", (1.0, None)), ""),
     ],
 )
-def test_changes_are_written_in_the_words_of_their_kind(figure: Figure, change: str) -> None:
+def test_changes_are_written_in_the_words_of_their_kind(figure: ComparedFigure, change: str) -> None:
     assert figure.change() == change
 
 
@@ -123,7 +123,7 @@ def test_a_result_without_an_account_is_split_by_busy_time_and_waits(record: Run
     assert found.latency.parts[0].name == "all operations"
 
 
-def test_folders_of_one_name_bring_their_parents_and_three_runs_fit(tmp_path: Path, result: RunResult) -> None:
+def test_folders_of_one_name_bring_their_parents_and_three_runs_fit(tmp_path: Path, result: RunData) -> None:
     places = [save_run(result, tmp_path / where / "flash", trace="none") for where in ("a", "b")]
     found = compare(*places, result, result)
     name = result.name
@@ -149,7 +149,7 @@ def _changes(found: Comparison) -> dict[str, int]:
     return {p.name: p.cycles[1] - p.cycles[0] for p in found.latency.moved(1) if p.cycles[0] != p.cycles[1]}
 
 
-def _priced(result: RunResult, change: Callable[[Any, Cost], Cost]) -> RunResult:
+def _priced(result: RunData, change: Callable[[Any, Cost], Cost]) -> RunData:
     """Return the run with the cost of its operations changed."""
     make = result.program.pricing
     assert make is not None
@@ -164,7 +164,7 @@ def _priced(result: RunResult, change: Callable[[Any, Cost], Cost]) -> RunResult
     return replace(result, program=program, timing=METHODS["steady"](program, result.device))
 
 
-def _alone(result: RunResult) -> RunResult:
+def _alone(result: RunData) -> RunData:
     """Return the run with all but the vector units free of cost: nothing is left to wait for."""
 
     def free(op: Any, cost: Cost) -> Cost:
@@ -175,7 +175,7 @@ def _alone(result: RunResult) -> RunResult:
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, RunResult]:
+def runs() -> dict[str, RunData]:
     """The four runs that the three comparisons are made of, at their usual length."""
     asked: dict[str, tuple[str, dict[str, object]]] = {
         "flash": ("flash", {}),
@@ -198,7 +198,7 @@ def runs() -> dict[str, RunResult]:
     ],
 )
 def test_the_parts_add_up_and_the_cause_is_the_one_that_was_changed(
-    runs: dict[str, RunResult], old: str, new: str, cause: tuple[str, str]
+    runs: dict[str, RunData], old: str, new: str, cause: tuple[str, str]
 ) -> None:
     found = compare(runs[old], runs[new])
     assert _sums(found) == [runs[old].cycles, runs[new].cycles]
@@ -232,7 +232,7 @@ def _phases(found: Comparison) -> int:
     return sum(abs(p.cycles[1] - p.cycles[0]) for p in found.latency.parts if p.kind == "phase")
 
 
-def test_more_depth_is_less_waiting_and_a_ring_of_hand_overs_is_named(runs: dict[str, RunResult]) -> None:
+def test_more_depth_is_less_waiting_and_a_ring_of_hand_overs_is_named(runs: dict[str, RunData]) -> None:
     found = compare(runs["flash"], runs["depth 3"])
     assert _work(found) == {}
     steps = found.chains[1]
@@ -241,7 +241,7 @@ def test_more_depth_is_less_waiting_and_a_ring_of_hand_overs_is_named(runs: dict
     assert all(step.part.cycles[1] < step.part.cycles[0] for step in steps)
 
 
-def test_a_larger_tile_is_updated_half_as_often_against_longer_waits(runs: dict[str, RunResult]) -> None:
+def test_a_larger_tile_is_updated_half_as_often_against_longer_waits(runs: dict[str, RunData]) -> None:
     found = compare(runs["block_kv 256"], runs["flash"])
     assert found.latency is not None
     moved = {(m.unit, m.part.name): m for m in found.moved}
@@ -254,7 +254,7 @@ def test_a_larger_tile_is_updated_half_as_often_against_longer_waits(runs: dict[
     assert ", update -" in said.partition("; against that waits: ")[0]
 
 
-def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunResult]) -> None:
+def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunData]) -> None:
     found = compare(runs["flash"], runs["pasa"])
     assert found.latency is not None
     parts: dict[str, Part] = {p.name: p for p in found.latency.parts}
@@ -269,7 +269,7 @@ def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunResult]) -> N
 
 
 @pytest.mark.parametrize("label", ["rows of P", "update"])
-def test_one_vector_operation_ten_per_cent_slower_is_named(runs: dict[str, RunResult], label: str) -> None:
+def test_one_vector_operation_ten_per_cent_slower_is_named(runs: dict[str, RunData], label: str) -> None:
     def slower(op: Any, cost: Cost) -> Cost:
         return cost._replace(occupancy_cycles=cost.occupancy_cycles * 11 // 10) if op.label == label else cost
 
@@ -322,7 +322,7 @@ def test_a_node_is_split_by_its_kernels_and_collectives() -> None:
 # ---------------------------------------------------------------- a profiler's file
 
 
-def test_our_own_pipes_csv_reads_back_as_the_run_it_is_of(tmp_path: Path, result: RunResult) -> None:
+def test_our_own_pipes_csv_reads_back_as_the_run_it_is_of(tmp_path: Path, result: RunData) -> None:
     folder = save_run(result, tmp_path / "a", trace="none")
     found = compare(folder, folder / "pipes.csv")
     assert _sums(found) == [result.cycles] * 2
@@ -334,7 +334,7 @@ def test_our_own_pipes_csv_reads_back_as_the_run_it_is_of(tmp_path: Path, result
         assert figure.values[0] == pytest.approx(figure.values[1], abs=1e-5)
 
 
-def test_a_measured_file_is_held_against_a_prediction(tmp_path: Path, result: RunResult) -> None:
+def test_a_measured_file_is_held_against_a_prediction(tmp_path: Path, result: RunData) -> None:
     file = tmp_path / "PipeUtilization.csv"
     file.write_text(
         "block_id,sub_block_id,aic_time(us),aic_total_cycles,aic_cube_time(us),aic_cube_ratio,"

@@ -19,20 +19,20 @@ from npusim.report.result_json import load_result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(tmp_path: Path, result: RunResult) -> None:
+def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(tmp_path: Path, result: RunData) -> None:
     folder = save_run(result, tmp_path / "runs" / "a")
     assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert _names(tmp_path / "runs") == {"a"}, "no temporary folder is left"
 
 
-def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed: RunResult) -> None:
+def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed: RunData) -> None:
     from safetensors import safe_open
 
     folder = save_run(overflowed, tmp_path / "a", trace="chrome", save_output=True)
@@ -51,14 +51,14 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
         assert (folder / "output.safetensors").read_bytes() == content
 
 
-def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunResult) -> None:
+def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunData) -> None:
     save_run(result, tmp_path / "a", trace="chrome")
     save_run(result, tmp_path / "a", trace="none")
     assert _names(tmp_path / "a") == {"result.json", "figures.json", "pipes.csv"}
     assert _names(tmp_path) == {"a"}
 
 
-def test_folder_with_other_files_is_not_replaced(tmp_path: Path, result: RunResult) -> None:
+def test_folder_with_other_files_is_not_replaced(tmp_path: Path, result: RunData) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match=r"holds 'notes\.txt', which is no file of a run"):
         save_run(result, tmp_path)
@@ -66,7 +66,7 @@ def test_folder_with_other_files_is_not_replaced(tmp_path: Path, result: RunResu
 
 
 def test_failure_while_writing_leaves_the_earlier_run(
-    tmp_path: Path, result: RunResult, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, result: RunData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_run(result, tmp_path / "a", trace="none")
     before = (tmp_path / "a" / "result.json").read_bytes()
@@ -117,7 +117,7 @@ def test_a_file_is_not_written_over_what_is_none(tmp_path: Path, name: str, why:
 
 
 def test_a_mount_point_gets_the_files_and_keeps_the_run_it_has(
-    tmp_path: Path, result: RunResult, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, result: RunData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can neither be renamed nor exchanged, so that a run in it could only be replaced file by file."""
     place = tmp_path / "a"
@@ -150,7 +150,7 @@ def _killed_at(step: int, work: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-def test_a_kill_leaves_the_old_run_or_the_new_one_and_the_next_run_clears_up(tmp_path: Path, result: RunResult) -> None:
+def test_a_kill_leaves_the_old_run_or_the_new_one_and_the_next_run_clears_up(tmp_path: Path, result: RunData) -> None:
     """Killed before each of its steps in turn."""
     place = tmp_path / "a"
     seen = set()
@@ -169,7 +169,7 @@ def test_a_kill_leaves_the_old_run_or_the_new_one_and_the_next_run_clears_up(tmp
     assert _names(tmp_path) == {"a"}
 
 
-def test_a_folder_that_another_process_is_writing_is_left_alone(tmp_path: Path, result: RunResult) -> None:
+def test_a_folder_that_another_process_is_writing_is_left_alone(tmp_path: Path, result: RunData) -> None:
     with output._hidden_folder(tmp_path, ".a.npusim-") as theirs:
         os.utime(theirs, (0, 0))
         save_run(result, tmp_path / "a")
@@ -178,7 +178,7 @@ def test_a_folder_that_another_process_is_writing_is_left_alone(tmp_path: Path, 
 
 
 def test_where_folders_cannot_be_exchanged_a_run_is_replaced_all_the_same(
-    tmp_path: Path, result: RunResult, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, result: RunData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "other")
     for name in ("old", "new"):
@@ -199,7 +199,7 @@ def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
     assert _names(tmp_path) == set()
 
 
-def test_trace_alone_takes_its_format_from_the_name(tmp_path: Path, result: RunResult) -> None:
+def test_trace_alone_takes_its_format_from_the_name(tmp_path: Path, result: RunData) -> None:
     save_trace(result, tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["profilingType"] == "op"
     save_trace(result, tmp_path / "a.pftrace")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
-def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunResult) -> None:
+def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunData) -> None:
     for kept in (record, record_of(overflowed)):
         file = tmp_path / "result.json"
         file.write_text(to_json(result_document(kept)))
@@ -49,7 +49,7 @@ def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord)
     assert load_result(tmp_path) == kept
 
 
-def test_document_says_where_the_numbers_come_from(record: RunRecord, result: RunResult) -> None:
+def test_document_says_where_the_numbers_come_from(record: RunRecord, result: RunData) -> None:
     document: dict[str, Any] = result_document(record)
     assert document["schema_version"] == 1
     assert document["npusim_version"] == __version__
@@ -70,7 +70,7 @@ def test_busy_cycles_rest_on_constants_with_a_known_basis(record: RunRecord) -> 
     assert sum(c.cycles for c in timing.constants) == pytest.approx(busy)
 
 
-def test_a_figure_that_is_not_finite_is_null(overflowed: RunResult) -> None:
+def test_a_figure_that_is_not_finite_is_null(overflowed: RunData) -> None:
     document: dict[str, Any] = result_document(record_of(overflowed))
     assert document["numerics"]["max_abs_error"] is None
     json.loads(to_json(document), parse_constant=pytest.fail)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
@@ -28,7 +28,7 @@ def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
     assert peak_flops_per_s(device, "float32") == pytest.approx(24 * 8192 * 1.8e9 / 4)
 
 
-def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(result: RunResult) -> None:
+def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(result: RunData) -> None:
     # 5 causal heads of 512 x 128: Q, K and V in float16, each once; O stays in L2.
     found, problem = roofline_of(result), result.problem
     assert found is not None
@@ -48,7 +48,7 @@ def test_below_the_ridge_memory_is_the_roof() -> None:
     assert many.attainable_flops_per_s == 300.0
 
 
-def test_the_table_and_the_result_file_have_it(result: RunResult, tmp_path: Path) -> None:
+def test_the_table_and_the_result_file_have_it(result: RunData, tmp_path: Path) -> None:
     record = record_of(result)
     text = plain(run_table(record))
     for words in ("roofline", "a compulsory byte", "of compulsory", "slack"):
@@ -58,7 +58,7 @@ def test_the_table_and_the_result_file_have_it(result: RunResult, tmp_path: Path
     assert load_result(file).timing == record.timing
 
 
-def test_an_approximate_time_says_so_with_its_band(result: RunResult) -> None:
+def test_an_approximate_time_says_so_with_its_band(result: RunData) -> None:
     record = record_of(result)
     assert record.timing is not None
     near = replace(record, timing=replace(record.timing, band=0.0131))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
@@ -33,7 +33,7 @@ def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
     assert "numerics   not computed" in text
 
 
-def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflowed: RunResult) -> None:
+def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflowed: RunData) -> None:
     text = plain(run_table(record_of(overflowed)))
     assert "not finite: 2 NaN in the output (25.0 % of rows), 1 Inf   overflow 7   NaN 2" in text
     assert "RMSE" not in text
@@ -44,19 +44,19 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflo
     assert "ascend.cube.k16.f16.f32 (assumed)" in text
 
 
-def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(overflowed: RunResult) -> None:
+def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(overflowed: RunData) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
 
 
-def test_outputs_that_are_not_finite_are_at_no_distance_from_others(overflowed: RunResult) -> None:
+def test_outputs_that_are_not_finite_are_at_no_distance_from_others(overflowed: RunData) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", None, None),)
     text = plain(run_table(replace(record_of(overflowed), spread=spread)))
     assert "with ascend.cube.k8.f16.f32: outputs are not finite" in text
 
 
-def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunResult) -> None:
+def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunData) -> None:
     finite = (FiniteChoice("flash", "fa2_fp32", 1.5e-4), FiniteChoice("pasa", "fp16_mean", 5e-3))
     text = plain(run_table(replace(record_of(overflowed), finite=finite)))
     assert (

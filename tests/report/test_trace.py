@@ -20,14 +20,14 @@ from npusim.run import run
 from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 Event = tuple[str, int, str, dict[str, Any]]  # phase, nanoseconds, name, arguments
 WAIT = "wait: "
 CORES = {f"core{g}.{core}" for g in (0, 1) for core in ("cubecore0", "veccore0", "veccore1")}
 
 
-def _chrome(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+def _chrome(result: RunData) -> dict[tuple[str, str], list[Event]]:
     events = json.loads(chrome_trace(timeline_of(result)))["traceEvents"]
     cores, pipes = {}, {}
     tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
@@ -48,7 +48,7 @@ def _chrome(result: RunResult) -> dict[tuple[str, str], list[Event]]:
     return tracks
 
 
-def _parsed(result: RunResult) -> Any:
+def _parsed(result: RunData) -> Any:
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
     trace: Any = proto.Trace()
@@ -56,7 +56,7 @@ def _parsed(result: RunResult) -> Any:
     return trace
 
 
-def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
+def _perfetto(result: RunData) -> dict[tuple[str, str], list[Event]]:
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
     trace = _parsed(result)
@@ -86,7 +86,7 @@ def _perfetto(result: RunResult) -> dict[tuple[str, str], list[Event]]:
 
 
 @pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_slices_balance_rise_and_do_not_overlap(result: RunResult, read: Any) -> None:
+def test_slices_balance_rise_and_do_not_overlap(result: RunData, read: Any) -> None:
     tracks = read(result)
     assert {core for core, _ in tracks} == CORES
     assert {pipe for core, pipe in tracks if core == "core0.cubecore0"} == {"MTE2", "MTE1", "CUBE", "FIXP"}
@@ -100,7 +100,7 @@ def test_slices_balance_rise_and_do_not_overlap(result: RunResult, read: Any) ->
 
 
 @pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_cycles_are_kept_beside_nanoseconds(result: RunResult, read: Any) -> None:
+def test_cycles_are_kept_beside_nanoseconds(result: RunData, read: Any) -> None:
     for events in read(result).values():
         for phase, at, _, arguments in events:
             if phase == "B":
@@ -109,14 +109,14 @@ def test_cycles_are_kept_beside_nanoseconds(result: RunResult, read: Any) -> Non
                 assert arguments["cycles"] == arguments["end_cycle"] - arguments["start_cycle"]
 
 
-def test_both_formats_have_the_same_edges(result: RunResult) -> None:
+def test_both_formats_have_the_same_edges(result: RunData) -> None:
     def edges(tracks: dict[tuple[str, str], list[Event]]) -> dict[tuple[str, str], list[Any]]:
         return {track: [(p, at) for p, at, *_ in events] for track, events in tracks.items()}
 
     assert edges(_chrome(result)) == edges(_perfetto(result))
 
 
-def test_chrome_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunResult) -> None:
+def test_chrome_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunData) -> None:
     text = chrome_trace(timeline_of(result)).decode()
     assert text.index('"profilingType": "op"') < text.index("[")
     for events in _chrome(result).values():
@@ -125,7 +125,7 @@ def test_chrome_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunR
 
 
 @pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunResult, read: Any) -> None:
+def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunData, read: Any) -> None:
     found = [
         (track, index, events)
         for track, events in read(overflowed).items()
@@ -141,7 +141,7 @@ def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunResult,
     assert events[index][1] == events[index + 1][1]
 
 
-def test_event_of_a_group_without_a_timeline_is_left_out(overflowed: RunResult) -> None:
+def test_event_of_a_group_without_a_timeline_is_left_out(overflowed: RunData) -> None:
     assert overflowed.timing is not None
     spans = tuple(span for span in overflowed.timing.spans if span.group == 0)
     only = replace(overflowed, timing=replace(overflowed.timing, spans=spans))
@@ -157,7 +157,7 @@ def _waits(slices: Any) -> Counter[str]:
     return waits
 
 
-def test_waits_fill_the_time_between_operations_with_their_causes(result: RunResult) -> None:
+def test_waits_fill_the_time_between_operations_with_their_causes(result: RunData) -> None:
     """By cause what the simulation counted, but for instructions that came a little late."""
     assert result.timing is not None
     timeline = timeline_of(result)
@@ -179,14 +179,14 @@ def test_a_flag_behind_a_late_copy_is_waited_for_as_long_as_the_copy_takes() -> 
     assert dict(_waits(timeline_of(result).tracks[track_of(0, use.queue)])) == use.stalls
 
 
-def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(result: RunResult) -> None:
+def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(result: RunData) -> None:
     flows = [(f.source[1], f.target[1]) for f in timeline_of(result).flows]
     assert all(made.end <= used.start for made, used in flows)
     pairs = {(made.name, used.name) for made, used in flows}
     assert {("K.load", "S.load_right"), ("rows of P", "P.store"), ("S.mmad", "S.drain")} <= pairs
 
 
-def test_flows_are_paired_in_both_formats(result: RunResult) -> None:
+def test_flows_are_paired_in_both_formats(result: RunData) -> None:
     timeline = timeline_of(result)
     events = json.loads(chrome_trace(timeline))["traceEvents"]
     begun = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
@@ -199,7 +199,7 @@ def test_flows_are_paired_in_both_formats(result: RunResult) -> None:
     assert sorted(leaving) == sorted(reaching) == sorted(begun)
 
 
-def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunResult) -> None:
+def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunData) -> None:
     counters = timeline_of(result).counters
     used = {f"{name.rpartition('.')[2]} bytes": size for name, size in result.program.used_bytes.items()}
     held = {track: levels for track, levels in counters.items() if track.pipe.endswith("bytes")}
@@ -212,7 +212,7 @@ def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunResult
     assert len(kinds) == 4, "begins, ends, counters and packets without an event"
 
 
-def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunResult) -> None:
+def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunData) -> None:
     slices = timeline_of(result).tracks[track_of(0, "aic.CUBE")]
     scores = [s for s in slices if s.name == "S.mmad"]
     assert {s.block for s in scores} == {"batch 0 head 0 rows 0..127"}
@@ -221,7 +221,7 @@ def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunR
     assert arguments[0]["block"] == "batch 0 head 0 rows 0..127"
 
 
-def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: RunResult) -> None:
+def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: RunData) -> None:
     assert result.timing is not None
     whole, part = timeline_of(result), timeline_of(result).windowed((5.0, 10.0))
     edges = 9000, 18000  # 1.8 GHz
@@ -243,7 +243,7 @@ def test_a_gpus_operations_stand_on_pipes_and_its_waits_on_queues() -> None:
     assert {"wait"} in kinds.values()
 
 
-def test_run_without_a_time_has_an_empty_timeline(result: RunResult) -> None:
+def test_run_without_a_time_has_an_empty_timeline(result: RunData) -> None:
     timeline = timeline_of(replace(result, timing=None))
     assert timeline.tracks == {}
     assert json.loads(chrome_trace(timeline))["traceEvents"] == []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.timing.result import Span
 
 #: Tiles so small that every ring goes around several times within a block.
@@ -58,7 +58,9 @@ def build(schedule: str, problem: Problem, device: DeviceSpec, **changes: object
     return chosen.program(problem, fields, device, chosen.precision(None))
 
 
-def in_order_of_time(program: TileProgram, phase: Phase, spans: Iterator[Span], *, by_end: bool) -> list[ResolvedOp]:
+def in_order_of_time(
+    program: TileProgram, phase: ProgramPhase, spans: Iterator[Span], *, by_end: bool
+) -> list[ResolvedOp]:
     """Return the operations of a phase by when they started, or were done.
 
     A queue is in order, so that its n-th span is its n-th operation.
@@ -111,7 +113,7 @@ def test_bits_in_the_order_of_time_are_those_of_program_order(schedule: str, cas
         np.testing.assert_array_equal(output_of(program, problem, orders), expected)
 
 
-def walk_phase(program: TileProgram, phase: Phase) -> Iterator[ResolvedOp]:
+def walk_phase(program: TileProgram, phase: ProgramPhase) -> Iterator[ResolvedOp]:
     walker = Walker(program)
     for block in phase.blocks:
         yield from walk(walker, phase.body(block))

@@ -13,7 +13,7 @@ from npusim.run import run
 from npusim.tensors import quantise
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 E4M3 = "float8_e4m3fn"
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 200, "head_dim": 64}
@@ -30,7 +30,7 @@ def tensors(gain: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def fp8(**fields: Any) -> RunResult:
+def fp8(**fields: Any) -> RunData:
     return run("fp8_attention", hw="h200", rows="all", causal=False, trace_groups=(), **fields)
 
 

@@ -22,13 +22,13 @@ from npusim.run import run
 from npusim.simulate import flag_budget
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 197, "head_dim": 64}
 TILINGS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 64, "block_kv": 64}}
 
 
-def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunResult:
+def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunData:
     tensors = changes.pop("tensors", None)
     problem = None if tensors is not None else Problem(**{**SIZES, **changes})
     return run(

@@ -22,14 +22,14 @@ from npusim.schedules import pasa as schedules_pasa
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.numerics.executor import Moment
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 D = 128
 DEVICES = ("ascend_910b2", "h200")
 HALF_PRESETS = ("fp16_mean", "fp32_mean", "fixed_reference")
 
 
-def pasa(hw: str, precision: str, q: Any, k: Any, v: Any, *, causal: bool, keys: int) -> RunResult:
+def pasa(hw: str, precision: str, q: Any, k: Any, v: Any, *, causal: bool, keys: int) -> RunData:
     """Return PASA of float16 matrices (rows, d), every row, in blocks of 128 (GPU: 64) x ``keys``."""
     tensors = {n: np.asarray(x, np.float16)[None, None] for n, x in zip("qkv", (q, k, v), strict=True)}
     block_q = 128 if hw == "ascend_910b2" else 64

@@ -21,7 +21,7 @@ from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
 PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].precisions if p != "float64"]
@@ -59,7 +59,7 @@ def test_silicons_kernels_keep_their_tree(preset: str) -> None:
     assert orders("pasa", preset, "h200") == {"tree_halves"}
 
 
-def pasa(**fields: Any) -> RunResult:
+def pasa(**fields: Any) -> RunData:
     problem = Problem(heads=1, seq_q=64, seq_kv=256, head_dim=64)
     return run("pasa", problem=problem, **fields)
 

@@ -13,7 +13,7 @@ import pytest
 from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 
-from npusim.algorithms.phase import Run
+from npusim.algorithms.phase import TileRun
 from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import FAN, PACKED, SplitPrecision, cut_runs
 from npusim.config.load import load_device, load_workload
@@ -293,7 +293,7 @@ def test_what_diagnosis_sums_over_rows_is_left_out_of_parts_of_rows() -> None:
 
 
 def test_a_run_is_cut_into_consecutive_parts_none_empty() -> None:
-    runs = (Run(0, 64, 5, 64), Run(320, 13, 1, 64, frozenset({"mask"})))
+    runs = (TileRun(0, 64, 5, 64), TileRun(320, 13, 1, 64, frozenset({"mask"})))
     parts = cut_runs(runs, 4)
     assert [[(r.col, r.cols, r.count) for r in part] for part in parts] == [
         [(0, 64, 2)],

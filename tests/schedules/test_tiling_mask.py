@@ -13,7 +13,7 @@ from npusim.algorithms.tiling_mask import TilingMask
 from npusim.errors import TilingError
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Run, Visit
+    from npusim.algorithms.phase import TileRun, Visit
 
 
 def cut_values(mask: TilingMask, row: int, rows: int, col: int, cols: int, offset: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_a_mask_of_512_takes_a_mebibyte() -> None:
 # ---------------------------------------------------------------- which tiles are visited
 
 
-def visits(runs: tuple[Run, ...]) -> list[Visit]:
+def visits(runs: tuple[TileRun, ...]) -> list[Visit]:
     firsts = [sum(r.count for r in runs[:i]) for i in range(len(runs))]
     return [r.visit(at + i, i) for at, r in zip(firsts, runs, strict=True) for i in range(r.count)]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
 
 #: Schedule, tiling and problem.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -73,7 +73,7 @@ def cells(region: GlobalTile) -> set[tuple[int, int, int, int]]:
     }
 
 
-def actual(phase: Phase, blocks: Sequence[Any]) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
+def actual(phase: ProgramPhase, blocks: Sequence[Any]) -> tuple[Counter[str], dict[str, set[Any]], dict[str, set[Any]]]:
     """Return bytes read by tensor, and the elements read and written."""
     size: Counter[str] = Counter()
     read: dict[str, set[Any]] = defaultdict(set)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Phase, TileProgram
+    from npusim.ir.program import ProgramPhase, TileProgram
 
 
 def simulate(
@@ -52,7 +52,7 @@ class _Replay:
         self.cycles = self.issued = 0
         self.depths = streams.queue_depths()
 
-    def run(self, phase: Phase) -> None:
+    def run(self, phase: ProgramPhase) -> None:
         """Replay one phase on every group; all of them start where the phase before it ended."""
         start = self.cycles
         for group in range(self.group_count):
@@ -62,7 +62,7 @@ class _Replay:
         # A phase is over when its last result is there; one without work still is dispatched.
         self.cycles = max(self.issued, *(u.end_cycles for uses in self.uses for u in uses))
 
-    def _group(self, phase: Phase, group: int, blocks: object, start: int) -> None:
+    def _group(self, phase: ProgramPhase, group: int, blocks: object, start: int) -> None:
         streams, queues = self.streams, self.streams.program.queues
         uses, visible = self.uses[group], self.visible[group]
         spans = self.spans if group in self.trace_groups else None

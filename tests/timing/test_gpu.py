@@ -17,7 +17,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Phase, Queue, TileProgram
+from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
 from npusim.ir.warps import WarpPlan
 from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
@@ -174,7 +174,7 @@ def test_rows_are_reduced_without_shuffles_only_where_a_lane_holds_them_whole() 
 def program(runs: dict[str, list[TileOp]], blocks: int = 1) -> TileProgram:
     """Return a program of independent queues; each block lists all operations of all of them."""
     ops = [o for own in runs.values() for o in own]
-    phase = Phase("p", tuple(range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(()))
+    phase = ProgramPhase("p", tuple(range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(()))
     space = AddressSpace("sm.RF", 1 << 18, 4)
     queues = tuple(Queue(name, "sm", "WARPS", name) for name in runs)
     return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0, pricing=SmPricing)

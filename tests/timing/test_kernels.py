@@ -20,7 +20,7 @@ from npusim.run import run
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunResult
+    from npusim.run_result import RunData
 
 
 def place(number: int, rows: int = 32, cols: int = 64) -> Tile:
@@ -75,7 +75,7 @@ def test_how_many_work_beside_one_is_an_average_over_rounds(blocks: int, crowd: 
     assert pricing.crowd(blocks, 24) == pytest.approx(crowd)
 
 
-def flash(**options: Any) -> RunResult:
+def flash(**options: Any) -> RunData:
     problem = Problem(heads=24, seq_q=128, seq_kv=4096, head_dim=128)
     return run("flash", problem=problem, numerics=False, trace_groups=(), **options)
 
@@ -97,7 +97,7 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
     assert terms["flags.tile_extra_cycles"] == pytest.approx(0.85 * terms["flags.tile_cycles"])
 
 
-def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunResult:
+def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunData:
     return run("gemm", problem=GemmProblem(m=m, n=n, k=k), tiling=tiling, numerics=False, trace_groups=())
 
 

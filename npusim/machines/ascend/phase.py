@@ -12,14 +12,14 @@ from functools import cached_property, lru_cache, partial
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.phase import WHOLE, Cell, Visit
+from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
-from npusim.ir.program import Phase as BuiltPhase
+from npusim.ir.program import ProgramPhase as BuiltPhase
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG
-from npusim.machines.ascend.product import Product, cube_rings
+from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.frame import Emitter, Frame, body
 from npusim.machines.touches import touches
@@ -28,8 +28,8 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Phase, Run
-    from npusim.algorithms.table import Row, Stage
+    from npusim.algorithms.phase import Phase, TileRun
+    from npusim.algorithms.table import Instruction, Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import Touch
@@ -50,7 +50,7 @@ class AscendPhase:
             n: group.is_direct(frame.label(n), place) for n, place in frame.places.items() if place in ("down", "up")
         }
         self.cross: dict[str, tuple[Ring, ...]] = {}
-        self.products = {s: Product(frame, s, group, tiling, self.direct, self.cross) for s in products}
+        self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
         self.reread = dict(p.reread for p in self.products.values())
         self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
         if products:
@@ -92,7 +92,7 @@ class AscendPhase:
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
         pace = tiling.barriers, tiling.together, tiling.extra
-        by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, Product, VectorShare)), plans
+        by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         met = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in own)
         self._products_content = *by, tuple(compress(rings, met))
         return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
@@ -178,14 +178,14 @@ class AscendPhase:
             bits=self._bits,
         )
 
-    def _makeup(self, cells: Sequence[Cell]) -> Iterator[tuple[Body, Sequence[int]]]:
+    def _makeup(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
         visits = _visits(Itself(cells))
         for work in self._works:
             for cell, visit, counts in visits:
                 yield body(work, cell, visit), counts
 
-    def _work(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
+    def _work(self, stage: Stage, cell: WorkTile, tile: Visit) -> Iterator[Item]:
         if stage.is_product:
             return self.products[stage].items(cell, tile)
         first = self.vectors[0]
@@ -198,7 +198,7 @@ class AscendPhase:
 
     # ---------------------------------------------------------------- order
 
-    def items(self, cell: Cell) -> Iterator[Item]:
+    def items(self, cell: WorkTile) -> Iterator[Item]:
         """Yield one cell in program order."""
         if not self.products:
             yield from self._alone(cell)
@@ -212,23 +212,23 @@ class AscendPhase:
                 yield from self._stage(stage, cell, WHOLE)
             yield from self._close(cell, WHOLE)
 
-    def _height(self, cell: Cell) -> int:
+    def _height(self, cell: WorkTile) -> int:
         return self.frame.size(cell, self.frame.row_axis, WHOLE)
 
-    def _open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _open(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         for p in self.products.values():
             yield from p.open(cell, tile)
         for v in self.vectors:
             yield from v.start(v.mine(self._height(cell)))
 
-    def _close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _close(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         for p in self.products.values():
             yield from p.close(cell, tile)
         for s in self.phase.finish:
             for v in self.vectors:
                 yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
 
-    def _stage(self, stage: Stage, cell: Cell, tile: Visit) -> Iterator[Item]:
+    def _stage(self, stage: Stage, cell: WorkTile, tile: Visit) -> Iterator[Item]:
         if stage.is_product:
             yield from self.products[stage].items(cell, tile)
             return
@@ -284,7 +284,7 @@ class AscendPhase:
                     "read once; make it twice under two names" + ("" if place == "up" else ", or depth=0")
                 )
 
-    def _pipelined(self, cell: Cell) -> Iterator[Repeat]:
+    def _pipelined(self, cell: WorkTile) -> Iterator[Repeat]:
         """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
 
         Step n does tile n of the first part, n - ahead of the second, and so on.  Consecutive steps whose
@@ -302,7 +302,7 @@ class AscendPhase:
             if met:  # with fewer tiles than steps ahead nothing happens in between
                 yield Repeat(self.frame.loop_axis, range(start, end), self._steps(cell, met))
 
-    def _steps(self, cell: Cell, met: list[tuple[Emitter, int, int, Run]]) -> Body:
+    def _steps(self, cell: WorkTile, met: list[tuple[Emitter, int, int, TileRun]]) -> Body:
         """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
         parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in met)
         behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in met)
@@ -310,11 +310,11 @@ class AscendPhase:
         static = parts, sizes, cell.causal_offset, cell.place
         return Body(_step, static, (cell.batch, cell.head, starts, behind), self.home)
 
-    def _part(self, part: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[Item]:
+    def _part(self, part: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[Item]:
         for s in part:
             yield from self._stage(s, cell, tile)
 
-    def _alone(self, cell: Cell) -> Iterator[Item]:
+    def _alone(self, cell: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
         loops, finish = self.phase.loops, self.phase.finish
         height = next(iter(self.rows.values())).height
@@ -338,20 +338,20 @@ def _frame(phase: Itself) -> Frame:
 
 
 @lru_cache(maxsize=4)  # of phases
-def _touches(frame: Frame, reread: tuple[tuple[str, int], ...]) -> Callable[[Sequence[Cell]], Iterator[Touch]]:
+def _touches(frame: Frame, reread: tuple[tuple[str, int], ...]) -> Callable[[Sequence[WorkTile]], Iterator[Touch]]:
     """Return who says what blocks touch, where every so many rows of a cell read all of an operand anew."""
     rows = dict(reread)
 
-    def times(name: str, cell: Cell) -> int:
+    def times(name: str, cell: WorkTile) -> int:
         return ceil_div(cell.rows, rows[name]) if rows.get(name) else 1
 
     return partial(touches, frame, times)
 
 
 @lru_cache(maxsize=4)  # of phases
-def _visits(cells: Itself) -> list[tuple[Cell, Visit, list[int]]]:
+def _visits(cells: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     """Return a tile of each shape, in a cell that has it, and how many of them each of the cells has."""
-    found: dict[Hashable, tuple[Cell, Visit, list[int]]] = {}
+    found: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
     for at, cell in enumerate(cells.thing):
         sizes = tuple((axis, size) for axis, _, size in cell.spans)
         for run in cell.runs:
@@ -367,12 +367,12 @@ def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     parts, sizes, offset, place = static
     batch, head, starts, behind = at
     spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
-    cell = Cell(batch, head, spans, (), offset, place)
+    cell = WorkTile(batch, head, spans, (), offset, place)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
         yield Repeat("", (0,), body(part, cell, Visit(index + number, index * pitch + col, cols, only)))
 
 
-def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
+def _tiles(cell: WorkTile, axis: str) -> Iterator[Visit]:
     if not axis:
         yield WHOLE
         return
@@ -383,7 +383,7 @@ def _tiles(cell: Cell, axis: str) -> Iterator[Visit]:
         at += run.count
 
 
-def _told(row: Row) -> str:
+def _told(row: Instruction) -> str:
     """Return an instruction in words, with its line where it is known."""
     return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")
 
@@ -393,5 +393,5 @@ def _part_of(stage: Stage, parts: list[tuple[Stage, ...]]) -> int:
     return next((i for i, part in enumerate(parts) if stage in part), len(parts) - 1)
 
 
-def _shape(cell: Cell) -> object:
+def _shape(cell: WorkTile) -> object:
     return cell.shape

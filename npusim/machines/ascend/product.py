@@ -1,4 +1,4 @@
-"""Product stages on the AIC: L1, L0A and L0B, the CUBE, L0C, and FIXP's way out.
+"""CubeProduct stages on the AIC: L1, L0A and L0B, the CUBE, L0C, and FIXP's way out.
 
 One emitter serves every product; they differ in their :class:`ProductPlan`.
 """
@@ -20,7 +20,7 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npusim.algorithms.phase import Cell, Visit
+    from npusim.algorithms.phase import Visit, WorkTile
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.tile import Operand, RingTile
@@ -40,7 +40,7 @@ class Corner:
     is_last_band: bool
 
 
-class Product:
+class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Product:
 
     # ---------------------------------------------------------------- operations
 
-    def open(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def open(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield loads of operands that stay for the whole cell."""
         for n in self.opened:
             source = self.frame.cut(n, cell, tile)
@@ -126,12 +126,12 @@ class Product:
             yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
             yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._slot(n, cell, tile, True, False))
 
-    def close(self, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def close(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the end of what :meth:`open` loaded."""
         for n in self.opened:
             yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._slot(n, cell, tile, False, True))
 
-    def items(self, cell: Cell, tile: Visit) -> Iterator[Item]:
+    def items(self, cell: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
         frame, plan = self.frame, self.plan
         height, depth, across = (frame.size(cell, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
@@ -164,7 +164,7 @@ class Product:
         return [Corner(b, p, i == 0, i == last, b == bands[-1]) for i, (b, p) in enumerate(order)]
 
     def _piece(
-        self, cell: Cell, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
+        self, cell: WorkTile, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
     ) -> Iterator[TileOp]:
         """Yield the loads of one part of the sum and its products; ``k`` may be a product of a loop's index."""
         first, last = corner.is_first and starts, corner.is_last and ends
@@ -179,7 +179,15 @@ class Product:
         return {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
 
     def _multiply(
-        self, cell: Cell, tile: Visit, corner: Corner, k: int, size: int, at: int, loaded: int, edges: tuple[bool, bool]
+        self,
+        cell: WorkTile,
+        tile: Visit,
+        corner: Corner,
+        k: int,
+        size: int,
+        at: int,
+        loaded: int,
+        edges: tuple[bool, bool],
     ) -> Iterator[TileOp]:
         """Yield the product of one piece of the sum, ``at`` of the ``loaded`` in L1; ``edges``: first, last of all."""
         starts, ends = edges
@@ -210,7 +218,7 @@ class Product:
         width, rings = corner.panel[1], self.l0.accumulators
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 
-    def _drains(self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
+    def _drains(self, cell: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
         """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
         for ring, (c, cols) in self._halves(corner):
             done = ring.front(corner.band[1], cols, self.how.accumulator_format)
@@ -218,7 +226,7 @@ class Product:
             yield from self._drain(cell, tile, part, corners, done)
 
     def _drain(
-        self, cell: Cell, tile: Visit, corner: Corner, corners: list[Corner], done: RingTile
+        self, cell: WorkTile, tile: Visit, corner: Corner, corners: list[Corner], done: RingTile
     ) -> Iterator[TileOp]:
         frame, n = self.frame, self.dst
         (m, rows), (c, cols) = corner.band, corner.panel
@@ -260,7 +268,7 @@ class Product:
     def _load(
         self,
         n: str,
-        cell: Cell,
+        cell: WorkTile,
         tile: Visit,
         row: Span | None = None,
         col: Span | None = None,
@@ -281,7 +289,7 @@ class Product:
         return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
 
     def _operand(
-        self, n: str, at: tuple[Span, Span], cell: Cell, tile: Visit, use: tuple[bool, bool], piece: Span
+        self, n: str, at: tuple[Span, Span], cell: WorkTile, tile: Visit, use: tuple[bool, bool], piece: Span
     ) -> RingTile:
         """Return the part of an operand in L1 that one product reads; ``piece``: where it begins in what was loaded."""
         (r, rows), (c, cols) = at
@@ -302,7 +310,7 @@ class Product:
             case _:
                 return self._slot(n, cell, tile, *use).part(r, rows, c, cols)
 
-    def _slot(self, n: str, cell: Cell, tile: Visit, first: bool, last: bool) -> RingTile:
+    def _slot(self, n: str, cell: WorkTile, tile: Visit, first: bool, last: bool) -> RingTile:
         """Return the whole of an operand in L1."""
         rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
         if n in self.lifted:
@@ -322,7 +330,7 @@ def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[
     return body(index * size, size, starts=False, ends=False)
 
 
-def cube_rings(products: list[Product], group: AscendGroup, prefix: str) -> CubeRings:
+def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> CubeRings:
     """Place rings of L0 that fit every product of a phase."""
     plans = [p.plan for p in products]
     formats = [p.frame.fmt(p.left) for p in products]

@@ -17,7 +17,7 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npusim.algorithms.phase import Cell, Visit
+    from npusim.algorithms.phase import Visit, WorkTile
     from npusim.algorithms.table import Stage, Table
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp
@@ -213,7 +213,7 @@ class VectorShare:
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, mine, part)
 
-    def items(self, s: RowsStage, cell: Cell, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
+    def items(self, s: RowsStage, cell: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield one stage on this core's share: loads, work and stores, slice by slice."""
         if mine is None:
             yield from self._skip(s, cell, tile)
@@ -284,29 +284,29 @@ class VectorShare:
         back = self.spilled[n].back.front(part.rows, self.frame.width(n), self.frame.fmt(n))
         return move(f"{n}.spill", self.core.store, self._held(n, mine, part, is_write=True), back)
 
-    def _shape(self, n: str, cell: Cell, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
+    def _shape(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
         return part.rows, self.frame.cols(n, cell, tile), self.frame.fmt(n)
 
-    def _outside(self, n: str, cell: Cell, tile: Visit, part: RowSlice) -> Operand:
+    def _outside(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> Operand:
         """Return where a slice of an input comes from, or an output goes to, outside UB."""
         if n not in self.cross:
             return self.frame.cut(n, cell, tile, (part.row, part.rows))
         slot = self._cross(n, cell, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, cell, tile))
 
-    def _share(self, n: str, cell: Cell, tile: Visit, mine: RowSlice, part: RowSlice) -> RingTile:
+    def _share(self, n: str, cell: WorkTile, tile: Visit, mine: RowSlice, part: RowSlice) -> RingTile:
         """Return a slice of what a product put into UB."""
         cols = self.frame.cols(n, cell, tile)
         slot = self.cross[n].front(mine.rows, cols, self.frame.fmt(n), first=part.first, last=part.last)
         return slot.part(part.row - mine.row, part.rows)
 
-    def _cross(self, n: str, cell: Cell, tile: Visit) -> RingTile:
+    def _cross(self, n: str, cell: WorkTile, tile: Visit) -> RingTile:
         """Return the whole slot of a hand-over between rows and a product."""
         ring, frame = self.cross[n], self.frame
         view = ring.front if frame.places[n] == "down" else ring.fill
         return view(frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n))
 
-    def _skip(self, s: RowsStage, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _skip(self, s: RowsStage, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Keep step: a core without rows of a ragged tile hands every slot on."""
         label, core = self.frame.label, self.core
         for n in s.inputs:
@@ -329,7 +329,7 @@ class VectorShare:
         return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
-        self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: Cell, tile: Visit
+        self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: WorkTile, tile: Visit
     ) -> dict[str, Source]:
         """Return ``{name: operand}`` for a slice that starts at row ``own`` of this core's share."""
         frame = self.frame

@@ -21,7 +21,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Cell, Visit
+    from npusim.algorithms.phase import Visit, WorkTile
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.tile import Operand, RingTile
@@ -45,7 +45,7 @@ class GroupPlace(SmPlace):
         """Whether places in shared memory are let go at the end of an iteration."""
         return self.tiling.stages > 1
 
-    def _tile(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _tile(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         products = [s for s in stages if s.is_product]
         if not tile.cols or not products:
             yield from super()._tile(stages, cell, tile)
@@ -72,7 +72,7 @@ class GroupPlace(SmPlace):
             yield TileOp("next", warps, WARPS, (), slots, group=work)
 
     def _staged_tile(
-        self, stages: tuple[Stage, ...], operands: tuple[str, ...], cell: Cell, tile: Visit
+        self, stages: tuple[Stage, ...], operands: tuple[str, ...], cell: WorkTile, tile: Visit
     ) -> Iterator[TileOp]:
         """Yield a tile whose operands go through registers: each is loaded once the one before is stored.
 
@@ -96,7 +96,7 @@ class GroupPlace(SmPlace):
             if s.is_product and left:
                 yield from self._store(left.pop(0), cell, tile)
 
-    def _store(self, n: str, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _store(self, n: str, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield every group's share of an operand on its way through registers to shared memory."""
         rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
         is_first = n == self.shared[0]
@@ -109,19 +109,21 @@ class GroupPlace(SmPlace):
                 f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
             )
 
-    def _accesses(self, n: str, cell: Cell, tile: Visit) -> int:
+    def _accesses(self, n: str, cell: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block accesses a tile of an operand."""
         rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
         each = ACCESS_BYTES * WARP_LANES * self.work.warps * self.tiling.groups
         return ceil_div(self.frame.size_bytes(n, rows * cols), each)
 
-    def _slot(self, ring: Ring, n: str, cell: Cell, tile: Visit, *, first: bool = True, last: bool = True) -> RingTile:
+    def _slot(
+        self, ring: Ring, n: str, cell: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
+    ) -> RingTile:
         """Return a consumer's view of a place of an operand."""
         height, width = self.frame.size(cell, self.frame.axes(n)[0], tile), self.frame.cols(n, cell, tile)
         pitch = self._pitch(n, ring.space)
         return ring.front(height, width, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
-    def _operand(self, n: str, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
+    def _operand(self, n: str, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
         if n not in self.shared or not self.is_pipelined:
             return super()._operand(n, s, cell, tile, group, share)
         slot = self._slot(self.near[n], n, cell, tile, first=self._ends(n, s)[0], last=False)

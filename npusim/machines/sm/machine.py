@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import dealt, masked_throughout
 from npusim.errors import SpecError, TilingError
-from npusim.ir.program import Phase as BuiltPhase
+from npusim.ir.program import ProgramPhase as BuiltPhase
 from npusim.ir.program import Queue, TileProgram
 from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
@@ -31,7 +31,7 @@ from npusim.machines.touches import once, touches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Cell, Phase
+    from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor
@@ -173,7 +173,7 @@ class SmMachine(Machine):
         if self.device.is_timed:
             cells, shares = dealt_out(phase.cells, self.device.group_count.value, tiling.residents)
 
-        def items(cell: Cell) -> Iterator[Item]:
+        def items(cell: WorkTile) -> Iterator[Item]:
             return places[cell.place].items(cell)
 
         return BuiltPhase(
@@ -189,8 +189,8 @@ class SmMachine(Machine):
 
 
 def dealt_out(
-    cells: Sequence[Cell], cores: int, residents: int
-) -> tuple[tuple[Cell, ...], tuple[tuple[int, ...], ...]]:
+    cells: Sequence[WorkTile], cores: int, residents: int
+) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
     """Return the cells with their places, and the numbers of each core's cells in order.
 
     Cells start in the order given, each at the place that is free first (the first place of every
@@ -198,7 +198,7 @@ def dealt_out(
     estimated: one unit a tile, and one for its start and end.
     """
     free = [(0, place, core) for place in range(residents) for core in range(cores)]
-    found: list[Cell] = []
+    found: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
     for number, cell in enumerate(cells):
         work, place, core = free[0]
@@ -209,5 +209,5 @@ def dealt_out(
     return tuple(found), tuple(tuple(share) for share in shares)
 
 
-def _shape(cell: Cell) -> object:
+def _shape(cell: WorkTile) -> object:
     return cell.shape

@@ -27,7 +27,7 @@ from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npusim.algorithms.phase import Cell, Run, Visit
+    from npusim.algorithms.phase import TileRun, Visit, WorkTile
     from npusim.algorithms.table import Stage
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source
@@ -160,7 +160,7 @@ class SmPlace:
 
     # ---------------------------------------------------------------- order
 
-    def items(self, cell: Cell) -> Iterator[Item]:
+    def items(self, cell: WorkTile) -> Iterator[Item]:
         """Yield one cell in program order."""
         frame, shares = self.frame, self._shares(cell.rows)
         for n in self.held:
@@ -181,7 +181,7 @@ class SmPlace:
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
-    def _tile(self, stages: tuple[Stage, ...], cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _tile(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the stages of one tile.
 
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
@@ -212,7 +212,7 @@ class SmPlace:
             if held or (rows and fills):
                 yield self._op("start", plan_of, group, FMA, tuple(fills) if rows else (), held)
 
-    def _finish(self, cell: Cell, shares: list[Span]) -> Iterator[TileOp]:
+    def _finish(self, cell: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
         stages = self.frame.phase.finish
         for group, share in enumerate(shares):
             held = self._held(share[1], last=True)
@@ -230,13 +230,13 @@ class SmPlace:
 
     # ---------------------------------------------------------------- operands
 
-    def _load(self, n: str, cell: Cell, tile: Visit) -> TileOp:
+    def _load(self, n: str, cell: WorkTile, tile: Visit) -> TileOp:
         source, ring = self.frame.cut(n, cell, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,))
 
-    def _stage_operands(self, s: Stage, cell: Cell, tile: Visit) -> Iterator[TileOp]:
+    def _stage_operands(self, s: Stage, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield every group's share of a product's operands on their way to shared memory."""
         for n in s.rows[0].srcs:
             if n not in self.shared or self.loaded[n] is self.near[n] or not self._ends(n, s)[0]:
@@ -258,7 +258,7 @@ class SmPlace:
         readers = [p for p in self.how if n in p.rows[0].srcs]
         return s is readers[0], s is readers[-1]
 
-    def _operand(self, n: str, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Operand:
+    def _operand(self, n: str, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
         """Return an operand of a product: of the group's own rows where it has the axis of rows."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
@@ -278,7 +278,7 @@ class SmPlace:
 
     # ---------------------------------------------------------------- stages
 
-    def _product(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _product(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
         (row,), rows, how = s.rows, share[1], self.how[s]
         if not rows:
@@ -299,7 +299,7 @@ class SmPlace:
             yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
         yield from self._stores(s, cell, tile, group, share)
 
-    def _rows(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _rows(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.
 
         What a mask keeps follows from row and column: lanes compare and select, nothing is loaded.
@@ -322,7 +322,7 @@ class SmPlace:
                 yield self._op(f"{self.frame.label(n)}.exchange", s, group, LSU, (step,), is_exchange=True)
         yield from self._stores(s, cell, tile, group, share)
 
-    def _bindings(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> dict[str, Source]:
+    def _bindings(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         frame, (row, rows) = self.frame, share
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
@@ -339,7 +339,7 @@ class SmPlace:
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound
 
-    def _stores(self, s: Stage, cell: Cell, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _stores(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of a stage's results."""
         for n in s.written:
             if self.frame.places[n] == "out":
@@ -380,7 +380,7 @@ class SmPlace:
 
 
 def _step(
-    function: Callable[[Cell, Visit], Iterator[TileOp]], cell: Cell, first: int, run: Run, index: int
+    function: Callable[[WorkTile, Visit], Iterator[TileOp]], cell: WorkTile, first: int, run: TileRun, index: int
 ) -> Iterator[Loop]:
     """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
     yield Loop("", (0,), body(function, cell, run.visit(index, index - first)))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from npusim.ir.warps import WarpPlan
     from npusim.layout.arrangement import Arrangement
     from npusim.layout.chain import ChainCost
-    from npusim.layout.instruction import Instruction
+    from npusim.layout.instruction import MmaInstruction
 
 EngineType = TypeVar("EngineType")
 #: Names of the device file's pipes (design section 6).
@@ -204,7 +204,7 @@ def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int) -> int:
     return (depth - 1) * pace + last + steps.result_latency_cycles.value
 
 
-def product_of(step: Step, plan: WarpPlan) -> Instruction:
+def product_of(step: Step, plan: WarpPlan) -> MmaInstruction:
     """Return the matrix instruction of a product: A by rows, B as it lies in memory."""
     order = "col" if step.attributes.transpose_b else "row"
     acc = "f16" if step.attributes.accumulator_format == "float16" else "f32"
