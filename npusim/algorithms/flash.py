@@ -124,9 +124,10 @@ def flash(
     p: FlashPrecision,
     scale: float,
     score: Callable[[Value], Value] = unchanged,
+    starts: tuple[float, float] = (-math.inf, 0.0),
 ) -> Value:
-    """FlashAttention-2."""
-    o, _, l = attend(q, k, v, mask, p, scale, score)
+    """FlashAttention-2; ``starts``: of m and l."""
+    o, _, l = attend(q, k, v, mask, p, scale, score, starts=starts)
     return (o.to(p.running) / l).to(p.output)
 
 

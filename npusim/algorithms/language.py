@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import operator
 import sys
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -179,7 +180,8 @@ class Value:
         srcs = [s.written() if isinstance(s, Value) else str(s) for s in e.srcs]
         if e.opcode in WRITTEN:
             return WRITTEN[e.opcode].format(*srcs)
-        return srcs[0] if e.read and e.read[0].fmt == self.fmt else f"{srcs[0]}.to({self.fmt!r})"
+        source = f"({srcs[0]})" if " " in srcs[0] and srcs[0][-1] != ")" else srcs[0]
+        return srcs[0] if e.read and e.read[0].fmt == self.fmt else f"{source}.to({self.fmt!r})"
 
     @property
     def home(self) -> Value:
@@ -365,7 +367,17 @@ def full(axes: str, start: float, fmt: str) -> Value:
 
 def exp(a: Value, variant: str = "") -> Value:
     """Return e^a, or another exponential (``exp2.correct``: 2^a); none named: the precision's."""
-    return _unary(Opcode.EXP, a, variant)
+    factor = TRACE.get().exponent_factor
+    return _unary(Opcode.EXP, a if variant or factor == 1 else a * factor, variant)
+
+
+@contextmanager
+def in_units_of(factor: float) -> Iterator[None]:
+    """Multiply what exponentials take by a factor: to the base e where the precision's are powers of two."""
+    trace = TRACE.get()
+    trace.exponent_factor = factor
+    yield
+    trace.exponent_factor = 1.0
 
 
 def log(a: Value, variant: str = "") -> Value:
@@ -483,6 +495,7 @@ class Trace:
     states: list[Value] = field(default_factory=list)
     loop: int | None = None
     loop_frame: FrameType | None = None
+    exponent_factor: float = 1.0
     left_line: int = 0  #: where a loop was left before its end
 
     def __post_init__(self) -> None:

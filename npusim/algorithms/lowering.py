@@ -241,6 +241,7 @@ class _Lowering:
         self.at = {e: i for i, e in enumerate(self.events)}
         self.fed = {s for e in self.events if e.opcode is O.MATMUL for s in e.read[:2]}
         self._check_use()
+        self._check_factors()
         self.groups = self._cut()
         self.group_of = {e: i for i, g in enumerate(self.groups) for e in g}
         self.name_of: dict[Value, str] = {}
@@ -265,6 +266,30 @@ class _Lowering:
         for v in self._values():
             if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:
                 self.kernel.fail(f"{v} is never read: leave it out, or return it", v.event)
+
+    def _check_factors(self) -> None:
+        """Raise `ProgramError` for factors that no machine can make: matrix units read the right one from memory."""
+        for e in self.events:
+            if e.opcode is O.MATMUL and (right := e.read[1]).kind != "operand":
+                self.kernel.fail(
+                    f"{right} is the right factor of a product, which is an operand as it lies in memory: make it in a "
+                    "kernel of its own before",
+                    e,
+                )
+            if e.opcode is O.MATMUL and e.read[0].kind != "operand" and e.loop is not None:
+                made = self._made_of(e.read[0])
+                if made and all(v.kind in ("operand", "mask") for v in made):
+                    self.kernel.fail(
+                        f"{e.read[0]} is the left factor of a product in a loop and made of operands alone: make it in "
+                        "a kernel of its own before, for all tiles at once",
+                        e,
+                    )
+
+    def _made_of(self, v: Value) -> set[Value]:
+        """Return the operands, states and products that rows make a value of."""
+        if v.kind != "row" or v.event is None:
+            return {v}
+        return set().union(*(self._made_of(s) for s in v.event.read))
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""

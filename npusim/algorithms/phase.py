@@ -224,10 +224,8 @@ class Phase:
         Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
-
-    Notes
-    -----
-        What is to be said of it with every result.
+    flops, notes
+        Operations that count for its rate (None: those of the problem); what is to be said of it with every result.
     """
 
     name: str
@@ -245,6 +243,7 @@ class Phase:
     serves: Serves = "rows"
     slice_elements: int = 0
     operator: tuple[str, float] | None = None
+    flops: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

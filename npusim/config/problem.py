@@ -139,8 +139,11 @@ class Problem(Sizes):
 
     def flops(self) -> int:
         """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
-        per_pair = 2 * (self.head_dim + self.value_head_dim)
-        return self.batch * self.heads * self.attended_pairs() * per_pair
+        return self.flops_of(self.attended_pairs())
+
+    def flops_of(self, pairs: int) -> int:
+        """Return operations of both products over so many pairs of a query and a key, a head."""
+        return self.batch * self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
 
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""

@@ -107,6 +107,16 @@ class Frame:
         """Return whether the loop goes along an operand or result, tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
+    @cached_property
+    def is_scattered(self) -> bool:
+        """Whether cells begin at various tiles of the loop or leave tiles out; parts of a split do neither."""
+        return any(
+            cell.runs
+            and len(cell.spans) == 1
+            and (cell.first > 0 or sum(run.cols * run.count for run in cell.runs) < cell.last - cell.first)
+            for cell in self.phase.cells
+        )
+
     def cut(self, n: str, cell: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
         """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
         tensor, axes = self.tensor(n, cell), self.phase.names[n].axes

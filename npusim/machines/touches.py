@@ -54,8 +54,23 @@ def _tiles(frame: Frame, n: str, cell: WorkTile) -> Iterator[Visit]:
 
 
 def _visited(frame: Frame, times: Callable[[str, WorkTile], int], n: str, cells: Sequence[WorkTile]) -> Iterator[Touch]:
-    """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan."""
+    """Yield what the loops of cells visit: a region a head, read once a cell or oftener by the plan.
+
+    Where cells begin at various tiles or leave some out (windows), a region is a tile: cells share what they meet.
+    """
     share = frame.sharing(n)
+    if frame.is_scattered:
+        met: dict[tuple[object, ...], tuple[int, int, WorkTile, Visit]] = {}
+        for cell in cells:
+            each, own = times(n, cell), tuple(cell.span(a) for a in frame.axes(n))
+            for tile in (run.visit(i, i) for run in cell.runs for i in range(run.count)):
+                key = cell.batch, cell.head // share, tile.col, own
+                most, total, *_ = met.get(key, (0, 0))
+                met[key] = max(most, each), total + each, cell, tile
+        for most, total, cell, tile in met.values():
+            region = frame.cut(n, cell, tile)
+            yield Touch(region, most, region.payload_bytes * total)
+        return
     longest: dict[tuple[object, ...], tuple[int, int, int, WorkTile]] = {}
     for cell in cells:
         first, each = cell.first, times(n, cell)

@@ -16,6 +16,7 @@ import numpy as np
 
 from npusim.algorithms.cells import attention_cells, seen_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
+from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Mask, Phase
 from npusim.algorithms.precision import for_inputs
@@ -25,7 +26,7 @@ from npusim.config.device import FAMILIES
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
-from npusim.formats import cast
+from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import AscendMachine
@@ -144,7 +145,9 @@ def _build(
         placed.append((phase, fields))
         said += [note] if note else []
     said += [n for phase, _ in placed for n in phase.notes]
-    program: TileProgram = machine.build(called, placed, problem.flops(), tuple(dict.fromkeys(said)))
+    own = [phase.flops for phase, _ in placed if phase.flops is not None]
+    flops = sum(own) if own else problem.flops()
+    program: TileProgram = machine.build(called, placed, flops, tuple(dict.fromkeys(said)))
     return program
 
 
@@ -222,8 +225,14 @@ def attention(
             for n, x in found.items()
         }
         values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in found.items()}
-        known = {"scale": problem.scale * exponent_factor(p.exp_variant), "values": values, **bound, **extra}
-        return attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
+        factor = exponent_factor(p.exp_variant)
+        known = {"scale": problem.scale * factor, "values": values, **bound, **extra}
+        if score:  # hooks see scores as they are; log2 e comes after them
+            known |= {"scale": problem.scale, "score_factor": factor}
+        if sees:  # a row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it
+            known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
+        phase = attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
+        return phase if sees is None else replace(phase, flops=problem.flops_of(int(seen(*which).sum())))
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         kept = tiling if sees or given else None  # what no field of the tiling changes is made once
@@ -231,6 +240,8 @@ def attention(
 
     if sees:
         more = {"sees": sees, **more}
+    if score:
+        more = {"is_hooked": True, **more}
     origin = _origin(kernel.function)
     made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
@@ -253,12 +264,19 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     names = tuple(operands)
 
     def function(**given: Any) -> Any:
-        more = {n: given.pop(n) for n in names}
-        return kernel.function(**given, score=partial(score, **more))
+        more, factor = {n: given.pop(n) for n in names}, given.pop("score_factor")
+
+        def hook(s: Any) -> Any:
+            if factor == 1:
+                return score(s, **more)
+            with in_units_of(factor):  # the hook's own exponentials are to the base e
+                return score(s, **more) * factor
+
+        return kernel.function(**given, score=hook)
 
     function.__name__ = kernel.__name__
     made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
-    made.parameters = kernel.parameters | set(names)
+    made.parameters = kernel.parameters | {*names, "score_factor"}
     return made
 
 

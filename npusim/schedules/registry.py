@@ -55,7 +55,7 @@ class Schedule:
     that it is for on a device, where a call says none; None: the workload's.  ``left(device)``: fields that a space
     of its own leaves at their defaults: without effect there, a compiler's result, or chosen well already.
     ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
-    that ``sees(problem, tiling)(q, k)`` says.  ``elsewhere``:
+    that ``sees(problem, tiling)(q, k)`` says; ``is_hooked``: it does more to scores than that.  ``elsewhere``:
     its fields on a core family that an installed package brings; None: it is for its own family alone.
     """
 
@@ -77,6 +77,7 @@ class Schedule:
     left: Callable[[DeviceSpec], frozenset[str]] = _all
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
+    is_hooked: bool = False
     elsewhere: type[Tiling] | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +98,9 @@ class Schedule:
         """What errors of its bits are against, in words."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
-        return "softmax(QK^T)V in float64" if self.origin else "float64"
+        seen = " of the keys that are seen" if self.sees else ""
+        hooked = " (scores without its hook; a reference has it)" if self.is_hooked else ""
+        return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True

@@ -202,6 +202,14 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("o + pv", "pv.sum()")], 7,
         "o is (row x value, float32) where a tile begins, and (row, float32) where it ends",
     ),
+    "a right factor that rows make": (
+        [("(q @ kj.T)", "(q @ maximum(kj, 0.0).T)")], 4,
+        "maximum(kj, 0.0) (key x head, float16) is the right factor of a product, which is an operand as it lies",
+    ),
+    "a left factor made of an operand in a loop": (
+        [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,
+        "is the left factor of a product in a loop and made of operands alone: make it in a kernel of its own before",
+    ),
     "a masked tile": (
         [
             ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),

@@ -152,6 +152,68 @@ def test_what_is_written_is_what_is_computed(hw: str, tmp_path: Path) -> None:
         assert np.array_equal(usual.output, other.output), what
 
 
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_windows_traffic_is_that_of_the_tiles_it_meets(hw: str) -> None:
+    """With sinks tiles in between are left out; neighbouring blocks share what both see; no row ends as 0 / 0."""
+    sizes = {"problem": Problem(heads=2, seq_q=1024, head_dim=64, causal=True), "hw": hw, "trace_groups": ()}
+    tiling = {"block_q": 64, "block_kv": 64}
+    narrow = npusim.run(WINDOW, **sizes, tiling={**tiling, "window": 60, "sinks": 4}, rows="all")
+    whole = npusim.run(WINDOW, **sizes, tiling={**tiling, "window": 1024}, rows="all")
+    bare = npusim.run(WINDOW, **sizes, tiling={**tiling, "window": 20}, rows="all")
+    assert narrow.timing.compulsory_bytes == whole.timing.compulsory_bytes, "every key is seen by some query"
+    assert narrow.program.flops < whole.program.flops / 5, "operations are those of the keys that are seen"
+    assert narrow.cycles < whole.cycles
+    for found in (narrow, whole, bare):
+        assert found.numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_hook_sees_scores_whatever_the_precisions_exponential(hw: str, tmp_path: Path) -> None:
+    """50 tanh(s / 50) is the same function in powers of two, of its own exponential too."""
+    file = tmp_path / "cap.py"
+    file.write_text(
+        "from npusim.kernel import FlashPrecision, attention, exp, flash\n"
+        "P = FlashPrecision('p', *['float32'] * 3, 'input', 'float32', 'float32', 'input')\n"
+        "CAP = attention('cap', flash, precisions=[P], score=lambda s: 50 - 100 / (exp(s * (2 / 50)) + 1.0))\n",
+        encoding="utf-8",
+    )
+    errors = [
+        npusim.run(f"{file}:CAP", **{**LITTLE, "hw": hw}, precision=f"exp_variant={variant}")
+        for variant in ("exp.correct", "exp2.correct")
+    ]
+    assert errors[0].numerics.error.rmse == pytest.approx(errors[1].numerics.error.rmse, rel=1e-2)
+    assert "scores without its hook" in errors[0].numerics.against
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])
+def test_rows_before_a_product_run_on_every_family(hw: str, tmp_path: Path) -> None:
+    """A root mean square norm in the kernel of the product that follows; V holds the weights."""
+    file = tmp_path / "norm.py"
+    file.write_text(
+        "import numpy as np\n"
+        "from npusim.kernel import FlashPrecision, GlobalTensor, exp, grid, kernel, log, schedule\n"
+        "@kernel(results='o', q='row head', w='head value')\n"
+        "def norm(q, w, fmt, d):\n"
+        "    x = q.to('float32')\n"
+        "    r = exp(log((x * x).sum() / d + 1e-6) * -0.5)\n"
+        "    return ((x * r).to(fmt) @ w).to('float32').to(fmt)\n"
+        "def phases(problem, tiling, p, machine):\n"
+        "    b, h, s, fmt = 1, problem.heads, problem.seq_q, problem.dtype\n"
+        "    d, v = problem.head_dim, problem.value_head_dim\n"
+        "    q, w = (GlobalTensor(n, b, h, r, c, fmt, 'input') for n, r, c in (('q', s, d), ('v', d, v)))\n"
+        "    o, sizes = GlobalTensor('o', b, h, s, v, fmt, 'output'), {'row': 64, 'value': v, 'head': d}\n"
+        "    return [norm.phase('norm', grid(o, ('row', 64), ('value', v)), sizes, [o], q=q, w=w, fmt=fmt, d=d)]\n"
+        "def reference(q, k, v, problem, row, tiling):\n"
+        "    return q / np.sqrt((q * q).mean(1, keepdims=True) + 1e-6) @ v\n"
+        "P = FlashPrecision('p', *['float32'] * 6, 'input')\n"
+        "NORM = schedule('norm', phases, precisions=[P], reference=reference)\n",
+        encoding="utf-8",
+    )
+    problem = Problem(heads=2, seq_q=128, seq_kv=64, head_dim=64)
+    found = npusim.run(f"{file}:NORM", hw=hw, problem=problem, rows="all", trace_groups=())
+    assert found.numerics.error.rmse < 5e-4
+
+
 def test_a_product_with_gelu_is_no_attention_and_right() -> None:
     device, schedule = load_device("ascend_910b2"), find_schedule(GELU, "ascend")
     problem = GemmProblem(m=200, n=300, k=130)

@@ -277,12 +277,9 @@ class CubeProduct:
         """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
         frame = self.frame
         if frame.places[n] == "up":
-            assert row is not None
-            assert col is not None
-            slot = self.cross[n][0].front(
-                frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n), first=held[0], last=held[1]
-            )
-            source: Operand = slot.part(*row, *col)
+            height, width = frame.size(cell, frame.row_axis, tile), frame.width(n)
+            slot = self.cross[n][0].front(height, width, frame.fmt(n), first=held[0], last=held[1])
+            source: Operand = slot.part(*(row or (0, height)), *(col or (0, width)))
         else:
             source = frame.cut(n, cell, tile, row, col)
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)

@@ -79,7 +79,7 @@ def occupancy(needs: BlockNeeds, issue: WarpIssue, memory_bytes: int) -> Occupan
         listed = " + ".join(f"{name} {n}" for name, n in needs.tenants.items())
         raise BufferOverflowError(
             f"registers: {listed} + overhead {overhead} = {registers} a thread, at most {most}; "
-            "smaller tiles, float16 accumulators, or more warps for a tile take fewer"
+            "smaller tiles, arrangement=2x2, float16 accumulators, or more warps for a tile take fewer"
         )
     shared = round_up(needs.shared_bytes, issue.memory_unit_bytes.value)
     limit = min(issue.block_memory_bytes.value, memory_bytes)

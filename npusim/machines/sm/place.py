@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE
 from npusim.algorithms.table import bind, choose
+from npusim.errors import TilingError
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
 from npusim.ir.tile import Tile
@@ -51,6 +52,12 @@ class SmPlace:
         read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
         self.held = tuple(n for n in read if frame.loop_axis and not frame.is_visited(n))
         self.visited = tuple(n for n in read if n not in self.held)
+        for n in read:
+            if len({s.is_product for s in frame.stages if n in s.read}) > 1:
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
+                    "them here; give the kernel the tensor twice, under two names"
+                )
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
         self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
