@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 __all__ = ["CyclesRegression", "DecisionRegression", "cycles_regression", "decision_regression"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim import run_result
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns, pipes_frame
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
 from npusim.report.trial import Trial
-from npusim.request import Layout, Request
-from npusim.sensitivity import sensitivity
-from npusim.simulate import run_request
+from npusim.simulation import result as run_result
+from npusim.simulation.request import Layout, Request
+from npusim.simulation.sensitivity import sensitivity
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
     from npusim.report.text import Block
-    from npusim.sensitivity import Sensitivity
+    from npusim.simulation.sensitivity import Sensitivity
 
 
 class RunResult(run_result.RunData):
-    """The result of a run (fields: `npusim.run_result.RunData`) with what shows, keeps and questions it."""
+    """The result of a run (fields: `npusim.simulation.result.RunData`) with what shows, keeps and questions it."""
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
         """Return how the latency moves with each assumed or fitted constant, the strongest first."""
@@ -165,7 +165,7 @@ def run(
     presets
         Whether the schedule's other presets are run on the same rows, for their error and time.
     limit_s
-        Seconds of computing beyond which the run is refused, by an estimate (`npusim.effort`).
+        Seconds of computing beyond which the run is refused, by an estimate (`npusim.simulation.estimate`).
     progress
         Is told now and then how much of the bits, or of method ``des``, is done: 0 to 1.
 

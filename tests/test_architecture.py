@@ -24,7 +24,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors", "foreign"),
+    ("units", "errors", "sanitize"),
     ("formats", "layout"),
     ("config",),
     ("ir",),
@@ -32,42 +32,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("algorithms", "machines"),
     ("schedules",),
-    (
-        "kernel",
-        "machine",
-        "simulate",
-        "run_node",
-        "node_layer",
-        "node_bits",
-        "node_times",
-        "run_result",
-        "tensors",
-        "spread",
-        "finite",
-        "request",
-        "effort",
-    ),
-    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin", "sensitivity"),
+    ("kernel", "machine", "simulation"),
+    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
     ("run", "cli"),
 )
-#: (who, whom) within one layer: the parts of ``simulate``; ``report`` shows what the others return.
+#: (who, whom) within one layer: ``report`` shows what the others return.
 WITHIN = frozenset(
     {
         # A machine runs the form of an algorithm; no algorithm knows a machine.
         ("machines", "algorithms"),
-        *(
-            ("simulate", part)
-            for part in ("run_node", "node_layer", "run_result", "tensors", "spread", "finite", "request", "effort")
-        ),
-        *((part, "request") for part in ("run_result", "run_node", "node_layer", "tensors")),
-        ("run_node", "run_result"),
-        ("run_node", "node_layer"),
-        ("run_node", "node_bits"),
-        ("run_node", "node_times"),
-        ("node_times", "node_bits"),
-        ("node_layer", "node_bits"),
-        ("node_layer", "effort"),
-        ("node_bits", "spread"),
         ("report", "validate"),
         ("report", "explore"),
         ("pytest_plugin", "baseline"),
@@ -75,10 +48,6 @@ WITHIN = frozenset(
         ("baseline", "report"),
         ("baseline", "explore"),
         ("validate", "invariance"),
-        ("run_result", "spread"),
-        ("run_result", "finite"),
-        ("report", "sensitivity"),
-        ("explore", "sensitivity"),
         ("report", "invariance"),
     }
 )

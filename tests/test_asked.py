@@ -15,10 +15,10 @@ from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.explore import explore
-from npusim.request import NEEDS, OPTIONS, Request
 from npusim.run import run
 from npusim.schedules import SCHEDULES
-from npusim.simulate import what_is_there
+from npusim.simulation.request import NEEDS, OPTIONS, Request
+from npusim.simulation.simulate import what_is_there
 
 if TYPE_CHECKING:
     from pathlib import Path

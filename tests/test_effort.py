@@ -12,9 +12,9 @@ from npusim import run
 from npusim.cli import console
 from npusim.cli.app import app
 from npusim.config.problem import Problem
-from npusim.effort import estimate
 from npusim.errors import SpecError
 from npusim.schedules import find_schedule
+from npusim.simulation.estimate import estimate
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

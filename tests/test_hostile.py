@@ -21,11 +21,11 @@ from npusim.config.huggingface import import_config
 from npusim.config.load import load_workload
 from npusim.errors import SpecError, TensorError
 from npusim.explore.store import PointOutcome, export
-from npusim.foreign import csv_cell, json_safe, visible
 from npusim.formats.vectors import load_vectors
 from npusim.report.output import default_folder
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
-from npusim.tensors import load_tensors
+from npusim.sanitize import csv_cell, json_safe, visible
+from npusim.simulation.inputs import load_tensors
 from npusim.validate.kernels import check_kernels
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from npusim.numerics.inputs import recipe_source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 DECODE = Problem(heads=3, kv_heads=1, seq_q=1, seq_kv=150, head_dim=32)
 FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}

@@ -21,9 +21,9 @@ from npusim.config.problem import Dtype
 from npusim.config.tiling import build_tiling
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
-from npusim.request import NEEDS, OPTIONS, Request, command
 from npusim.schedules import find_schedule
-from npusim.simulate import run_request
+from npusim.simulation.request import NEEDS, OPTIONS, Request, command
+from npusim.simulation.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
 OF_A_SEARCH = {
@@ -152,8 +152,10 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         found.append(request)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["npusim.simulate"], "run_request", caught)
-    monkeypatch.setattr(sys.modules["npusim.simulate"], "what_is_there", lambda request, has_bits: frozenset(NEEDS))
+    monkeypatch.setattr(sys.modules["npusim.simulation.simulate"], "run_request", caught)
+    monkeypatch.setattr(
+        sys.modules["npusim.simulation.simulate"], "what_is_there", lambda request, has_bits: frozenset(NEEDS)
+    )
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "

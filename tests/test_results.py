@@ -19,7 +19,7 @@ from npusim.report.result_json import load_result
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 SCREEN = 60 * 200
 

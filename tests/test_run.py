@@ -11,7 +11,7 @@ from numerics.test_executor import plain_attention
 import npusim
 from npusim.config.packaged import packaged_tensors
 from npusim.errors import NpusimError, SpecError, TensorError, TilingError
-from npusim.tensors import load_tensors
+from npusim.simulation.inputs import load_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npusim.run import run
-from npusim.sensitivity import sensitivity
+from npusim.simulation.sensitivity import sensitivity
 
 #: One tile a core: flags and latencies between the cores decide.
 SMALL = {"seq": 256, "numerics": False, "trace_groups": ()}

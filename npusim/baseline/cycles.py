@@ -14,14 +14,14 @@ from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
 from npusim.report.parts import breakdown
 from npusim.report.sheet import Sheet, Unit, sheet_of
-from npusim.simulate import run_request
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from npusim.config.baseline_file import BaselineFile
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
 
 

@@ -20,7 +20,7 @@ from npusim.explore.store import read_store
 from npusim.report.compare import compare
 from npusim.report.compare_tables import reason
 from npusim.report.text import percent
-from npusim.simulate import run_request
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from npusim.config.baseline_file import Candidate, DecisionFile
     from npusim.explore.exploration import Exploration
     from npusim.explore.store import PointOutcome as Tried
-    from npusim.request import Request
+    from npusim.simulation.request import Request
 
 
 class Found(NamedTuple):

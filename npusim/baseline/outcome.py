@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim import __version__
 from npusim.config.baseline_file import BaselineFile, DecisionFile, accepted_text
 from npusim.report.output import write_whole
-from npusim.request import Request
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
-from npusim.request import Request, refuse
+from npusim.simulation.request import Request, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.report.compare import Comparison
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 app = Verbs()
 
@@ -93,7 +93,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
     Everything is read before anything is run.
     """
     from npusim.report.result_json import load_result
-    from npusim.simulate import run_request
+    from npusim.simulation.simulate import run_request
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
     if all(isinstance(one, Path) for one in asked):

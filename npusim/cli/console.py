@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from npusim.foreign import json_safe, visible
+from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

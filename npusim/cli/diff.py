@@ -10,7 +10,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError
-from npusim.request import Request
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from npusim.report.text import Cell

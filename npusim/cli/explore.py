@@ -14,7 +14,7 @@ from npusim.cli.console import progress, say, show, show_document
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import TilingError
-from npusim.request import Request
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from npusim.cli.console import show, show_document
 
 if TYPE_CHECKING:
     from npusim.config.tiling import TilingField
-    from npusim.request import Request
+    from npusim.simulation.request import Request
 
 
 def show_fields(request: Request, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show, show_document, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
-from npusim.request import refuse
+from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

@@ -8,7 +8,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.request import Request
+from npusim.simulation.request import Request
 
 app = Verbs()
 

@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.request import OPTIONS, Option, Request
+from npusim.simulation.request import OPTIONS, Option, Request
 
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem

@@ -11,10 +11,10 @@ from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
-from npusim.request import NEEDS, Request, refuse
+from npusim.simulation.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 app = Verbs()
 
@@ -136,7 +136,7 @@ def run(
         show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
-    from npusim.simulate import run_request, what_is_there
+    from npusim.simulation.simulate import run_request, what_is_there
 
     there = what_is_there(request, has_bits=request.numerics)
     if "time" not in there:
@@ -182,7 +182,7 @@ def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: 
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
     from npusim.report.trial import Trial
-    from npusim.sensitivity import sensitivity
+    from npusim.simulation.sensitivity import sensitivity
 
     record = record_of(result)
     moved = sensitivity(result) if sensitive else ()

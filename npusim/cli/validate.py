@@ -9,7 +9,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.request import refuse
+from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
     from npusim.validate import BitsReport, TimesReport

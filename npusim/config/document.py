@@ -16,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from npusim.errors import SpecError
-from npusim.foreign import regular_file
+from npusim.sanitize import regular_file
 from npusim.units import MIB
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from npusim.explore.points import Asking, Job, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
-from npusim.request import Request
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

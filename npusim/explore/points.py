@@ -18,8 +18,8 @@ from npusim.explore.store import PointOutcome
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import told
-from npusim.sensitivity import sensitivity
-from npusim.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
+from npusim.simulation.sensitivity import sensitivity
+from npusim.simulation.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
 from npusim.timing.block_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from npusim.explore.space import Point
     from npusim.ir.program import TileProgram
-    from npusim.request import Request
-    from npusim.run_result import RunData
     from npusim.schedules import Schedule
-    from npusim.simulate import Plan
+    from npusim.simulation.request import Request
+    from npusim.simulation.result import RunData
+    from npusim.simulation.simulate import Plan
     from npusim.timing.result import TimingResult
 
 __all__ = [

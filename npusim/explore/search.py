@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.explore.executors import Executor
     from npusim.explore.space import AxisSpan, Point, Value
     from npusim.explore.store import Store
-    from npusim.request import Request
+    from npusim.simulation.request import Request
 
 __all__ = ["Options", "Search", "run_search"]
 

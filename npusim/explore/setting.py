@@ -15,15 +15,15 @@ from npusim.errors import SpecError, TilingError
 from npusim.explore.points import SIZES, at, precision_fields
 from npusim.explore.space import Space, declared
 from npusim.schedules import find_schedule
-from npusim.simulate import what_is_there
+from npusim.simulation.simulate import what_is_there
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npusim.explore.space import AxisSpan, Point, Value
-    from npusim.request import Request
     from npusim.schedules import Schedule
+    from npusim.simulation.request import Request
 
 __all__ = ["Setting", "auto_axes", "setting_of"]
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import NpusimError, OutputError, SpecError, reason_of
-from npusim.foreign import csv_cell
+from npusim.sanitize import csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.foreign import regular_file
+from npusim.sanitize import regular_file
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:

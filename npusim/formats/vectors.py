@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.foreign import regular_file
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_registry import get_arithmetic
+from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
     from npusim.config.problem import Problem
     from npusim.node.collective import Transfer
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 #: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
 Aspect = Literal["batch", "position", "splits", "merge", "tile", "packing", "ranks", "order"]

@@ -12,8 +12,8 @@ from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.invariance.aspects import ASPECTS, Variant, of_element, other_orders, splits_of, sums, variants
 from npusim.invariance.paths import Place, compute, first_difference, parting, structure
 from npusim.numerics.inputs import recipe_source
-from npusim.request import Request
-from npusim.simulate import run_request
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.invariance.paths import Computed
     from npusim.ir.program import TileProgram
     from npusim.numerics.store import HeadSource
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.report.parts import Part, PartStep
     from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.sheet import Sheet
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 SCHEMA_VERSION = 2
 Value = int | float | str | None

@@ -12,9 +12,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
-from npusim.foreign import regular_file
 from npusim.formats import get_format
 from npusim.report.result_json import MOST_BYTES
+from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.numerics.result import NumericResult
     from npusim.report.timeline import Slice, Timeline
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1

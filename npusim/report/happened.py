@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.walk import Path, ResolvedOp
     from npusim.numerics.result import NumericEvent
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.timing.result import Span
     from npusim.timing.stream import TimedOp
 

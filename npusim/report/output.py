@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"

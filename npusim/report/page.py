@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
-from npusim.foreign import json_safe, visible
 from npusim.report.charts import altair
+from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

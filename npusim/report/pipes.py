@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.errors import NpusimError, SpecError, reason_of
-from npusim.foreign import csv_cell, regular_file
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 from npusim.report.result_json import MOST_BYTES
+from npusim.sanitize import csv_cell, regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
 from npusim.config.validated import Validated, validated
-from npusim.finite import FiniteChoice
 from npusim.node.result import NodeTiming
 from npusim.numerics.result import ErrorSummary, NumericEvent
 from npusim.report.roofline import Roofline, roofline_of
-from npusim.run_result import PresetOutcome
-from npusim.spread import Spread, row_sum_evidence
+from npusim.simulation.arithmetic_uncertainty import Spread, row_sum_evidence
+from npusim.simulation.finite_alternatives import FiniteChoice
+from npusim.simulation.result import PresetOutcome
 from npusim.timing.result import Account, QueueUse
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.numerics.result import NumericResult
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
 
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.

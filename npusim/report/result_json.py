@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from npusim.config.load import read_record
 from npusim.errors import SpecError
-from npusim.foreign import json_safe, regular_file
 from npusim.report.record import RunRecord
+from npusim.sanitize import json_safe, regular_file
 from npusim.units import MIB
 
 if TYPE_CHECKING:

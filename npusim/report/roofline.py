@@ -9,7 +9,7 @@ from npusim.config.node import NodeDevice
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from npusim.report.text import Block, Cell, Grid
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.sensitivity import Sensitivity
+    from npusim.simulation.sensitivity import Sensitivity
 
 
 def sensitivity_document(found: Iterable[Sensitivity]) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.report.record import TimingRecord
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse
 
 #: What a unit's time goes to: the kind of it, and which.

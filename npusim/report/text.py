@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from npusim.foreign import visible
+from npusim.sanitize import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

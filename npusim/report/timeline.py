@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npusim.numerics.result import NumericEvent
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingResult
 
 _NANOSECONDS = 10**9

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
-from npusim.request import command
 from npusim.schedules import find_schedule
 from npusim.schedules.fit import effective
+from npusim.simulation.request import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npusim.ir.op import TileOp
     from npusim.ir.program import Item, ProgramPhase, TileProgram
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 #: Shapes of blocks of a phase that are compared; more only repeat them with other lengths.
 _SHAPES = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.request import refuse
+from npusim.simulation.request import refuse
 from npusim.validate.bits import BitsReport, validate_bits
 from npusim.validate.times import TimesReport, validate_times
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.tiling import Tiling
-    from npusim.request import Request
-    from npusim.run_result import RunData
     from npusim.schedules.precision import Precision
+    from npusim.simulation.request import Request
+    from npusim.simulation.result import RunData
 
 #: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
 FORMATS = ("float32", "float16", "bfloat16")

@@ -14,8 +14,8 @@ from npusim.formats import get_format
 from npusim.invariance.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.simulate import run_request
-from npusim.tensors import chosen_tensors, read_tensors
+from npusim.simulation.inputs import chosen_tensors, read_tensors
+from npusim.simulation.simulate import run_request
 from npusim.validate.alternatives import alternatives
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from npusim.invariance.paths import Computed, Parting
     from npusim.numerics.store import HeadSource
-    from npusim.request import Request
-    from npusim.run_result import RunData
+    from npusim.simulation.request import Request
+    from npusim.simulation.result import RunData
     from npusim.validate.alternatives import Change
 
 #: Keys under which a file may have the output.

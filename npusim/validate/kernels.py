@@ -18,11 +18,11 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, TensorError
-from npusim.foreign import regular_file
 from npusim.formats import get_format
 from npusim.formats.archives import MOST_BYTES, check_archive
 from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
+from npusim.sanitize import regular_file
 from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
-from npusim.request import Request
 from npusim.schedules import find_schedule
-from npusim.simulate import run_request
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
 from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.config.measurements import Interval
     from npusim.config.model import SpecModel
     from npusim.errors import NpusimError
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 MICROSECONDS = 1e6
 #: Factors between measured and predicted that look like another unit.

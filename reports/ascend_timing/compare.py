@@ -10,7 +10,7 @@ from npusim.config.layer import LayerProblem
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.run import run
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 from npusim.timing.result import TimingResult
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from npusim.machines.ascend import AscendMachine, AscendTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.run import run
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

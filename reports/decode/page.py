@@ -11,7 +11,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from npusim.report.charts import front
 from npusim.report.page import svg
-from npusim.request import Request
-from npusim.simulate import run_request
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
 from reports.parts.document import save_page, table
 
 if TYPE_CHECKING:

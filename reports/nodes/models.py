@@ -13,7 +13,7 @@ from npusim.config.load import load_workload
 from npusim.config.measurements import load_measurements
 from npusim.config.node import load_node_device
 from npusim.node.memory import longest, paper_layers, plan
-from npusim.node_layer import layer_problem
+from npusim.simulation.node_layer import layer_problem
 from npusim.validate.times import Predictor, validate_times
 from reports.nodes import study
 from reports.parts.document import Section, number, table

@@ -14,7 +14,7 @@ from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, save_page, table
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
     from npusim.validate.times import Residual, TimesReport
 
 __all__ = ["write"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.config.node import NodeDevice
     from npusim.node.collective import Algorithm, Collective
     from npusim.node.driver import AlphaBeta
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 __all__ = [
     "CAUSAL",

@@ -20,7 +20,7 @@ from npusim.config.data import AmplifiedData, HybridData, UniformData
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.tensors import load_tensors
+from npusim.simulation.inputs import load_tensors
 from reports.parts.document import number, scattered
 from reports.parts.values import GPU, values
 

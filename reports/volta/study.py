@@ -17,7 +17,7 @@ from npusim.machines.sm.fit import ChainTile, fitted
 from npusim.machines.sm.warp_cost import product_cycles
 from npusim.schedules import find_schedule
 from npusim.schedules.flash import VoltaPrecision
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 from reports.parts.values import program_of, values
 
 if TYPE_CHECKING:

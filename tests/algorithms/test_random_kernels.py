@@ -17,7 +17,7 @@ from npusim.errors import FlagError, ProgramError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 from tests.algorithms.drawn import Drawn
 from tests.algorithms.interpreter import Machine, Run
 

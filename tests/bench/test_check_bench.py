@@ -15,7 +15,7 @@ from npusim.ir.check import check
 from npusim.ir.races import _proved
 from npusim.ir.walk import Templates
 from npusim.schedules import SCHEDULES
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

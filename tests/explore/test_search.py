@@ -14,10 +14,10 @@ from npusim.explore.space import AxisSpan
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.explore_sections import front_of
-from npusim.request import Request
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.simulate import run_request
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from pathlib import Path

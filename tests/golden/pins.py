@@ -30,7 +30,7 @@ from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import SCHEDULES
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

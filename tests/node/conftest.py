@@ -11,7 +11,7 @@ from npusim.config.node import NodeSpec, load_node
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 @pytest.fixture(scope="session")

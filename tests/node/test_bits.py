@@ -20,7 +20,7 @@ from npusim.node.topology import Topology
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 RANKS, WIDTH, HIDDEN, TOKENS = 4, 16, 24, 40
 

@@ -19,8 +19,8 @@ from npusim.node.kernel import KernelWork
 from npusim.node.simulate import worst
 from npusim.report.output import save_run
 from npusim.report.result_json import load_result
-from npusim.request import Request
-from npusim.sensitivity import sensitivity
+from npusim.simulation.request import Request
+from npusim.simulation.sensitivity import sensitivity
 from npusim.timing.result import Approximation
 from tests.node.conftest import assumed, changed
 from tests.node.test_simulate import US, node_time
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
     Run = Callable[..., RunData]
 

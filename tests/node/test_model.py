@@ -19,10 +19,10 @@ from npusim.node.memory import longest, paper_layers, plan, shape_parameters
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
-from npusim.run_node import time_on_node
 from npusim.schedules import find_schedule
 from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
+from npusim.simulation.node_run import time_on_node
 
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.node.collective import Algorithm
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
     Run = Callable[..., RunData]
 

@@ -18,7 +18,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 HERE = Path(__file__).parent
 HW = str(HERE / "unified_core.yaml")

@@ -28,7 +28,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule, plugins
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu")

@@ -14,7 +14,7 @@ from npusim.report.record import RunRecord, record_of
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 @pytest.fixture(scope="session")

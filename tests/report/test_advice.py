@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 CYCLES = 1000
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from npusim.ir.cost import Cost
     from npusim.report.parts import Part
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunData, record: RunRecord) -> None:

@@ -19,7 +19,7 @@ from npusim.report.result_json import load_result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def _names(folder: Path) -> set[str]:

@@ -8,18 +8,18 @@ import pytest
 
 from npusim import __version__
 from npusim.errors import SpecError
-from npusim.finite import FiniteChoice
 from npusim.report.record import OverlapRecord, record_of
 from npusim.report.result_json import load_result, result_document, to_json
 from npusim.report.roofline import Roofline
-from npusim.run_result import PresetOutcome
-from npusim.spread import Spread
+from npusim.simulation.arithmetic_uncertainty import Spread
+from npusim.simulation.finite_alternatives import FiniteChoice
+from npusim.simulation.result import PresetOutcome
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunData) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:

@@ -3,20 +3,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.finite import FiniteChoice
 from npusim.report.output import save_run
 from npusim.report.record import record_of
 from npusim.report.result_json import load_result
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
 from npusim.run import run
-from npusim.spread import Spread
+from npusim.simulation.arithmetic_uncertainty import Spread
+from npusim.simulation.finite_alternatives import FiniteChoice
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.report.record import RunRecord
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:

@@ -20,7 +20,7 @@ from npusim.run import run
 from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 Event = tuple[str, int, str, dict[str, Any]]  # phase, nanoseconds, name, arguments
 WAIT = "wait: "

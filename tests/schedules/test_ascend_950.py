@@ -17,7 +17,7 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.run import run
-from npusim.simulate import flag_budget, simulate_program
+from npusim.simulation.simulate import flag_budget, simulate_program
 from schedules.test_split_kv import bits, program_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import SCHEDULES
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

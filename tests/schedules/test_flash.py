@@ -18,7 +18,7 @@ from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

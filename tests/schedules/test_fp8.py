@@ -10,10 +10,10 @@ import pytest
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.run import run
-from npusim.tensors import quantise
+from npusim.simulation.inputs import quantise
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 E4M3 = "float8_e4m3fn"
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 200, "head_dim": 64}

@@ -19,10 +19,10 @@ from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import run
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 197, "head_dim": 64}
 TILINGS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 64, "block_kv": 64}}

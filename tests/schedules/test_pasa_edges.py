@@ -22,7 +22,7 @@ from npusim.schedules import pasa as schedules_pasa
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.numerics.executor import Moment
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 D = 128
 DEVICES = ("ascend_910b2", "h200")

@@ -21,7 +21,7 @@ from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
 PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].precisions if p != "float64"]

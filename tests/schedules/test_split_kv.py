@@ -30,7 +30,7 @@ from npusim.schedules import find_schedule
 from npusim.schedules.flash import PRECISIONS
 from npusim.schedules.split_kv import _whole
 from npusim.schedules.splits import best_splits
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from npusim.machines.sm.occupancy import BlockNeeds, occupancy
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule
-from npusim.simulate import flag_budget
+from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

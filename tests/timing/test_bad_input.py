@@ -114,7 +114,7 @@ def result() -> TimingResult:
 
 def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
-    monkeypatch.setattr("npusim.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
+    monkeypatch.setattr("npusim.simulation.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
     with pytest.raises(ProgramError, match="below the bound of hbm"):
         run("flash", seq=256, numerics=False, method="wrong")
 

@@ -20,7 +20,7 @@ from npusim.run import run
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 
 def place(number: int, rows: int = 32, cols: int = 64) -> Tile:

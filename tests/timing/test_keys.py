@@ -24,7 +24,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
 from npusim.schedules import find_schedule
-from npusim.simulate import flag_budget, simulate_program
+from npusim.simulation.simulate import flag_budget, simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

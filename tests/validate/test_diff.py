@@ -12,8 +12,8 @@ from npusim.cli.diff import _show as show_difference
 from npusim.config.kernels import GemmProblem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
-from npusim.request import Request
 from npusim.run import run
+from npusim.simulation.request import Request
 from npusim.validate.diff import Difference, diff
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "attention_h200.npz"

@@ -9,14 +9,14 @@ from npusim.config.layer import ModelProblem
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.overrides import reader_of
 from npusim.errors import SpecError
-from npusim.simulate import simulate_program
+from npusim.simulation.simulate import simulate_program
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.quantity import Quantity
-    from npusim.run_result import RunData
+    from npusim.simulation.result import RunData
 
 #: The step of issue-grade sensitivity tables: a fifth up and down.
 STEP = 0.2

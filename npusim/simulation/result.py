@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.kernels import AnyProblem
     from npusim.config.tiling import Tiling
-    from npusim.finite import FiniteChoice
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.request import Asked
-    from npusim.spread import Spread
+    from npusim.simulation.arithmetic_uncertainty import Spread
+    from npusim.simulation.finite_alternatives import FiniteChoice
+    from npusim.simulation.request import Asked
     from npusim.timing.result import TimingResult
 
 

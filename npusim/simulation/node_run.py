@@ -18,13 +18,13 @@ from npusim.ir.check import check
 from npusim.node.kernel import CollectiveOp, KernelOp
 from npusim.node.result import folded
 from npusim.node.simulate import simulate
-from npusim.node_bits import operations
-from npusim.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
-from npusim.node_times import kernel_timer, simulated_child
 from npusim.numerics.evaluate import indices
-from npusim.run_result import RunData
 from npusim.schedules import find_schedule
 from npusim.schedules.layer import periods
+from npusim.simulation.node_bits import operations
+from npusim.simulation.node_layer import adapted, layer_bits, layer_problem, model_notes, refuse_long
+from npusim.simulation.node_times import kernel_timer, simulated_child
+from npusim.simulation.result import RunData
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.node.result import NodeTiming
-    from npusim.node_layer import Given, NodeBits
-    from npusim.request import Request
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.layer import LayerTiling
     from npusim.schedules.registry import Schedule
+    from npusim.simulation.node_layer import Given, NodeBits
+    from npusim.simulation.request import Request
 
 US = 1e6  # microseconds a second
 

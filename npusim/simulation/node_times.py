@@ -10,7 +10,7 @@ from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.node.kernel import KernelTimer, KernelWork, NodeKernel, Waves
 from npusim.node.machine import femtoseconds
 from npusim.node.simulate import worst
-from npusim.node_bits import child_program, has_schedule
+from npusim.simulation.node_bits import child_program, has_schedule
 from npusim.timing import METHODS
 from npusim.units import ceil_div
 

@@ -28,7 +28,7 @@ from npusim.numerics.events import EVENTS_KEPT
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
 from npusim.schedules import SCHEDULES, find_schedule
-from npusim.spread import Spread
+from npusim.simulation.arithmetic_uncertainty import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

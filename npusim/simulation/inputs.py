@@ -12,17 +12,17 @@ import numpy as np
 
 from npusim.config.packaged import list_tensors, packaged_tensors
 from npusim.errors import TensorError
-from npusim.foreign import regular_file
 from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
-from npusim.request import Layout
+from npusim.sanitize import regular_file
+from npusim.simulation.request import Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.workload import Workload
-    from npusim.request import Request
+    from npusim.simulation.request import Request
 
 Tensors = dict[str, "NDArray[Any]"]
 #: Axes of each layout, by CANN's names for the inputs of its fused attention.

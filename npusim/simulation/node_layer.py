@@ -12,14 +12,17 @@ from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.load import load_device
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
-from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
 from npusim.node.collective import collective
 from npusim.node.kernel import CollectiveOp, HostOp, KernelOp
 from npusim.node.memory import longest, paper_layers, plan, shape_parameters
 from npusim.node.program import ROW_GRAIN
 from npusim.node.reduction import execute
-from npusim.node_bits import (
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import array_source, projection_source, recipe_source
+from npusim.schedules.layer import layers_on_host
+from npusim.simulation.estimate import estimate, refuse_beyond
+from npusim.simulation.node_bits import (
     LayerBits,
     LayerInputs,
     child_program,
@@ -28,10 +31,7 @@ from npusim.node_bits import (
     sample_rows,
     without_program,
 )
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import array_source, projection_source, recipe_source
-from npusim.request import refuse
-from npusim.schedules.layer import layers_on_host
+from npusim.simulation.request import refuse
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

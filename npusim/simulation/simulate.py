@@ -13,20 +13,20 @@ from npusim.config.layer import ModelProblem
 from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling, build_tiling
-from npusim.effort import estimate, refuse_beyond
 from npusim.errors import SpecError
-from npusim.finite import finite_choices, reference_of
 from npusim.ir.check import FlagBudget, check
-from npusim.node_layer import Given, NodeBits, given_problem
 from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.request import refuse
-from npusim.run_node import run_on_node, time_on_node
-from npusim.run_result import PresetOutcome, RunData
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import told
-from npusim.spread import row_sum_evidence, spread_over_alternates
-from npusim.tensors import chosen_tensors, load_projection
+from npusim.simulation.arithmetic_uncertainty import row_sum_evidence, spread_over_alternates
+from npusim.simulation.estimate import estimate, refuse_beyond
+from npusim.simulation.finite_alternatives import finite_choices, reference_of
+from npusim.simulation.inputs import chosen_tensors, load_projection
+from npusim.simulation.node_layer import Given, NodeBits, given_problem
+from npusim.simulation.node_run import run_on_node, time_on_node
+from npusim.simulation.request import refuse
+from npusim.simulation.result import PresetOutcome, RunData
 from npusim.timing import METHODS
 from npusim.timing.ahead import compiled_meanwhile
 from npusim.timing.prefix import first_spans
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from npusim.numerics.evaluate import Reference, References
     from npusim.numerics.result import NumericResult
     from npusim.numerics.store import HeadSource
-    from npusim.request import Layout, Request
     from npusim.schedules import Schedule
     from npusim.schedules.precision import Precision
+    from npusim.simulation.request import Layout, Request
     from npusim.timing.result import TimingResult
 
 
@@ -91,7 +91,7 @@ def run_request(request: Request, *, is_bare: bool = False) -> RunData:
 
 
 def what_is_there(request: Request, *, has_bits: bool) -> frozenset[str]:
-    """Return which of `npusim.request.NEEDS` a run has."""
+    """Return which of `npusim.simulation.request.NEEDS` a run has."""
     r = request
     is_one = not (is_node(r.place()) or is_of_models(r.schedule))
     device = r.machine()
