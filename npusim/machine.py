@@ -20,8 +20,8 @@ from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine
 from npusim.machines.frame import Frame, body
-from npusim.machines.moves import Moves
 from npusim.machines.touches import once, touches
+from npusim.machines.transfers import Transfers
 
 __all__ = [
     "WHOLE",
@@ -33,7 +33,6 @@ __all__ = [
     "Frame",
     "Item",
     "Machine",
-    "Moves",
     "Operand",
     "Pricing",
     "ProgramLoop",
@@ -46,6 +45,7 @@ __all__ = [
     "Tile",
     "TileOp",
     "TileProgram",
+    "Transfers",
     "bind",
     "body",
     "get_format",

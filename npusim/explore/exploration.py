@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import NpusimError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Asking, Job, swayed, why_not
+from npusim.explore.points import Job, SearchRequest, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.explore.points import Swayed
     from npusim.explore.search import Search
-    from npusim.explore.setting import Setting
+    from npusim.explore.setting import SearchSpec
 
 __all__ = ["Exploration", "best_of", "explore", "front", "search"]
 
@@ -72,7 +72,7 @@ def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
 class Exploration:
     """All outcomes of a search, in the order of its points; ``checked`` pruned ones were checked for races."""
 
-    setting: Setting
+    setting: SearchSpec
     outcomes: tuple[PointOutcome, ...]
     options: Options
     checked: int = 0
@@ -137,7 +137,8 @@ class Exploration:
         if misfit is None:
             return ""
         where = " ".join(f"{k}={v}" for k, v in misfit.point.items())
-        return f"{where}: {why_not(Asking.of(self.request, self.setting.device_keys), misfit.point) or misfit.reason}"
+        asked = SearchRequest.of(self.request, self.setting.device_keys)
+        return f"{where}: {why_not(asked, misfit.point) or misfit.reason}"
 
     def swayed_by(self) -> dict[int, str]:
         """Return, by the number of each best point, which doubtful constant a fifth off makes another one the best.
@@ -147,7 +148,7 @@ class Exploration:
         groups: dict[tuple[object, ...], list[PointOutcome]] = {}
         for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
             groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
-        asking, found = Asking.of(self.request, self.setting.device_keys), {}
+        asking, found = SearchRequest.of(self.request, self.setting.device_keys), {}
         with executor(self.options.jobs, self.options.cluster) as workers:
             for own in groups.values():
                 best = best_of(own)

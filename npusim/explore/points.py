@@ -17,7 +17,7 @@ from npusim.explore.bounds import alone_bound, content_of, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
-from npusim.schedules.plugins import told
+from npusim.schedules.plugins import with_origin
 from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import flag_budget, plan_of, run_request, simulate_program, warmed
 from npusim.timing.block_code import Code
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = [
     "PRECISION",
     "SIZES",
-    "Asking",
     "Bits",
     "Job",
+    "SearchRequest",
     "Surveyed",
     "Swayed",
     "at",
@@ -65,14 +65,14 @@ _COMPILED = ("auto", "block", "fold", "steady")
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class SearchRequest:
     """What every task of a search is about, pickled once: the request, and the axes that are keys of the device."""
 
     pickled: bytes
     device_keys: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: Request, device_keys: tuple[str, ...]) -> Asking:
+    def of(cls, request: Request, device_keys: tuple[str, ...]) -> SearchRequest:
         """Return it; what cannot be pickled is left out."""
         return cls(pickle.dumps(replace(request, progress=None)), device_keys)
 
@@ -81,7 +81,7 @@ class Asking:
 class Job:
     """Points of one task, by number; ``cutoffs`` are latencies in microseconds that they would have to beat."""
 
-    asking: Asking
+    asking: SearchRequest
     points: tuple[tuple[int, Point], ...]
     cutoffs: tuple[float, ...]
     needs_bits: bool = False
@@ -133,7 +133,7 @@ def _schedule(request: Request) -> Schedule:
 
 
 @lru_cache(maxsize=4)
-def _request(asking: Asking) -> Request:
+def _request(asking: SearchRequest) -> Request:
     return cast("Request", pickle.loads(asking.pickled))
 
 
@@ -145,7 +145,7 @@ class Scene(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def _scene(asking: Asking, sizes: tuple[tuple[str, object], ...]) -> Scene:
+def _scene(asking: SearchRequest, sizes: tuple[tuple[str, object], ...]) -> Scene:
     request = at(_request(asking), dict(sizes), asking.device_keys)
     device, load = request.machine(), request.load() if request.problem is None else None
     request = replace(request, hw=device, overrides=None, workload=load, tiling=None, precision=None)
@@ -170,7 +170,7 @@ class Built(NamedTuple):
         return (latency_us + hidden) * 1e-6 * clock
 
 
-def _built(asking: Asking, point: Point, *, is_hinted: bool = False) -> Built:
+def _built(asking: SearchRequest, point: Point, *, is_hinted: bool = False) -> Built:
     """Return a point's program; raise `TilingError` where it does not fit."""
     request = _request(asking)
     scene = _scene(asking, tuple((k, v) for k, v in point.items() if k in SIZES or k in asking.device_keys))
@@ -266,7 +266,7 @@ def prove(job: Job) -> list[int]:
 
 
 def _prove(built: Built) -> None:
-    with told(built.plan.schedule.origin):
+    with with_origin(built.plan.schedule.origin):
         check(built.program, flag_budget(built.plan.device))
 
 
@@ -331,7 +331,7 @@ def compute_bits(job: Job) -> list[Bits]:
     return found
 
 
-def why_not(asking: Asking, point: Point) -> str:
+def why_not(asking: SearchRequest, point: Point) -> str:
     """Return why a point does not fit, with what would."""
     try:
         _built(asking, point, is_hinted=True)

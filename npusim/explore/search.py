@@ -16,8 +16,8 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Asking, Bits, Job, Surveyed, compute_bits, evaluate, narrow, prove, survey
-from npusim.explore.setting import Setting, setting_of
+from npusim.explore.points import Bits, Job, SearchRequest, Surveyed, compute_bits, evaluate, narrow, prove, survey
+from npusim.explore.setting import SearchSpec, setting_of
 from npusim.explore.space import chunks
 from npusim.explore.store import PointOutcome, open_store
 
@@ -74,7 +74,7 @@ class Options:
 class Search:
     """One search under way."""
 
-    setting: Setting
+    setting: SearchSpec
     options: Options
     points: list[Point]
     outcomes: dict[int, PointOutcome] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Search:
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.asking = Asking.of(self.setting.request, self.setting.device_keys)
+        self.asking = SearchRequest.of(self.setting.request, self.setting.device_keys)
         self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
         self.keys = [self.setting.key(point) for point in self.points]
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
-__all__ = ["Setting", "auto_axes", "setting_of"]
+__all__ = ["SearchSpec", "auto_axes", "setting_of"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class SearchSpec:
     """A request whose device and workload are read, and its spaces by schedule."""
 
     request: Request
@@ -88,7 +88,7 @@ def _schedule(request: Request) -> Schedule:
     return find_schedule(request.schedule, request.machine().family)
 
 
-def setting_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> Setting:
+def setting_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> SearchSpec:
     """Return the setting; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
@@ -123,7 +123,7 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
         spaces[name] = _space(here, fields, [n for n in own if n not in fields], keys)
     for name in schedules:
         _check(replace(request, schedule=name), spaces[name], keys)
-    return Setting(request, schedules, given, spaces, keys, _content(request), notes)
+    return SearchSpec(request, schedules, given, spaces, keys, _content(request), notes)
 
 
 def _chosen(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
 from npusim.machines.tracks import Track, track_of
-from npusim.report.happened import Happened, Reading
+from npusim.report.replay import Happened, Reading
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from npusim.algorithms.flash import FlashPrecision, flash
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend.fields import KernelName
 from npusim.machines.ascend.plan import Barriers
-from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.core import has_concurrent_warp_groups
 from npusim.machines.sm.fields import SmFields
 from npusim.schedules.define import FlashTiling, attention
 
@@ -112,7 +112,11 @@ class VoltaPrecision:
 
 
 def _needs_lanes(device: DeviceSpec) -> str:
-    return f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there" if works_beside(device) else ""
+    return (
+        f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there"
+        if has_concurrent_warp_groups(device)
+        else ""
+    )
 
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, summary="FlashAttention-2, online softmax")

@@ -11,7 +11,7 @@ from npusim.algorithms.pointwise import pointwise
 from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.core import has_concurrent_warp_groups
 from npusim.machines.sm.library import GpuGemmFields
 from npusim.schedules.define import schedule
 from npusim.units import ceil_div
@@ -35,7 +35,7 @@ STORED = FlashPrecision(
 
 def needs_groups(device: DeviceSpec) -> str:
     """Return why a device cannot run a library's kernels, empty where it can."""
-    if device.family != "nvidia" or works_beside(device):
+    if device.family != "nvidia" or has_concurrent_warp_groups(device):
         return ""
     return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 

@@ -123,7 +123,7 @@ def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
 
 
 def _build(build: Builder, origin: str, *arguments: Any) -> TileProgram:
-    with told(origin):
+    with with_origin(origin):
         return build(*arguments)
 
 
@@ -134,7 +134,7 @@ def origin_of(function: object) -> str:
 
 
 @contextmanager
-def told(origin: str) -> Iterator[None]:
+def with_origin(origin: str) -> Iterator[None]:
     """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
 
     A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.algorithms.split import FEWEST_ROWS, tiles_of
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.core import has_concurrent_warp_groups
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Reckoned:
 
     def __init__(self, device: DeviceSpec, phase: Phase, fan: int | None) -> None:
         self.device, self.fan, self.groups = device, fan, device.group_count.value
-        beside = BESIDE if works_beside(device) else STAGED
+        beside = BESIDE if has_concurrent_warp_groups(device) else STAGED
         pace = ASCEND if device.family == "ascend" else beside
         self.places = self.groups * pace.residents
         counts = [tiles_of(cell) for cell in phase.cells]

@@ -18,7 +18,7 @@ from npusim.ir.check import FlagBudget, check
 from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.schedules import find_schedule, is_of_models
-from npusim.schedules.plugins import told
+from npusim.schedules.plugins import with_origin
 from npusim.simulation.arithmetic_uncertainty import row_sum_evidence, spread_over_alternates
 from npusim.simulation.estimate import estimate, refuse_beyond
 from npusim.simulation.finite_alternatives import finite_choices, reference_of
@@ -28,7 +28,7 @@ from npusim.simulation.node_run import run_on_node, time_on_node
 from npusim.simulation.request import refuse
 from npusim.simulation.result import PresetOutcome, RunData
 from npusim.timing import METHODS
-from npusim.timing.ahead import compiled_meanwhile
+from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.prefix import first_spans
 from npusim.timing.sanity import check_sanity
 from npusim.timing.stream import Streams
@@ -138,12 +138,12 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     device, r = plan.device, plan.request
     program = warmed(program, device) if r.warm else program
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
-    with told(plan.schedule.origin):
+    with with_origin(plan.schedule.origin):
         check(program, flag_budget(device))
 
     def timed() -> TimingResult | None:
-        told = (r.method, groups, r.progress, r.window)
-        return simulate_program(program, device, *told) if device.is_timed else None
+        with_origin = (r.method, groups, r.progress, r.window)
+        return simulate_program(program, device, *with_origin) if device.is_timed else None
 
     if not (r.numerics and device.is_timed and r.method != "des"):
         timing, bits, more = timed(), *(_evaluate(plan, program) if r.numerics else (None, {}))
@@ -230,13 +230,13 @@ def _evaluate(plan: Plan, program: TileProgram) -> tuple[NumericResult | None, d
 
 
 def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
-    """Return what errors are against; what goes wrong in a file's own is told with its place."""
+    """Return what errors are against; what goes wrong in a file's own is with_origin with its place."""
     own = reference_of(schedule, tiling)
     if schedule.reference is None:
         return own
 
     def right(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int) -> NDArray[Any]:
-        with told(schedule.origin):
+        with with_origin(schedule.origin):
             found = np.asarray(own(q, k, v, problem, row), np.float64)
             if found.shape != (len(q), v.shape[1]):
                 raise SpecError(f"reference: returned shape {found.shape}, wanted (rows, dv) = {(len(q), v.shape[1])}")
@@ -345,9 +345,9 @@ def simulate_program(
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     if isinstance(device, NodeDevice):
         return time_on_node(program, device, method, trace_groups)
-    told = {"progress": progress} if method == "des" else {}
+    with_origin = {"progress": progress} if method == "des" else {}
     streams = Streams(program, device)
-    result = METHODS[method](program, device, trace_groups=trace_groups, streams=streams, **told)
+    result = METHODS[method](program, device, trace_groups=trace_groups, streams=streams, **with_origin)
     check_sanity(result)
     if not trace_groups or result.spans or not result.operations:
         return result

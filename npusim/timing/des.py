@@ -19,8 +19,8 @@ from simpy.core import Environment
 from npusim.errors import DeadlockError
 from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
 from npusim.timing.link import Alarm, SharedLink, bytes_per_cycle
+from npusim.timing.processor_sharing import ProcessorSharing
 from npusim.timing.result import QueueUse, Span, TimingResult
-from npusim.timing.room import Room
 from npusim.timing.scalar_unit import Dispatcher
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
@@ -106,7 +106,7 @@ class Engine:
         group: int,
         number: int,
         pipes: Pipes,
-        room: Room | None,
+        room: ProcessorSharing | None,
     ) -> None:
         self._number, self._pipes, self._is_served, self._room = number, pipes, False, room
         self._sim, self._counters = sim, counters
@@ -321,7 +321,7 @@ class _Simulation:
         self.clock = (lambda: int(env.now), lambda call: Alarm(env, call))
         self.pipes = [Pipes(len(streams.pipes), *self.clock) for _ in self.groups]
         rules = streams.sharing
-        self.rooms = [None if rules is None else Room(env, rules) for _ in self.groups]
+        self.rooms = [None if rules is None else ProcessorSharing(env, rules) for _ in self.groups]
         self.counters = [self._flags() for _ in self.groups]
         self.engines = [self._group(group) for group in self.groups]
         self.cycles = 0

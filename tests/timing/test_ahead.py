@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from npusim.run import run
-from npusim.timing.ahead import compile_engine, compiled_meanwhile
+from npusim.timing.precompile import compile_engine, compiled_meanwhile
 from npusim.timing.steady_kernel import run_steady
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from npusim.errors import TilingError
 from npusim.ir.cost import Share
 from npusim.numerics.executor import execute
 from npusim.timing.gpu_pipes import ONE, Rules
-from npusim.timing.room import Room
+from npusim.timing.processor_sharing import ProcessorSharing
 
 METHODS = ("des", "block", "fold", "steady", "auto")
 #: One wave and a bit of few heads: some cores with two blocks, some with one.
@@ -64,7 +64,7 @@ def test_stages_warps_and_registers_change_time_and_no_bit() -> None:
 def test_work_beside_other_work_goes_as_fast_as_what_all_ask_for_allows() -> None:
     ends: dict[str, int] = {}
     env = Environment()
-    room = Room(env, Rules(ONE, ONE // 2, ONE))
+    room = ProcessorSharing(env, Rules(ONE, ONE // 2, ONE))
 
     def begin(name: str, share: Share) -> None:
         room.join(share, lambda: ends.__setitem__(name, int(env.now)))

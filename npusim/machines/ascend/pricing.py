@@ -14,7 +14,7 @@ from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import GlobalTile, memory_of
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
-from npusim.machines.moves import Moves
+from npusim.machines.transfers import Transfers
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def crowd(blocks: int, groups: int) -> float:
     return (busy - 1) / (groups - 1) if blocks and groups > 1 else 0.0
 
 
-class EnginePricing(Moves):
+class EnginePricing(Transfers):
     """Costs of a program's operations on engines that the device file gives as pipes, matrix and vector units."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
@@ -94,7 +94,7 @@ class EnginePricing(Moves):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Moves and products within a core hang on shapes and formats alone: alike ones are looked at once.
+        Transfers and products within a core hang on shapes and formats alone: alike ones are looked at once.
         """
         operands = (step.dst, *step.srcs)
         if GlobalTile in map(type, operands) or isinstance(self._unit(core, engine)[0], VectorEngine):

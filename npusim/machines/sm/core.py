@@ -26,12 +26,12 @@ class SmCore:
         self.device = device
         core = device.core(SM)
         self.issue = core.engines.get(WARPS)
-        self.has_exponential_unit = MUFU in core.engines and not self.works_beside
+        self.has_exponential_unit = MUFU in core.engines and not self.has_concurrent_warp_groups
         spaces = {
             f"{SM}.{name}": AddressSpace(f"{SM}.{name}", b.capacity_bytes.value, b.alignment_bytes.value)
             for name, b in core.buffers.items()
         }
-        if self.works_beside:
+        if self.has_concurrent_warp_groups:
             # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
             for name in (RF, SMEM):
                 spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes)
@@ -47,9 +47,9 @@ class SmCore:
         return isinstance(self.issue, WarpIssue)
 
     @property
-    def works_beside(self) -> bool:
+    def has_concurrent_warp_groups(self) -> bool:
         """Whether warp groups work beside one another, each operation a run of all its instructions."""
-        return works_beside(self.device)
+        return has_concurrent_warp_groups(self.device)
 
     @property
     def is_staged(self) -> bool:
@@ -70,14 +70,14 @@ class SmCore:
 
     def check_lanes(self, what: str, lanes: object) -> None:
         """Raise `SpecError` for a phase that says nothing of lanes on a device that times them."""
-        if self.has_warps and not self.works_beside and not lanes:
+        if self.has_warps and not self.has_concurrent_warp_groups and not lanes:
             raise SpecError(
                 f"{self.device.name}: {what} does not say how its tiles lie in a warp's lanes, which this device's "
                 "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
             )
 
 
-def works_beside(device: DeviceSpec) -> bool:
+def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
     """Return whether a device's warp groups work beside one another, as its file says how."""
     issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None

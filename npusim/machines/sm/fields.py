@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.sm.core import works_beside
+from npusim.machines.sm.core import has_concurrent_warp_groups
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -97,5 +97,5 @@ class SmFields(GroupFields, BlockFields):
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:
     """Return the fields that a search leaves at their defaults: without effect there, compiled, or chosen already."""
-    lanes = set(SmFields.model_fields) - GROUPS if works_beside(device) else CHOSEN
+    lanes = set(SmFields.model_fields) - GROUPS if has_concurrent_warp_groups(device) else CHOSEN
     return COMPILED | lanes

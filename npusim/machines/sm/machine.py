@@ -17,13 +17,13 @@ from npusim.ir.program import ProgramPhase as BuiltPhase
 from npusim.ir.program import Queue, TileProgram
 from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
-from npusim.machines.sm.beside import GroupPlace
-from npusim.machines.sm.core import SmCore, works_beside
+from npusim.machines.sm.concurrent import GroupPlace
+from npusim.machines.sm.core import SmCore, has_concurrent_warp_groups
 from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
 from npusim.machines.sm.fit import ChainTile, fitted, lanes_of, lanes_of_phase
 from npusim.machines.sm.groups import BlockTile, group_tiling
 from npusim.machines.sm.library import GpuGemmFields, library_product, operator_tiling
-from npusim.machines.sm.place import SmPlace
+from npusim.machines.sm.place import ResidentBlock
 from npusim.machines.sm.plan import SM, WARPS, SmTiling
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.touches import once, touches
@@ -49,7 +49,7 @@ class SmMachine(Machine):
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)  # places: residents share a multiprocessor
-        self.has_rows_kernels = works_beside(device) or not device.is_timed
+        self.has_rows_kernels = has_concurrent_warp_groups(device) or not device.is_timed
         self._lanes: SmTiling | None = None
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
@@ -59,7 +59,7 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             return tiling, ()
-        if self.device.is_timed and not works_beside(self.device):
+        if self.device.is_timed and not has_concurrent_warp_groups(self.device):
             tiling, found = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > found.blocks:
                 raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
@@ -73,7 +73,7 @@ class SmMachine(Machine):
             return phase
         cells = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
-            if tiling.stages and phase.masks and works_beside(self.device):
+            if tiling.stages and phase.masks and has_concurrent_warp_groups(self.device):
                 cells = tuple(map(masked_throughout, cells))
             if tiling.launch == "longest_first":
                 cells = tuple(sorted(cells, key=lambda c: c.first - c.last))
@@ -81,7 +81,7 @@ class SmMachine(Machine):
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
-        if works_beside(self.device):
+        if has_concurrent_warp_groups(self.device):
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
@@ -121,7 +121,7 @@ class SmMachine(Machine):
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         del role  # of accumulated tiles the last is the result
-        if not works_beside(self.device):
+        if not has_concurrent_warp_groups(self.device):
             raise SpecError(
                 f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
             )
@@ -144,7 +144,7 @@ class SmMachine(Machine):
         for phase, tiling in listed:
             core.check_lanes(name, tiling.lanes)
             core.allocator.start_phase()
-            kind = GroupPlace if core.works_beside else SmPlace
+            kind = GroupPlace if core.has_concurrent_warp_groups else ResidentBlock
             frame = Frame(phase)
             places = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
@@ -168,7 +168,7 @@ class SmMachine(Machine):
             pricing=SmPricing,
         )
 
-    def _phase(self, phase: Phase, tiling: SmTiling, places: list[SmPlace]) -> BuiltPhase:
+    def _phase(self, phase: Phase, tiling: SmTiling, places: list[ResidentBlock]) -> BuiltPhase:
         cells, shares = phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
             cells, shares = dealt_out(phase.cells, self.device.group_count.value, tiling.residents)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from npusim.machines.sm.plan import SmTiling
 
 
-class SmPlace:
+class ResidentBlock:
     """The ``number``-th resident block.
 
     A warp group without rows of a ragged tile has operations without steps: it keeps step.

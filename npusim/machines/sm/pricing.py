@@ -9,10 +9,10 @@ from npusim.config.engine import DmaEngine
 from npusim.config.gpu_engine import WarpIssue
 from npusim.ir.cost import Cost
 from npusim.ir.tile import GlobalTile
-from npusim.machines.moves import Moves
 from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.plan import SM, WARPS
 from npusim.machines.sm.warp_cost import warp_cost
+from npusim.machines.transfers import Transfers
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
 
 
-class SmPricing(Moves):
+class SmPricing(Transfers):
     """Costs of a program's operations on one GPU."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.timing.gpu_pipes import Rules
 
 
-class Room:
+class ProcessorSharing:
     """One core's room: :meth:`join` begins work, a callback ends it."""
 
     def __init__(self, env: Environment, rules: Rules) -> None:

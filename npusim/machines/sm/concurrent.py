@@ -14,7 +14,7 @@ from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.warps import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.groups import GROUP_WARPS
-from npusim.machines.sm.place import SmPlace
+from npusim.machines.sm.place import ResidentBlock
 from npusim.machines.sm.plan import LDG, LSU, TENSOR, WARPS
 from npusim.units import ceil_div
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ACCESS_BYTES = 16
 
 
-class GroupPlace(SmPlace):
+class GroupPlace(ResidentBlock):
     """The ``number``-th resident block of such a core."""
 
     @property

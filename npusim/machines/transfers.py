@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 32
 
 
-class Moves:
+class Transfers:
     """Costs of a program's moves on one device."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
