@@ -80,7 +80,9 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
             for key in ("ge", "le", "multiple_of")
             if hasattr(rule, key)
         }
-        is_literal = get_origin(info.annotation) is Literal
+        inner = get_args(info.annotation)
+        kinds = (info.annotation, *(inner if type(None) in inner else ()))
+        literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
         fields.append(
             TilingField(
                 name=name,
@@ -89,7 +91,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
                 minimum=limits.get("ge"),
                 maximum=limits.get("le"),
                 multiple_of=limits.get("multiple_of"),
-                choices=get_args(info.annotation) if is_literal else (),
+                choices=literals[0] if literals else (),
             )
         )
     return tuple(fields)

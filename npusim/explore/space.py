@@ -112,7 +112,7 @@ def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
 
 
 def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
-    if field.choices:
+    if field.choices and field.default is not None:  # what is left to a preset stays with it
         return tuple(c for c in field.choices if isinstance(c, str | int))
     if kind is bool:
         return ("false", "true")

@@ -36,8 +36,8 @@ __all__ = [
 DEVICE = "ascend_910b2"
 #: The vendor's kernels in CANN: FP32 128 x 512 in slices of 8 rows, FP16 128 x 1024 in slices of 16
 #: (ops-transformer attention/prompt_flash_attention, CVDIFF).
-CANN_FP32: dict[str, Any] = {"block_q": 128, "block_kv": 512, "vector_rows": 8}
-CANN_FP16: dict[str, Any] = {"block_q": 128, "block_kv": 1024, "vector_rows": 16}
+CANN_FP32: dict[str, Any] = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "kernel": "cann"}
+CANN_FP16: dict[str, Any] = {"block_q": 128, "block_kv": 1024, "vector_rows": 16, "kernel": "cann"}
 
 
 def _run(
