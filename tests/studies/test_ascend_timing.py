@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.config.measurements import Interval, load_measurements
+from npusim.config.measurements import Interval, MeasurementCase, load_measurements
 from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 
@@ -38,6 +38,14 @@ def test_two_thirds_of_the_cases_are_in_no_fit(rows: list[study.Row]) -> None:
     assert not any(name.endswith("_16k") for name in used)
 
 
+def without_kernel(case: MeasurementCase) -> object:
+    """Return a case without the field that says in ours what its file says in words: whose kernel was measured."""
+    found = case.model_dump()
+    for run in (found, found.get("baseline") or {}):
+        (run.get("tiling") or {}).pop("kernel", None)
+    return found
+
+
 def test_packaged_cases_are_those_of_the_shared_files(shared_folder: object) -> None:
     folder = shared_folder / "measurements"  # type: ignore[operator]
     shared = {
@@ -46,7 +54,7 @@ def test_packaged_cases_are_those_of_the_shared_files(shared_folder: object) -> 
         for case in load_measurements(folder / f"{name}.yaml").cases
     }
     packaged = {case.name: case for case in study.cases()}
-    assert packaged == {name: shared[name] for name in packaged}
+    assert {n: without_kernel(c) for n, c in packaged.items()} == {n: without_kernel(shared[n]) for n in packaged}
     single = {n for n, c in shared.items() if c.device in ("ascend_910b1", "ascend_910b2")}
     assert single <= set(packaged)
 
