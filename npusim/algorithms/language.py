@@ -103,15 +103,18 @@ def _refused(what: str, why: str) -> Callable[..., Any]:
 class TileNumber:
     """A number that differs between tiles (a tile's index, its size): known where the tile is bound to a core."""
 
-    def __init__(self, of: Callable[[Visit], Any], text: str) -> None:
-        self.of, self.text = of, text
+    def __init__(self, of: Callable[[Visit], Any], text: str, key: tuple[object, ...]) -> None:
+        self.of, self.text, self.key = of, text, key  # of one key are numbers that are the same in every tile
 
     def _with(self, other: TileNumber | float, symbol: str, *, swapped: bool = False) -> TileNumber:
+        if isinstance(other, Value):
+            return NotImplemented  # the tile's own operation takes the number
         functions = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
         a, b = (other, self) if swapped else (self, other)
         of = [x.of if isinstance(x, TileNumber) else lambda _tile, x=x: x for x in (a, b)]
         text = symbol.join(x.text if isinstance(x, TileNumber) else f"{x:g}" for x in (a, b))
-        return TileNumber(lambda tile: varying(functions[symbol], of[0](tile), of[1](tile)), f"({text})")
+        key = symbol, *(x.key if isinstance(x, TileNumber) else x for x in (a, b))
+        return TileNumber(lambda tile: varying(functions[symbol], of[0](tile), of[1](tile)), f"({text})", key)
 
     def __add__(self, other: TileNumber | float) -> TileNumber:
         return self._with(other, "+")
@@ -146,7 +149,8 @@ def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber
     if wrong := [n for n in numbers if not isinstance(n, TileNumber)]:
         fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
-    return TileNumber(lambda tile: varying(function, *(n.of(tile) for n in numbers)), text)
+    key = function, *(n.key for n in numbers)
+    return TileNumber(lambda tile: varying(function, *(n.of(tile) for n in numbers)), text, key)
 
 
 @dataclass(eq=False, slots=True)
@@ -191,12 +195,12 @@ class Value:
     @property
     def index(self) -> TileNumber:
         """The number of an operand's tile in its loop, from 0."""
-        return TileNumber(lambda tile: varying(float, tile.index), "index")
+        return TileNumber(lambda tile: varying(float, tile.index), "index", ("index",))
 
     @property
     def size(self) -> TileNumber:
         """The size of an operand's tile along the loop's axis."""
-        return TileNumber(lambda tile: tile.cols, "size")
+        return TileNumber(lambda tile: tile.cols, "size", ("size",))
 
     @property
     def T(self) -> Transposed:
@@ -419,6 +423,8 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
         if not isinstance(one, Value) or one.kind != "mask":
             why = "it takes a mask, which is an argument of the kernel; maximum(a, b) compares values"
             fail(f"where({one}, ...): {why}")
+        if one.axes != tile.axes:
+            fail(f"where({one.name}, ...) of {tile}: a mask is of tiles, {' x '.join(one.axes)}")
         if tile is other:
             number = kept
             kept = _rows(Opcode.FILL, tile.axes, tile.fmt, (number,), only=one.name)
@@ -502,6 +508,8 @@ class Trace:
         self._walked: tuple[Value, ...] = ()
         self._views: set[Value] = set()
         self._gone: set[Value] = set()  # tiles of loops that are over, and what states held before them
+        self._numbers: dict[str, object] = {}  # plain numbers of the loop's function where it begins
+        self.moved: dict[Value, Value] = {}  # what a state's variable still holds behind a loop, and its copy
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
         self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}
@@ -531,6 +539,7 @@ class Trace:
         """Note an operation and return what it makes."""
         frame = kernel_frame()
         self.name_variables(frame)
+        srcs = tuple(self.moved.get(s, s) if isinstance(s, Value) else s for s in srcs)
         self._line = self.loop_frame.f_lineno if self.loop_frame else 0
         for s in srcs:
             if isinstance(s, Product):
@@ -560,6 +569,7 @@ class Trace:
         self.name_variables(frame)
         self.loop, self.loop_frame, self._walked, self._views = len(self.axes), frame, operands, set(views)
         self.axes.append(axis)
+        self._numbers = {n: x for n, x in frame.f_locals.items() if isinstance(x, int | float)}
         self._held = {
             n: x
             for n, x in frame.f_locals.items()
@@ -570,6 +580,15 @@ class Trace:
         """End the loop: what variables of states are bound to now are their next values."""
         self.name_variables(frame)
         assert self.loop is not None
+        for name, number in self._numbers.items():
+            if (now := frame.f_locals.get(name)) is not number and now != number:
+                fail(
+                    f"{name} is {number} where a tile begins and {now} where it ends, but the body is traced once: "
+                    "kj.index is the number of a tile, per_tile(function, kj.index) what hangs on it",
+                    frame,
+                )
+        copies: dict[Value, Value] = {}
+        gone = set(self._views)
         for name, old in self._held.items():
             new = frame.f_locals.get(name)
             if new is old or any(c.old is old and c.new is new for c in self.carried):
@@ -588,13 +607,15 @@ class Trace:
                     frame,
                     line,
                 )
-            self._gone.add(old)
+            gone.add(old)
             if new.event is None or new.event.loop != self.loop or new.state is not None:
-                new = self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))
+                held, new = new, self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))
+                copies[held] = new
             new.state = old.home
             bound, line = self._rebound.get((old, new), (self.events[-1], 0))
             self.carried.append(Carried(old, new, self.loop, bound, line))
-        self._gone |= self._views
+        self.moved |= copies
+        self._gone = (self._gone | gone) - set(copies)
         self.loop, self._walked, self._views = None, (), set()
 
 

@@ -125,6 +125,7 @@ class Kernel:
         try:
             made = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
             results = list(_yielded(made, trace)) if inspect.isgenerator(made) else _listed(made, None)
+            results = [(trace.moved.get(x, x) if isinstance(x, Value) else x, loop) for x, loop in results]
         finally:
             TRACE.reset(token)
         if trace.loop is not None:
@@ -247,6 +248,7 @@ class _Lowering:
         self.name_of: dict[Value, str] = {}
         self.constants: dict[str, float] = {}
         self.numbers: dict[str, TileNumber] = {}
+        self.called: dict[tuple[object, ...], str] = {}
 
     def _check_use(self) -> None:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
@@ -361,13 +363,17 @@ class _Lowering:
 
     def _source(self, s: Source, e: Event) -> str:
         if isinstance(s, TileNumber):
-            self.numbers[s.text] = s
-            return s.text
+            if s.key not in self.called:
+                taken = {*self.numbers, *self.constants, *self.name_of.values()}
+                names = chain([s.text], (f"{s.text} ({i})" for i in count(2)))
+                self.called[s.key] = next(n for n in names if n not in taken)
+                self.numbers[self.called[s.key]] = s
+            return self.called[s.key]
         if isinstance(s, Value):
             return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.home]
         text = f"{float(s):g}"
         called = self.trace.constants.get(float(s), text)
-        if called in self.name_of.values() or self.constants.get(called, s) != s:
+        if called in self.name_of.values() or called in self.numbers or self.constants.get(called, s) != s:
             called = text if self.constants.get(text, s) == s else repr(float(s))
         self.constants[called] = float(s)
         return called

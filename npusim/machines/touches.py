@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, Visit
+from npusim.algorithms.tiling_mask import SeenMask
 from npusim.ir.program import Touch
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def touches(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence
     has_products = any(s.is_product for s in frame.stages)
     is_joined = has_products and bool(frame.loop_axis)
     passes = 1 if has_products else len(frame.phase.loops)
+    yield from _masks(frame, cells)
     for n, place in frame.places.items():
         if place not in ("global", "out"):
             continue
@@ -41,6 +43,22 @@ def touches(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence
             for cell in cells:
                 for tile in _tiles(frame, n, cell):
                     yield Touch(frame.cut(n, cell, tile), each)
+
+
+def _masks(frame: Frame, cells: Sequence[WorkTile]) -> Iterator[Touch]:
+    """Yield what cells read of masks that are whole matrices; a small one from which all are cut stays on the chip."""
+    met: dict[tuple[str, int, int, int], tuple[WorkTile, Visit, int]] = {}
+    for n, mask in frame.phase.masks.items():
+        if not isinstance(mask, SeenMask):
+            continue
+        for cell in cells:
+            for run in (r for r in cell.runs if n in r.only):
+                for tile in (run.visit(i, i) for i in range(run.count)):
+                    key = n, cell.row, cell.rows, tile.col
+                    met[key] = cell, tile, met.get(key, (cell, tile, 0))[2] + 1
+    for (n, *_), (cell, tile, count) in met.items():
+        region = frame.mask_cut(n, cell, tile, (0, cell.rows))
+        yield Touch(region, 1, region.payload_bytes * count)
 
 
 def _tiles(frame: Frame, n: str, cell: WorkTile) -> Iterator[Visit]:

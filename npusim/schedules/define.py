@@ -6,6 +6,7 @@ takes, in which order blocks start, and how a phase gets its slices, lanes or wa
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -25,7 +26,7 @@ from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
 from npusim.config.device import FAMILIES
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
@@ -203,6 +204,7 @@ def attention(
     fields
         Tiling fields of its own, beside those that the machine takes.
     """
+    _check_names(called, kernel, operands, fields)
     if fields is not None:
         tiling = {
             f: new_class(fields.__name__, (fields, t), exec_body=lambda body: body.update(__doc__=fields.__doc__))
@@ -217,9 +219,19 @@ def attention(
             blocks = attention_cells(problem, *sizes)
         else:
             which = sees(problem, tiling), problem.seq_q, problem.seq_kv
+            if not (sighted := seen(*which).any(axis=1)).all():
+                raise TilingError(
+                    f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one"
+                )
             mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, seen(*which))
         extra = given(problem, tiling, p) if given else {}
         found = {n: np.asarray(function(problem)) for n, function in operands.items()}
+        for n, x in found.items():
+            if x.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
+                wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"
+                raise TilingError(
+                    f"schedule {called}: operand {n} has shape {x.shape}, wanted {wanted}: heads, queries, keys"
+                )
         bound = {
             n: GlobalTensor(n, problem.batch, len(x), problem.seq_q, problem.seq_kv, p.softmax, "input")
             for n, x in found.items()
@@ -232,6 +244,10 @@ def attention(
         if sees:  # a row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it
             known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
         phase = attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
+        if len(phase.loops) > 1:
+            raise TilingError(
+                f"schedule {called}: {kernel.__name__} walks tiles in {len(phase.loops)} loops; attention has one"
+            )
         return phase if sees is None else replace(phase, flops=problem.flops_of(int(seen(*which).sum())))
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
@@ -245,6 +261,20 @@ def attention(
     origin = _origin(kernel.function)
     made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+
+
+def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: type[Tiling] | None) -> None:
+    """Raise `SpecError` for operands and fields that are called as something else is."""
+    functions = Kernel.phase, attention_phase
+    taken = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
+    taken |= {n for function in functions for n in inspect.signature(function).parameters}
+    if wrong := sorted(taken.intersection(operands)):
+        raise SpecError(
+            f"schedule {called}: operand {wrong[0]!r} is called as something of the kernel is; call it otherwise"
+        )
+    known = {n for t in ATTENTION_TILING.values() for n in t.model_fields}
+    if fields is not None and (wrong := sorted(known.intersection(fields.model_fields))):
+        raise SpecError(f"schedule {called}: field {wrong[0]!r} is one of a machine's own; call it otherwise")
 
 
 def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:

@@ -210,6 +210,13 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,
         "is the left factor of a product in a loop and made of operands alone: make it in a kernel of its own before",
     ),
+    "a number that a loop changes": (
+        [(LOOP, "    first = True\n    for kj"), (LAST, LAST + "        first = False\n")], 4,
+        "first is True where a tile begins and False where it ends, but the body is traced once",
+    ),
+    "a mask on a vector": (
+        [(LAST, "        o = o + pv * where(mask, s.max(), 0.0)\n")], 7, "a mask is of tiles, row x key",
+    ),
     "a masked tile": (
         [
             ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),

@@ -185,6 +185,71 @@ def test_a_hook_sees_scores_whatever_the_precisions_exponential(hw: str, tmp_pat
     assert "scores without its hook" in errors[0].numerics.against
 
 
+NUMBERS = """
+from npusim.kernel import *
+P = FlashPrecision("p", *["float32"] * 3, "input", "float32", "float32", "input")
+def decayed(s, kj, rate):
+    return s * per_tile(lambda i: rate**i, kj.index)
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def numbers(q, k, v, mask, p, scale):
+    index, o, last = 4.0, full("row value", 0.0, p.running), full("row value", 0.0, p.running)
+    for kj, vj in tiles(k, v):
+        s = (q @ kj.T).to(p.scores) * scale
+        s = decayed(s, kj, 0.5) + decayed(s, kj, 2.0) + kj.index * s * index
+        pv = (s.to(p.operand) @ vj).to(p.product)
+        last = o
+        o = o + pv
+    return (o + last).to(p.output)
+def reference(q, k, v, problem, row, tiling):
+    found, last = 0.0, 0.0
+    for i, at in enumerate(range(0, len(k), tiling.block_kv)):
+        last = found
+        s = q @ k[at : at + tiling.block_kv].T * problem.scale * (0.5**i + 2.0**i + 4 * i)
+        found = found + s @ v[at : at + tiling.block_kv]
+    return found + last
+NUMBERS = attention("numbers", numbers, precisions=[P], reference=reference)
+"""
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_numbers_of_tiles_and_states_that_hold_one_another_are_told_apart(hw: str, tmp_path: Path) -> None:
+    """Two functions of one name, a constant called as a tile's number, and a state that lags behind another."""
+    file = tmp_path / "numbers.py"
+    file.write_text(NUMBERS, encoding="utf-8")
+    problem = Problem(heads=1, seq_q=96, seq_kv=160, head_dim=64)
+    found = npusim.run(
+        f"{file}:NUMBERS", hw=hw, problem=problem, tiling={"block_q": 64, "block_kv": 32}, rows="all", trace_groups=()
+    )
+    assert found.numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            "operands={'out': lambda problem: 0}, score=lambda s, out: s + out",
+            "operand 'out' is called as something of the kernel is",
+        ),
+        ("fields=Own", "field 'kernel' is one of a machine's own"),
+        (
+            "operands={'b': lambda problem: np.ones((3, 4, 4))}, score=lambda s, b: s + b",
+            "operand b has shape (3, 4, 4)",
+        ),
+        ("sees=lambda problem, tiling: lambda q, k: k < q - 100", "sees: query 0 sees no key"),
+    ],
+)
+def test_hooks_that_cannot_be_are_refused_in_words(more: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "hook.py"
+    file.write_text(
+        "import numpy as np\nfrom npusim.kernel import Field, FlashPrecision, Tiling, attention, flash\n"
+        "P = FlashPrecision('p', *['float32'] * 3, 'input', 'float32', 'float32', 'input')\n"
+        f"class Own(Tiling):\n    kernel: int = Field(default=3)\nS = attention('s', flash, precisions=[P], {more})\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(NpusimError, match=re.escape(message)):
+        npusim.run(f"{file}:S", problem=Problem(**SIZES), tiling=SMALL, numerics=False)
+
+
 @pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])
 def test_rows_before_a_product_run_on_every_family(hw: str, tmp_path: Path) -> None:
     """A root mean square norm in the kernel of the product that follows; V holds the weights."""
