@@ -219,19 +219,10 @@ def attention(
             blocks = attention_cells(problem, *sizes)
         else:
             which = sees(problem, tiling), problem.seq_q, problem.seq_kv
-            if not (sighted := seen(*which).any(axis=1)).all():
-                raise TilingError(
-                    f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one"
-                )
+            _check_sees(called, seen(*which))
             mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, seen(*which))
         extra = given(problem, tiling, p) if given else {}
-        found = {n: np.asarray(function(problem)) for n, function in operands.items()}
-        for n, x in found.items():
-            if x.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
-                wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"
-                raise TilingError(
-                    f"schedule {called}: operand {n} has shape {x.shape}, wanted {wanted}: heads, queries, keys"
-                )
+        found = {n: _operand(called, n, function, problem) for n, function in operands.items()}
         bound = {
             n: GlobalTensor(n, problem.batch, len(x), problem.seq_q, problem.seq_kv, p.softmax, "input")
             for n, x in found.items()
@@ -244,10 +235,7 @@ def attention(
         if sees:  # a row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it
             known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
         phase = attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
-        if len(phase.loops) > 1:
-            raise TilingError(
-                f"schedule {called}: {kernel.__name__} walks tiles in {len(phase.loops)} loops; attention has one"
-            )
+        _check_loops(called, kernel, len(phase.loops))
         return phase if sees is None else replace(phase, flops=problem.flops_of(int(seen(*which).sum())))
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
@@ -261,6 +249,28 @@ def attention(
     origin = _origin(kernel.function)
     made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+
+
+def _check_loops(called: str, kernel: Kernel, loops: int) -> None:
+    if loops > 1:
+        raise TilingError(f"schedule {called}: {kernel.__name__} walks tiles in {loops} loops; attention has one")
+
+
+def _check_sees(called: str, mask: Any) -> None:
+    """Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by."""
+    if not (sighted := mask.any(axis=1)).all():
+        raise TilingError(f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one")
+
+
+def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
+    """Return an operand's values, or raise `TilingError` for those of another shape than scores have."""
+    values = np.asarray(function(problem))
+    if values.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
+        wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"
+        raise TilingError(
+            f"schedule {called}: operand {name} has shape {values.shape}, wanted {wanted}: heads, queries, keys"
+        )
+    return values
 
 
 def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: type[Tiling] | None) -> None:
