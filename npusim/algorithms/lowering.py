@@ -555,7 +555,7 @@ def _carry(events: list[Event], c: Carried) -> None:
             step.onto = state
             e = step.event
             assert e is not None
-            step = next((s for s in e.read if _is_step(s, c, events, at, max(last, -1), e)), None)
+            step = next((s for s in e.read if _is_step(s, c, events, at, last, e)), None)
         return
     place, bound = max(last, at[new]), at[c.bound_after]
     if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):

@@ -158,14 +158,12 @@ def run(
         request = replace(request, presets="bits" in there and has_presets(request.schedule))
     with working(f"simulating {request.schedule}") as progress:
         result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
-        tensor = save_output or request.tensors is not None
-        folder = (
-            None
-            if no_save
-            else save_run(
+        folder = None
+        if not no_save:
+            tensor = save_output or request.tensors is not None
+            folder = save_run(
                 result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
             )
-        )
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.config.kernels import CopyProblem
 from npusim.config.node import NODE_FAMILY
@@ -16,10 +16,12 @@ from npusim.node.topology import Topology
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npusim.config.model import SpecModel
     from npusim.config.node import NodeDevice, NodeSpec
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
-    from npusim.schedules.registry import Builder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,30 @@ PRECISIONS = MappingProxyType(
         "float32": PartialSums("float32", "float32"),
     }
 )
+
+
+def node_schedule(
+    name: str,
+    summary: str,
+    build: Callable[[Any, Any, Any, Any], TileProgram],
+    *,
+    tiling: type[Tiling],
+    problem: type[SpecModel],
+    precisions: Mapping[str, PartialSums] = PRECISIONS,
+    hw: str = "ascend_910b2_x8",
+) -> Schedule:
+    """Return a schedule of a whole node; the first of ``precisions`` is the default."""
+    return Schedule(
+        name=name,
+        family=NODE_FAMILY,
+        summary=summary,
+        tiling=tiling,
+        precisions=precisions,
+        default_precision=next(iter(precisions)),
+        build=build,
+        problem=problem,
+        hw=hw,
+    )
 
 
 class CollectiveTiling(Tiling):
@@ -125,15 +151,11 @@ def element_bytes(precision: PartialSums) -> int:
 
 
 SCHEDULES = (
-    Schedule(
-        name="allreduce",
-        family=NODE_FAMILY,
-        summary="a collective by itself: start, protocol, bandwidth",
+    node_schedule(
+        "allreduce",
+        "a collective by itself: start, protocol, bandwidth",
+        build,
         tiling=AllReduceTiling,
-        precisions=PRECISIONS,
-        default_precision="float16",
-        build=cast("Builder", build),
         problem=CopyProblem,
-        hw="ascend_910b2_x8",
     ),
 )

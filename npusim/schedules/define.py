@@ -219,8 +219,9 @@ def attention(
             blocks = attention_cells(problem, *sizes)
         else:
             which = sees(problem, tiling), problem.seq_q, problem.seq_kv
-            _check_sees(called, seen(*which))
-            mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, seen(*which))
+            pairs = seen(*which)
+            _check_sees(called, pairs)
+            mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, pairs)
         extra = given(problem, tiling, p) if given else {}
         found = {n: _operand(called, n, function, problem) for n, function in operands.items()}
         bound = {
@@ -236,7 +237,7 @@ def attention(
             known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
         phase = attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
         _check_loops(called, kernel, len(phase.loops))
-        return phase if sees is None else replace(phase, flops=problem.flops_of(int(seen(*which).sum())))
+        return phase if sees is None else replace(phase, flops=problem.flops_of(int(pairs.sum())))
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         kept = tiling if sees or given else None  # what no field of the tiling changes is made once

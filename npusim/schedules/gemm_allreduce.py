@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from npusim.config.kernels import GemmProblem
-from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program
-from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
-from npusim.schedules.registry import Schedule
+from npusim.schedules.allreduce import OverlapTiling, PartialSums, communication, element_bytes, node_schedule
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeDevice
     from npusim.ir.program import TileProgram
-    from npusim.schedules.registry import Builder
 
 
 class GemmAllReduceTiling(OverlapTiling):
@@ -49,15 +46,11 @@ def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
 
 
 SCHEDULES = (
-    Schedule(
-        name="gemm_allreduce",
-        family=NODE_FAMILY,
-        summary="a product, its AllReduce beside the next rows",
+    node_schedule(
+        "gemm_allreduce",
+        "a product, its AllReduce beside the next rows",
+        build,
         tiling=GemmAllReduceTiling,
-        precisions=PRECISIONS,
-        default_precision="float16",
-        build=cast("Builder", build),
         problem=GemmProblem,
-        hw="ascend_910b2_x8",
     ),
 )

@@ -7,19 +7,17 @@ Every model has root mean square norms and rotary embeddings here, whatever its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from npusim.config.kernels import GemmProblem, RowsProblem
 from npusim.config.layer import ModelProblem
-from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.node.kernel import Child, NodeKernel
 from npusim.node.memory import plan, refuse_too_large
 from npusim.node.program import COMPUTE, RowBlock, Task, block_tasks, cut_rows, task_program
-from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, check_ranks, communication, element_bytes
+from npusim.schedules.allreduce import OverlapTiling, check_ranks, communication, element_bytes, node_schedule
 from npusim.schedules.offload import attention_kernel, attention_tasks, check_host
-from npusim.schedules.registry import Schedule
 from npusim.schedules.tiling_allreduce import row_pieces
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from npusim.node.program import Communication
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.offload import Strategy
-    from npusim.schedules.registry import Builder
 
 
 class LayerTiling(OverlapTiling):
@@ -194,15 +191,11 @@ def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bo
 
 
 SCHEDULES = (
-    Schedule(
-        name="layer",
-        family=NODE_FAMILY,
-        summary="a whole model, layer by layer: prefill, or a decoding step",
+    node_schedule(
+        "layer",
+        "a whole model, layer by layer: prefill, or a decoding step",
+        build,
         tiling=LayerTiling,
-        precisions=PRECISIONS,
-        default_precision="float16",
-        build=cast("Builder", build),
         problem=ModelProblem,
-        hw="ascend_910b2_x8",
     ),
 )

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from npusim.config.layer import SharedProblem
-from npusim.config.node import NODE_FAMILY
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.node.kernel import Child, CopyCall, CopyOp, HostCall, HostOp, KernelOp, NodeKernel
 from npusim.node.program import COMPUTE, CPU, DOWN, UP, Task, task_program
-from npusim.schedules.allreduce import PartialSums, check_ranks
-from npusim.schedules.registry import Schedule
+from npusim.schedules.allreduce import PartialSums, check_ranks, node_schedule
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeDevice
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.schedules.registry import Builder
+    from npusim.schedules.registry import Schedule
 
 Strategy = Literal["none", "classic", "cooperative"]
 
@@ -119,15 +117,13 @@ def build(
 
 
 def _schedule(strategy: Strategy, summary: str) -> Schedule:
-    return Schedule(
-        name=f"offload_{strategy}",
-        family=NODE_FAMILY,
-        summary=summary,
+    return node_schedule(
+        f"offload_{strategy}",
+        summary,
+        partial(build, strategy),
         tiling=OffloadTiling,
-        precisions=PRECISIONS,
-        default_precision="stored",
-        build=cast("Builder", partial(build, strategy)),
         problem=SharedProblem,
+        precisions=PRECISIONS,
         hw="v100_x8",
     )
 

@@ -8,25 +8,22 @@ Tiled blocks run attention and projection in one launch, as the paper's fused ke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from npusim.config.kernels import GemmProblem
 from npusim.config.layer import LayerProblem
-from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program
-from npusim.schedules.allreduce import PRECISIONS, OverlapTiling, PartialSums, communication, element_bytes
+from npusim.schedules.allreduce import OverlapTiling, PartialSums, communication, element_bytes, node_schedule
 from npusim.schedules.gemm_allreduce import linear
-from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.node import NodeDevice
     from npusim.ir.program import TileProgram
-    from npusim.schedules.registry import Builder
 
 
 class TilingAllReduceTiling(OverlapTiling):
@@ -86,15 +83,11 @@ def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
 
 
 SCHEDULES = (
-    Schedule(
-        name="tiling_allreduce",
-        family=NODE_FAMILY,
-        summary="attention, projection and AllReduce by row blocks, FastAttention's overlap",
+    node_schedule(
+        "tiling_allreduce",
+        "attention, projection and AllReduce by row blocks, FastAttention's overlap",
+        build,
         tiling=TilingAllReduceTiling,
-        precisions=PRECISIONS,
-        default_precision="float16",
-        build=cast("Builder", build),
         problem=LayerProblem,
-        hw="ascend_910b2_x8",
     ),
 )
