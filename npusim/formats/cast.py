@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.float_format import FORMATS, FloatFormat, format_of_dtype, get_format
-from npusim.formats.lookup import lookup
+from npusim.formats.float_format import FORMATS, FloatFormat, format_of_dtype, get_format, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

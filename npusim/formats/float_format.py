@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-from npusim.formats.lookup import lookup
+from npusim.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 NanConvention = Literal["ieee", "all_ones", "none"]
 
@@ -169,3 +171,28 @@ def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
     """Return the format stored as ``dtype`` (float32, not tf32, for ``np.float32``), if any."""
     by_dtype = {item.dtype: item for item in FORMATS.values() if item.name != "tf32"}
     return by_dtype.get(np.dtype(dtype))
+
+
+Value = TypeVar("Value")
+#: Names an error lists when none is near.
+SHOWN_NAMES = 10
+
+
+def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
+    """Return ``registry[name]``.
+
+    Raises
+    ------
+    FormatError
+        If ``name`` is not registered; the message lists the nearest names, or all of them.
+    """
+    if isinstance(name, str) and name in registry:
+        return registry[name]
+    near = difflib.get_close_matches(str(name), registry, n=6, cutoff=0.6)
+    if near:
+        raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
+    shown = sorted(registry)
+    if len(shown) > SHOWN_NAMES:  # the least unlike
+        shown = difflib.get_close_matches(str(name), registry, n=SHOWN_NAMES, cutoff=0.0)
+    rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
+    raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")

@@ -6,62 +6,75 @@ imported by the functions that call them.
 
 from __future__ import annotations
 
-import functools
+import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
-from numba.core import event, types
+from numba import types
 from numba.extending import intrinsic
 
-from npusim.formats.jit_cache import compiled_on_disk
-from npusim.formats.jit_part import part
+from npusim.errors import NpusimError
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise NpusimError(
+        "NUMBA_DISABLE_JIT is set, and this needs compiled code: unset it, or take --no-numerics --method des"
+    )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+#: Set to 1: only what numba documents, which compiles more slowly and keeps no machine code.
+PLAIN_VARIABLE = "NPUSIM_PLAIN_NUMBA"
+#: The newest numba whose internals are known to serve (the oldest is what the package asks for).
+KNOWN_NUMBA = (0, 68)
 
 
-@functools.cache
-def _announce_compilation() -> None:
-    """Say once a process, on stderr, why the first call takes seconds."""
-    sys.stderr.write("npusim: compiling numeric kernels (first use; then kept)\n")
+def _internals() -> Any:
+    """Return `npusim.formats.numba_internals`; None where this numba is another from within, which is said."""
+    if os.environ.get(PLAIN_VARIABLE) == "1":
+        return None
+    try:
+        module = importlib.import_module("npusim.formats.numba_internals")
+        if numba.version_info.short > KNOWN_NUMBA:
+            module.check()
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
+        sys.stderr.write(
+            f"npusim: numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
+            "in every process, and more slowly\n"
+        )
+        return None
+    module.announce_compilation()
+    return module
 
 
-class _CompilationListener(event.Listener):
-    """Announce the first real compilation of a kernel of this package; cache hits stay silent."""
-
-    def on_start(self, event: Any) -> None:
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
-        if getattr(function, "__module__", "").startswith("npusim."):
-            _announce_compilation()
-
-    def on_end(self, event: Any) -> None:
-        """Do nothing: only the start is of interest."""
+internals = _internals()
 
 
-_register: Any = event.register
-_register("numba:compile", _CompilationListener())
-
-
-def kernel(function: Function) -> Function:
+def kernel(function: Function, **options: Any) -> Function:
     """Compile ``function`` on first call, without the GIL, and keep the machine code on disk.
 
     No ``fastmath``: every operation rounds where it is written.  When no cache folder can be
-    written (`jit_cache`) the kernel is compiled in memory instead.
+    written (`numba_internals`) the kernel is compiled in memory instead.
     """
-    result: Function = compiled_on_disk(_compile, function)
-    return result
-
-
-def _compile(function: Function) -> Any:
     njit: Any = numba.njit  # its stubs lack an option
-    return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
-
-
-def inline(function: Function) -> Function:
-    """Compile a scalar function that kernels call; LLVM inlines it."""
-    result: Function = part(function)
+    if internals is None:
+        return njit(nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+    compiled = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    result: Function = internals.kept(compiled, function)
     return result
+
+
+def inline(function: Function, **options: Any) -> Function:
+    """Compile a function into the kernels that call it; it cannot be called from Python."""
+    njit: Any = numba.njit
+    result: Function = internals.part(function, **options) if internals else njit(error_model="numpy")(function)
+    return result
+
+
+def is_missing(compiled: Any) -> bool:
+    """Return whether machine code of a kernel could be kept on disk, but there is none yet, nor in this process."""
+    return internals is not None and internals.is_missing(compiled)
 
 
 def _bitcast(source: Any, target: Any) -> Any:

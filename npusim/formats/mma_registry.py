@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.formats.lookup import lookup
+from npusim.formats.float_format import lookup
 from npusim.formats.mma_arithmetic import Evidence, MmaArithmetic
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from npusim.formats import exponential
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import check_operands
 from npusim.formats.exact import function_value, round_fraction
-from npusim.formats.float_format import FloatFormat, get_format
-from npusim.formats.lookup import lookup
+from npusim.formats.float_format import FloatFormat, get_format, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

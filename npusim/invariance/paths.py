@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.op import Source, Step
     from npusim.ir.program import Item, TileProgram
-    from npusim.numerics.executor import Moment
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource, Moment
 
 
 @dataclass(frozen=True, slots=True)

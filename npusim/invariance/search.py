@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.invariance.aspects import Aspect, SumsAspect
     from npusim.invariance.paths import Computed
     from npusim.ir.program import TileProgram
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
     from npusim.simulation.result import RunData
 
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.

@@ -15,7 +15,7 @@ class WarpPlan:
     warps
         That execute the step together, each on its own rows.
     arrangement, row_order
-        Of the quad pairs in a warp, as `npusim.layout.arrangement` reads them.
+        Of the quad pairs in a warp, as `npusim.layout.fragment` reads them.
     accumulator
         Format of the accumulators whose fragment C the tile in registers has.
     access_bytes

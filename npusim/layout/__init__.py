@@ -9,12 +9,24 @@
 Importing it imports no numpy.
 """
 
-from npusim.layout.algebra import Layout, bundle, coalesce, complement, composition, fitted, right_inverse, row_major
-from npusim.layout.arrangement import Arrangement, arrangement
+from npusim.layout.algebra import (
+    Layout,
+    Swizzle,
+    SwizzledLayout,
+    bundle,
+    coalesce,
+    complement,
+    composition,
+    fitted,
+    logical_divide,
+    logical_product,
+    right_inverse,
+    row_major,
+)
 from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
 from npusim.layout.execute import chained_product, from_registers, gather, scatter, to_registers
 from npusim.layout.fractal import nd, nz, zn, zz
-from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Fragment
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import INSTRUCTIONS, FragmentStep, MmaInstruction, instruction, variants
 from npusim.layout.memory import (
     VOLTA_BANKS,
@@ -26,8 +38,6 @@ from npusim.layout.memory import (
     swizzled,
     wavefronts,
 )
-from npusim.layout.swizzle import Swizzle, SwizzledLayout
-from npusim.layout.tiling import logical_divide, logical_product
 
 __all__ = [
     "INSTRUCTIONS",

@@ -7,21 +7,12 @@ each states the law it obeys, and the tests check the law at every coordinate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.shape import (
-    IntTuple,
-    as_index,
-    compact,
-    coordinate_of,
-    flatten,
-    is_congruent,
-    is_int_tuple,
-    size_of,
-    spelled,
-    unflatten,
-)
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -302,3 +293,192 @@ def fitted(function: Callable[[int], int], shape: IntTuple) -> Layout:
                 f"wanted {function(place)}"
             )
     return found if isinstance(shape, int) else bundle(*map(coalesce, found.modes))
+
+
+#: An integer, or a tuple of such things.
+IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
+
+
+def flatten(value: IntTuple) -> tuple[int, ...]:
+    """Return the integers of ``value`` from left to right."""
+    if isinstance(value, int):
+        return (value,)
+    return tuple(leaf for part in value for leaf in flatten(part))
+
+
+def unflatten(leaves: Sequence[int], like: IntTuple) -> IntTuple:
+    """Return ``leaves`` nested as ``like`` is; there must be one for each of its integers."""
+    rest = iter(leaves)
+
+    def nested(part: IntTuple) -> IntTuple:
+        return next(rest) if isinstance(part, int) else tuple(map(nested, part))
+
+    return nested(like)
+
+
+def size_of(shape: IntTuple) -> int:
+    """Return how many coordinates ``shape`` has; 1 for the empty tuple."""
+    return prod(flatten(shape))
+
+
+def is_congruent(one: IntTuple, other: IntTuple) -> bool:
+    """Return whether both are nested alike."""
+    if isinstance(one, int) or isinstance(other, int):
+        return isinstance(one, int) and isinstance(other, int)
+    return len(one) == len(other) and all(map(is_congruent, one, other))
+
+
+def is_int_tuple(value: object) -> bool:
+    """Return whether ``value`` is an integer, or a nested tuple of integers."""
+    if isinstance(value, tuple):
+        return all(map(is_int_tuple, value))
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def compact(shape: IntTuple) -> IntTuple:
+    """Return the strides of a dense array whose mode 0 is contiguous."""
+    leaves = flatten(shape)
+    return unflatten([1, *accumulate(leaves[:-1], mul)] if leaves else [], shape)
+
+
+def as_index(coordinate: IntTuple, shape: IntTuple) -> int:
+    """Return the place of ``coordinate`` in the order of ``shape``.
+
+    An integer stands for the coordinate at that place, also inside a tuple.
+
+    Raises
+    ------
+    LayoutError
+        The coordinate is nested deeper than the shape, or has another number of parts.
+    """
+    if isinstance(coordinate, int):
+        return coordinate
+    if isinstance(shape, int) or len(coordinate) != len(shape):
+        raise LayoutError(f"coordinate {spelled(coordinate)} does not fit shape {spelled(shape)}")
+    index, unit = 0, 1
+    for part, extent in zip(coordinate, shape, strict=True):
+        index += unit * as_index(part, extent)
+        unit *= size_of(extent)
+    return index
+
+
+def coordinate_of(index: int, shape: IntTuple) -> IntTuple:
+    """Return the coordinate at place ``index``, nested as ``shape``; the last mode may overrun."""
+    leaves = flatten(shape)
+    parts = []
+    for extent in leaves[:-1]:
+        parts.append(index % extent)
+        index //= extent
+    return unflatten([*parts, index] if leaves else [], shape)
+
+
+def spelled(value: IntTuple) -> str:
+    """Return ``value`` as CuTe prints it: ``((4,2),4)``."""
+    return str(value).replace(" ", "").replace(",)", ")")
+
+
+#: What divides or multiplies a layout: a layout, an extent, or one of these for each mode.
+Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...]"
+
+
+def logical_divide(layout: Layout, tiler: Tiler) -> Layout:
+    """Return ``layout`` as (within a tile, which tile); a tuple divides mode by mode.
+
+    Law: mode 0 is ``composition(layout, tiler)``; both modes together take the same indices.
+    Modes beyond the tuple stay as they are.
+
+    Raises
+    ------
+    LayoutError
+        The tiler does not divide the layout, or a tuple has more parts than the layout modes.
+
+    Examples
+    --------
+    >>> str(logical_divide(Layout(24, 2), 4))
+    '(4,6):(2,8)'
+    """
+    if isinstance(tiler, tuple):
+        return bundle(*_by_mode(layout, tiler, logical_divide))
+    tile = tiler if isinstance(tiler, Layout) else Layout(tiler, 1)
+    if layout.size % tile.size:
+        raise LayoutError(f"{layout} cannot be divided by {tile}: {layout.size} % {tile.size} != 0")
+    return composition(layout, bundle(tile, complement(tile, layout.size)))
+
+
+def logical_product(layout: Layout, tiler: Tiler) -> Layout:
+    """Return copies of ``layout`` side by side where ``tiler`` says; a tuple goes mode by mode.
+
+    Law: mode 0 is ``layout``, mode 1 counts the copies, and no index is taken twice if neither
+    ``layout`` nor ``tiler`` takes one twice.
+
+    Raises
+    ------
+    LayoutError
+        ``layout`` has no complement, or a tuple has more parts than the layout modes.
+
+    Examples
+    --------
+    >>> str(logical_product(Layout(4, 1), 3))
+    '(4,3):(1,4)'
+    """
+    if isinstance(tiler, tuple):
+        return bundle(*_by_mode(layout, tiler, logical_product))
+    copies = tiler if isinstance(tiler, Layout) else Layout(tiler, 1)
+    return bundle(layout, composition(complement(layout, layout.size * copies.cosize), copies))
+
+
+def _by_mode(layout: Layout, tiler: tuple[Tiler, ...], apply: Callable[[Layout, Tiler], Layout]) -> list[Layout]:
+    if len(tiler) > layout.rank:
+        raise LayoutError(f"{layout} has {layout.rank} modes, its tiler {len(tiler)} parts")
+    parts = [apply(mode, part) for mode, part in zip(layout.modes, tiler, strict=False)]
+    return [*parts, *layout.modes[len(tiler) :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swizzle:
+    """XOR ``bits`` bits at ``base + shift`` into those at ``base`` (CuTe's ``Swizzle<B,M,S>``).
+
+    A negative ``shift`` XORs the lower bits into the upper ones.  Its own inverse.
+
+    Raises
+    ------
+    LayoutError
+        Negative ``bits`` or ``base``, or fields that overlap (``|shift| < bits``).
+
+    Examples
+    --------
+    >>> Swizzle(3, 3, 3)(64 + 8)
+    64
+    """
+
+    bits: int
+    base: int
+    shift: int
+
+    def __post_init__(self) -> None:
+        if self.bits < 0 or self.base < 0 or abs(self.shift) < self.bits:
+            raise LayoutError(f"{self}: needs bits >= 0, base >= 0 and |shift| >= bits")
+
+    def __call__(self, index: int) -> int:
+        """Return the swizzled index."""
+        field = (1 << self.bits) - 1 << self.base
+        if self.shift >= 0:
+            return index ^ (index >> self.shift & field)
+        return index ^ ((index & field) << -self.shift)
+
+
+@dataclass(frozen=True, slots=True)
+class SwizzledLayout:
+    """A layout whose indices are swizzled: ``swizzle(layout(coordinate))``."""
+
+    swizzle: Swizzle
+    layout: Layout
+
+    def __call__(self, *coordinate: IntTuple) -> int:
+        """Return the swizzled index at a coordinate."""
+        return self.swizzle(self.layout(*coordinate))
+
+    @property
+    def size(self) -> int:
+        """How many coordinates it has."""
+        return self.layout.size

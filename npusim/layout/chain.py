@@ -16,8 +16,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import LayoutError
-from npusim.layout.arrangement import Arrangement
-from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

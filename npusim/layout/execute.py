@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from npusim.layout.arrangement import Arrangement
-    from npusim.layout.fragment import Fragment
+    from npusim.layout.fragment import Arrangement, Fragment
     from npusim.layout.instruction import MmaInstruction
 
     #: Any dtype: lanes move values, they do not look at them.

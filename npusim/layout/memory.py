@@ -12,16 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout
+from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout
 from npusim.layout.fragment import WARP_LANES
-from npusim.layout.swizzle import Swizzle, SwizzledLayout
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npusim.layout.arrangement import Arrangement
-    from npusim.layout.fragment import Fragment
+    from npusim.layout.fragment import Arrangement, Fragment
 
     #: Byte address of each lane, or None where it does not take part.
     Addresses: TypeAlias = Sequence[int | None]

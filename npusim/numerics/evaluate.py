@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
 
 Array = NDArray[Any]
 

@@ -14,17 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
+from npusim.errors import ProgramError
+from npusim.formats import get_format
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.numerics.events import EventLog
 from npusim.numerics.semantics import apply
-from npusim.numerics.store import BufferStore, HeadSource, TensorStore
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.op import Source, Step, TileOp
+    from npusim.ir.program import TileProgram
+    from npusim.ir.tile import GlobalTensor, Tile
+
 
 Array = NDArray[Any]
 #: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
@@ -82,24 +86,11 @@ def execute(
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
         for lanes in _lanes(phase, part):
-            _Lockstep(program, phase, lanes, state).run()
+            Lockstep(program, phase, lanes, state).run()
             done += len(lanes)
             if progress is not None:
                 progress(done / total)
     return state
-
-
-def execute_operations(
-    program: TileProgram, phase: ProgramPhase, operations: Iterable[ResolvedOp], state: Execution
-) -> None:
-    """Execute resolved operations of one core group one after the other, in the order given.
-
-    Any order that the program's queues and flags allow leaves the same bits in ``state``; `execute`
-    takes program order.
-    """
-    memories = _Lockstep(program, phase, [phase.name], state)
-    for resolved in operations:
-        memories.execute(resolved, ())
 
 
 def _lanes(phase: ProgramPhase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
@@ -112,7 +103,7 @@ def _lanes(phase: ProgramPhase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
             yield group[start : start + LANES]
 
 
-class _Lockstep:
+class Lockstep:
     """Some blocks of one shape, executed operation by operation."""
 
     def __init__(self, program: TileProgram, phase: ProgramPhase, blocks: list[Any], state: Execution) -> None:
@@ -124,6 +115,7 @@ class _Lockstep:
         self._constants: dict[tuple[float, str], Array] = {}
 
     def run(self) -> None:
+        """Execute everything, in program order."""
         walker = Walker(self.program)
         first, *others = (self.phase.body(b) for b in self.blocks)
         rest = [_flatten(items) for items in others]
@@ -181,3 +173,74 @@ def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
                 yield from _flatten(item.body(index))
         else:
             yield item
+
+
+#: Gives one head's matrix (rows, cols) of an input tensor by (name, batch, head).
+HeadSource = Callable[[str, int, int], Array]
+#: A NaN in float16, float32, bfloat16 and E4M3: what is read before it is written shows.
+POISON = 0xFF
+
+
+class BufferStore:
+    """One core group's memories for ``lanes`` blocks that run in step, as bytes."""
+
+    def __init__(self, program: TileProgram, lanes: int) -> None:
+        self.lanes = lanes
+        self._bytes = {space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()}
+
+    def view(self, tile: Tile) -> Array:
+        """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
+        memory = self._bytes[tile.space]
+        fmt = get_format(tile.fmt)
+        size = fmt.size_bytes
+        return np.ndarray(
+            (self.lanes, tile.rows, tile.cols),
+            fmt.dtype,
+            memory,
+            tile.offset_bytes,
+            (memory.strides[0], tile.stride * size, size),
+        )
+
+
+class TensorStore:
+    """Global tensors, one matrix a head; inputs are asked for when first read."""
+
+    def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
+        self._inputs, self._constants = inputs, program.constants
+        self._heads: dict[tuple[str, int, int], Array] = {}
+
+    def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
+        """Return one head's matrix; outputs and workspaces start as NaN."""
+        key = (tensor.name, batch, head)
+        found = self._heads.get(key)
+        if found is None:
+            found = self._heads[key] = self._make(tensor, batch, head)
+        return found
+
+    def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
+        if tensor.name in self._constants:
+            values: Array = self._constants[tensor.name]()[batch, head]
+        elif tensor.role == "input":
+            heads = range(head * tensor.packed, (head + 1) * tensor.packed)
+            found = [self._inputs(tensor.name, batch, h) for h in heads]
+            values = found[0] if len(found) == 1 else np.concatenate(found)
+        else:
+            fmt = get_format(tensor.fmt)
+            raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)
+            return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
+        if values.shape != (tensor.rows, tensor.cols):
+            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {(tensor.rows, tensor.cols)} needed")
+        return values
+
+    def read(self, tiles: list[GlobalTile]) -> Array:
+        """Return the cuts of all lanes, (lanes, rows, cols)."""
+        return np.stack([self.cut(t) for t in tiles])
+
+    def cut(self, tile: GlobalTile) -> Array:
+        """Return one cut as a view of its head's matrix."""
+        matrix = self.head(tile.tensor, tile.batch, tile.head)
+        return matrix[tile.row : tile.row + tile.rows, tile.col : tile.col + tile.cols]
+
+    def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
+        """Return the matrices of a tensor that exist so far, by (batch, head)."""
+        return {(b, h): m for (name, b, h), m in self._heads.items() if name == tensor.name}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from npusim.config.data import DataRecipe
     from npusim.config.problem import Problem
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
 
 Array = NDArray[Any]
 NAMES = ("q", "k", "v", "w_o")

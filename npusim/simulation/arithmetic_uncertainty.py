@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
+    from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import Tiling
     from npusim.numerics.evaluate import Reference
+    from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
 
 

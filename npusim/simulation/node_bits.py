@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from npusim.node.collective import Transfer
     from npusim.node.kernel import Child
     from npusim.numerics.evaluate import Choice
-    from npusim.numerics.executor import Execution, Progress
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import Execution, HeadSource, Progress
 
 Array = NDArray[Any]
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Reference, References
+    from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
     from npusim.schedules import Schedule
     from npusim.schedules.precision import Precision
     from npusim.simulation.request import Layout, Request

@@ -9,29 +9,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numba
-
-from npusim.formats.jit_cache import compiled_on_disk, is_missing
-from npusim.formats.jit_part import part
+from npusim.formats import jit
 from npusim.timing.block_rows import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Function = TypeVar("Function")
 Result = TypeVar("Result")
 
-
-def _compile(function: Function) -> Any:
-    """Compile without the GIL and without numba's reference counts (``_nrt``)."""
-    njit: Any = numba.njit
-    return njit(nogil=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
-
-
-def inline(function: Function) -> Function:
-    """Compile a function into the kernels that call it."""
-    compiled: Function = part(function, _nrt=False)
-    return compiled
+inline = functools.partial(jit.inline, _nrt=False)
 
 
 def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -39,12 +25,12 @@ def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
 
     Tuples of arrays reach it as tables of addresses.
     """
-    compiled = compiled_on_disk(_compile, function)
+    compiled = jit.kernel(function, _nrt=False)
 
     @functools.wraps(function)
     def called(*args: Any) -> Result:
-        result: Result = compiled(*(Table(a) if isinstance(a, tuple) else a for a in args))
+        result: Result = compiled(*(Table(a) if jit.internals and isinstance(a, tuple) else a for a in args))
         return result
 
-    called.is_missing = functools.partial(is_missing, compiled)  # type: ignore[attr-defined]
+    called.is_missing = functools.partial(jit.is_missing, compiled)  # type: ignore[attr-defined]
     return called

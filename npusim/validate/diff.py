@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.invariance.paths import Computed, Parting
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
     from npusim.validate.alternatives import Change

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice
-    from npusim.numerics.executor import Observer
+    from npusim.numerics.executor import HeadSource, Observer
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
 
 __all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
 

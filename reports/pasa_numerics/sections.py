@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.problem import Problem
+    from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
 
 __all__ = ["GAIN", "limits", "models", "orders", "ranges", "real"]
 

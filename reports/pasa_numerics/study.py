@@ -27,8 +27,8 @@ from reports.parts.values import GPU, values
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
-    from npusim.numerics.store import HeadSource
 
 __all__ = [
     "ALLOCATIONS",

@@ -25,8 +25,7 @@ from reports.pcast_numerics.theory import largest_zero
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npusim.numerics.executor import Moment
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource, Moment
 
 __all__ = [
     "DYNAMIC",

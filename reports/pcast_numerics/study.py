@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from npusim.numerics.diagnosis import Diagnosis
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
 
 __all__ = [
     "PRECISIONS",

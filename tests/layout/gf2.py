@@ -15,8 +15,7 @@ from npusim.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.layout.algebra import Layout
-    from npusim.layout.swizzle import SwizzledLayout
+    from npusim.layout.algebra import Layout, SwizzledLayout
 
 __all__ = ["BitMatrix"]
 

@@ -13,8 +13,7 @@ from npusim.errors import LayoutError
 from npusim.layout.chain import chain
 
 if TYPE_CHECKING:
-    from npusim.layout.arrangement import Arrangement
-    from npusim.layout.fragment import Fragment
+    from npusim.layout.fragment import Arrangement, Fragment
 
 __all__ = ["best_order", "in_place_table", "tally_orders"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npusim.ir.warps import WarpPlan
-from npusim.numerics.lanes import exchanged, filled
+from npusim.numerics.semantics import exchanged, filled
 
 
 @pytest.mark.parametrize("arrangement", ["4x1", "2x2", "1x4"])

@@ -11,9 +11,8 @@ from npusim.config.overrides import apply_overrides
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.walk import ResolvedOp, Walker, walk
-from npusim.numerics.executor import Execution, execute, execute_operations
+from npusim.numerics.executor import Execution, Lockstep, TensorStore, execute
 from npusim.numerics.inputs import recipe_source
-from npusim.numerics.store import TensorStore
 from npusim.schedules import SCHEDULES
 from npusim.timing import METHODS
 
@@ -82,7 +81,9 @@ def output_of(program: TileProgram, problem: Problem, orders: Sequence[Sequence[
     """Return the output after the phases' operations in the given orders, as bits."""
     state = Execution(TensorStore(program, recipe_source(problem)))
     for phase, order in zip(program.phases, orders, strict=True):
-        execute_operations(program, phase, order, state)
+        core_group = Lockstep(program, phase, [phase.name], state)
+        for resolved in order:
+            core_group.execute(resolved, ())
     return bits(state, program, problem)
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.tile import Tile
     from npusim.ir.warps import WarpPlan
-    from npusim.layout.arrangement import Arrangement
-    from npusim.layout.fragment import Fragment
+    from npusim.layout.fragment import Arrangement, Fragment
     from npusim.layout.memory import BankModel
 
     #: (row, column) -> element.

@@ -22,9 +22,8 @@ from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
-from npusim.layout.arrangement import arrangement
 from npusim.layout.chain import chain
-from npusim.layout.fragment import WARP_LANES
+from npusim.layout.fragment import WARP_LANES, arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel
 from npusim.machines.sm.banks import load_cycles, store_cycles
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from npusim.ir.op import Step, TileOp
     from npusim.ir.tile import Operand
     from npusim.ir.warps import WarpPlan
-    from npusim.layout.arrangement import Arrangement
     from npusim.layout.chain import ChainCost
+    from npusim.layout.fragment import Arrangement
     from npusim.layout.instruction import MmaInstruction
 
 EngineType = TypeVar("EngineType")

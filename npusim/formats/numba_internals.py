@@ -1,9 +1,15 @@
-"""Where compiled kernels are kept: numba's own places, or a private temporary folder.
+"""What kernels need of numba beyond its documented functions; no other module of the package imports its internals.
 
-numba keeps machine code beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``.  In
-a read-only installation without a home none of them can be written; without another place every
-process (and every worker of a search) would compile for half a minute.  Cached code is unpickled and
-run, so a folder is used only if it is this user's alone, and a file only if its content is what was written.
+**Parts.**  numba optimises every function by itself, emits machine code and wrappers for it, and does so again at
+each level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel
+that calls it, directly or through other parts, links all of them once and optimises the whole once.
+
+**Kept machine code.**  numba keeps it beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``.  In
+a read-only installation without a home none of them can be written; without another place every process (and every
+worker of a search) would compile for half a minute.  Cached code is unpickled and run, so a folder is used only if
+it is this user's alone, and a file only if its content is what was written.
+
+`npusim.formats.jit` does without this module where numba's compiler is not what it builds on.
 """
 
 from __future__ import annotations
@@ -18,28 +24,26 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba
+from numba.core import event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 HERE = Path(__file__).parent
 _DIGEST = hashlib.sha256
 _DIGEST_BYTES = _DIGEST().digest_size
 
 
-def compiled_on_disk(compiler: Callable[[Any], Any], function: Any) -> Any:
-    """Return ``function`` compiled, its machine code kept on disk where there can be a safe place for it."""
-    compiled = compiler(function)
-    if hasattr(compiled, "_cache"):  # with NUMBA_DISABLE_JIT it is the function itself
-        # Not numba's setting: that may come from a file in the current folder.
-        for place in (lambda: os.environ.get("NUMBA_CACHE_DIR", ""), private_folder):
-            if (folder := place()) is not None and (cache := _cache_in(str(folder), function)):
-                compiled._cache = cache
-                break
+def kept(compiled: Any, function: Any) -> Any:
+    """Return ``compiled``, of ``function``, its machine code kept on disk where there is a safe place for it."""
+    # Not numba's setting: that may come from a file in the current folder.
+    for place in (lambda: os.environ.get("NUMBA_CACHE_DIR", ""), private_folder):
+        if (folder := place()) is not None and (cache := _cache_in(str(folder), function)):
+            compiled._cache = cache
+            break
     return compiled
 
 
@@ -134,7 +138,7 @@ def is_missing(compiled: Any) -> bool:
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of a source file, and of those that it imports from its folder or this one."""
     found: dict[Path, str] = {}
-    left = [path]
+    left = [path, Path(__file__)]
     while left:
         source = left.pop()
         text = source.read_text(encoding="utf-8")
@@ -181,3 +185,83 @@ def _say(text: str) -> None:
 
 
 _say_once = functools.cache(_say)
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The translation of one part, as it is linked into kernels."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def finalize(self) -> None:
+        """Close the module; neither optimise it nor emit machine code."""
+        self._raise_if_finalized()
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def everything(self) -> list[Any]:
+        """Return this library and all that it calls."""
+        found = {self: None}
+        for library in self._linking_libraries:
+            inner = library.everything() if isinstance(library, _PartLibrary) else [library]
+            found |= dict.fromkeys(inner)
+        return list(found)
+
+
+class _NoEntry(dict[str, str]):
+    """What Python finds where machine code would be: looking anything up says that there is none."""
+
+    def __missing__(self, arguments: object) -> None:
+        raise TypeError(f"{self['name']} is compiled into the kernels that call it and cannot be called from Python")
+
+
+class _PartCompiler(Compiler):
+    """Translates a function, and registers it for its callers."""
+
+    def compile_extra(self, func: Any) -> Any:
+        state = self.state
+        state.library = _PartLibrary(state.targetctx.codegen(), func.__qualname__)
+        state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
+        # Callers look a function up by its entry point: any builtin function that is no other's.
+        compiled = super().compile_extra(func)._replace(entry_point=_NoEntry(name=func.__qualname__).__getitem__)
+        library = compiled.library
+        state.targetctx.insert_user_function(compiled.entry_point, compiled.fndesc, library.everything())
+        return compiled
+
+
+def part(function: Any, **options: Any) -> Any:
+    """Return ``function`` for kernels to call; it cannot be called from Python."""
+    return numba.njit(error_model="numpy", pipeline_class=_PartCompiler, **options)(function)
+
+
+class _CompilationListener(event.Listener):
+    """Announce the first real compilation of a kernel of this package; cache hits stay silent."""
+
+    def on_start(self, event: Any) -> None:
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if getattr(function, "__module__", "").startswith("npusim."):
+            _say_once("compiling numeric kernels (first use; then kept)")
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing: only the start is of interest."""
+
+
+def announce_compilation() -> None:
+    """Say once a process, on stderr, why the first call takes seconds."""
+    register: Any = event.register
+    register("numba:compile", _CompilationListener())
+
+
+def check() -> None:
+    """Raise whatever numba raises where its compiler is not one that parts can be built with."""
+
+    @functools.partial(part)
+    def twice(x: Any) -> Any:
+        return x + x
+
+    @numba.njit
+    def four_times(x: Any) -> Any:
+        return twice(twice(x))
+
+    if four_times(3) != 12:
+        raise TypeError("a part computes something else")
