@@ -154,48 +154,19 @@ def _avx512() -> Iterator[MmaArithmetic]:
 
 
 #: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
-_CONFIRMED: frozenset[str] = frozenset(
-    {
-        "ada.mma.k32.e4m3.f16",
-        "ada.mma.k32.e4m3.f32",
-        "ada.mma.k32.e5m2.f16",
-        "ada.mma.k32.e5m2.f32",
-        "ada.mma.k4.tf32.f32",
-        "ada.mma.k8.bf16.f32",
-        "ada.mma.k8.f16.f16",
-        "ada.mma.k8.f16.f32",
-        "ampere.mma.k4.tf32.f32",
-        "ampere.mma.k8.bf16.f32",
-        "ampere.mma.k8.f16.f16",
-        "ampere.mma.k8.f16.f32",
-        "blackwell.mma.k16.bf16.f32",
-        "blackwell.mma.k16.f16.f16",
-        "blackwell.mma.k16.f16.f32",
-        "blackwell.mma.k32.e4m3.f16",
-        "blackwell.mma.k32.e4m3.f32",
-        "blackwell.mma.k32.e5m2.f16",
-        "blackwell.mma.k32.e5m2.f32",
-        "blackwell.mma.k4.tf32.f32",
-        "hopper.mma.k16.bf16.f32",
-        "hopper.mma.k16.f16.f16",
-        "hopper.mma.k16.f16.f32",
-        "hopper.mma.k32.e4m3.f16",
-        "hopper.mma.k32.e4m3.f32",
-        "hopper.mma.k32.e5m2.f16",
-        "hopper.mma.k32.e5m2.f32",
-        "hopper.mma.k4.tf32.f32",
-        "hopper.mma.k8.f16.f32",
-        "hopper.mma.k8.tf32.f32",
-        "hopper.wgmma.k16.bf16.f32",
-        "hopper.wgmma.k16.f16.f16",
-        "hopper.wgmma.k16.f16.f32",
-        "hopper.wgmma.k32.e4m3.f16",
-        "hopper.wgmma.k32.e4m3.f32",
-        "hopper.wgmma.k32.e4m3e5m2.f32",
-        "hopper.wgmma.k32.e5m2.f32",
-        "volta.mma.k4.f16.f16",
-        "volta.mma.k4.f16.f32",
-    }
+_CONFIRMED = frozenset(
+    f"{unit}.{row}"
+    for unit, rows in {
+        "ada.mma": "k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 k4.tf32.f32 k8.bf16.f32 k8.f16.f16 k8.f16.f32",
+        "ampere.mma": "k4.tf32.f32 k8.bf16.f32 k8.f16.f16 k8.f16.f32",
+        "blackwell.mma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 "
+        "k4.tf32.f32",
+        "hopper.mma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 "
+        "k4.tf32.f32 k8.f16.f32 k8.tf32.f32",
+        "hopper.wgmma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e4m3e5m2.f32 k32.e5m2.f32",
+        "volta.mma": "k4.f16.f16 k4.f16.f32",
+    }.items()
+    for row in rows.split()
 )
 
 
