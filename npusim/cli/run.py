@@ -14,6 +14,7 @@ from npusim.cli.report import check_reports
 from npusim.simulation.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
+    from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
 app = Verbs()
@@ -136,9 +137,11 @@ def run(
         show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
-    from npusim.simulation.simulate import run_request, what_is_there
+    from npusim.simulation.plan import plan_of
+    from npusim.simulation.simulate import run_plan
 
-    there = what_is_there(request, has_bits=request.numerics)
+    plan = plan_of(request)
+    there = plan.features
     if "time" not in there:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
     if not {"attention", "bits"} <= there:
@@ -147,17 +150,14 @@ def run(
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
     if trace == "none" and not report:
         refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
-    if no_save or (trace == "none" and not report):
-        request = replace(request, trace_groups=())
     if not no_save:  # before minutes of simulation
         check_writable(out if out is not None else default_folder(".probe"))
     if report:
         check_reports()
-        request = replace(request, diagnose=request.diagnose or {"attention", "bits", "device"} <= there)
-    if request.presets is None:
-        request = replace(request, presets="bits" in there and has_presets(request.schedule))
+    plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
+    limit_s = None if force else LONGEST_S
     with working(f"simulating {request.schedule}") as progress:
-        result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
+        result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
         folder = None
         if not no_save:
             tensor = save_output or request.tensors is not None
@@ -167,11 +167,16 @@ def run(
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
-def has_presets(name: str) -> bool:
-    """Return whether a schedule shows what its other presets give."""
-    from npusim.schedules import SCHEDULES
-
-    return any(s.beside for s in SCHEDULES.values() if s.name == name)
+def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
+    """Return the plan with the timeline, diagnosis and other presets that are shown of it."""
+    r, has_bits = plan.request, {"attention", "bits", "device"} <= plan.features
+    shown = replace(
+        r,
+        trace_groups=r.trace_groups if is_traced else (),
+        diagnose=r.diagnose or (report and has_bits),
+        presets=(has_bits and bool(plan.schedule.beside)) if r.presets is None else r.presets,
+    )
+    return replace(plan, request=shown)
 
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:

@@ -12,7 +12,7 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.node import DriverMode, DriverSpec, NodeSpec
-    from npusim.node.kernel import CollectiveCall
+    from npusim.node.program import CollectiveCall
     from npusim.node.topology import Topology
 
 

@@ -11,9 +11,8 @@ from simpy.core import Environment
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, givers, list_endpoints, walk
 from npusim.node.driver import NodePlan, plan_collective
-from npusim.node.host import Host
-from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
-from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Past, RunningCollective, femtoseconds
+from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
+from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import ResolvedOp
-    from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
+    from npusim.node.program import CollectiveCall, KernelTimer, KernelWork
     from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]

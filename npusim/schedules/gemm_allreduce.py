@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.kernels import GemmProblem
 from npusim.config.tiling import Field
-from npusim.node.kernel import Child, NodeKernel
-from npusim.node.program import RowBlock, cut_rows, node_program
+from npusim.node.program import Child, NodeKernel, RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import OverlapTiling, PartialSums, communication, element_bytes, node_schedule
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from npusim.config.kernels import GemmProblem, RowsProblem
 from npusim.config.layer import ModelProblem
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.node.kernel import Child, NodeKernel
 from npusim.node.memory import plan, refuse_too_large
-from npusim.node.program import COMPUTE, RowBlock, Task, block_tasks, cut_rows, task_program
+from npusim.node.program import COMPUTE, Child, NodeKernel, RowBlock, Task, block_tasks, cut_rows, task_program
 from npusim.schedules.allreduce import OverlapTiling, check_ranks, communication, element_bytes, node_schedule
 from npusim.schedules.offload import attention_kernel, attention_tasks, check_host
 from npusim.schedules.tiling_allreduce import row_pieces

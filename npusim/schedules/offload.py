@@ -15,8 +15,21 @@ from npusim.config.layer import SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.node.kernel import Child, CopyCall, CopyOp, HostCall, HostOp, KernelOp, NodeKernel
-from npusim.node.program import COMPUTE, CPU, DOWN, UP, Task, task_program
+from npusim.node.program import (
+    COMPUTE,
+    CPU,
+    DOWN,
+    UP,
+    Child,
+    CopyCall,
+    CopyOp,
+    HostCall,
+    HostOp,
+    KernelOp,
+    NodeKernel,
+    Task,
+    task_program,
+)
 from npusim.schedules.allreduce import PartialSums, check_ranks, node_schedule
 
 if TYPE_CHECKING:

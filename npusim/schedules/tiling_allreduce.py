@@ -14,8 +14,7 @@ from npusim.config.kernels import GemmProblem
 from npusim.config.layer import LayerProblem
 from npusim.config.problem import Problem
 from npusim.config.tiling import Field
-from npusim.node.kernel import Child, NodeKernel
-from npusim.node.program import RowBlock, cut_rows, node_program
+from npusim.node.program import Child, NodeKernel, RowBlock, cut_rows, node_program
 from npusim.schedules.allreduce import OverlapTiling, PartialSums, communication, element_bytes, node_schedule
 from npusim.schedules.gemm_allreduce import linear
 

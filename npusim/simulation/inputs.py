@@ -40,7 +40,7 @@ STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def chosen_tensors(request: Request) -> tuple[Tensors | None, dict[str, float]]:
+def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float]]:
     """Return the tensors given, or those that the workload's recipe changes, and their scales.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
@@ -49,7 +49,7 @@ def chosen_tensors(request: Request) -> tuple[Tensors | None, dict[str, float]]:
     Raises `TensorError` as `load_tensors`, where a value is beyond what ``dtype`` holds, and where tensors given
     are not of the workload that is named beside them.
     """
-    r, load, dtype = request, request.load(), request.dtype
+    r, dtype = request, request.dtype
     if r.tensors is not None:
         found = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
         if r.workload is not None:

@@ -17,8 +17,7 @@ from npusim.config.node import load_node, load_node_device
 from npusim.explore import explore
 from npusim.node.collective import collective
 from npusim.node.driver import alpha_beta, plan_collective
-from npusim.node.kernel import CollectiveCall
-from npusim.node.program import cut_rows
+from npusim.node.program import CollectiveCall, cut_rows
 from npusim.node.reduction import execute
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology

@@ -13,9 +13,8 @@ import npusim
 from npusim.errors import SpecError, TensorError
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.driver import plan_collective, shard_edges
-from npusim.node.kernel import CollectiveCall
-from npusim.node.orders import Sums
-from npusim.node.reduction import execute
+from npusim.node.program import CollectiveCall
+from npusim.node.reduction import Sums, execute
 from npusim.node.topology import Topology
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
 from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
-from npusim.simulation.node_run import time_on_node
+from npusim.simulation.node import time_on_node
 
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True),

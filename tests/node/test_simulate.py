@@ -16,9 +16,18 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.driver import plan_collective
-from npusim.node.kernel import Child, CollectiveCall, KernelWork, NodeKernel, Waves, progress_rate
-from npusim.node.machine import RunningCollective
-from npusim.node.program import Communication, RowBlock, cut_rows, node_program
+from npusim.node.machine import RunningCollective, progress_rate
+from npusim.node.program import (
+    Child,
+    CollectiveCall,
+    Communication,
+    KernelWork,
+    NodeKernel,
+    RowBlock,
+    Waves,
+    cut_rows,
+    node_program,
+)
 from npusim.node.result import NodeTiming
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology

@@ -1,4 +1,4 @@
-"""Gives a node's kernels their work: by `timing` on one device, or from the table of the node's file."""
+"""Work of a node's kernels: from times of their children on one device, or from the table of the node's file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.node.kernel import KernelTimer, KernelWork, NodeKernel, Waves
+from npusim.errors import SpecError
 from npusim.node.machine import femtoseconds
+from npusim.node.program import KernelWork, NodeKernel, Waves
 from npusim.node.simulate import worst
-from npusim.simulation.node_bits import child_program, has_schedule
-from npusim.timing import METHODS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -21,35 +19,14 @@ if TYPE_CHECKING:
     from npusim.config.kernels import GemmProblem
     from npusim.config.node import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
     from npusim.config.problem import Problem
-    from npusim.node.kernel import Child
     from npusim.timing.result import TimingResult
 
 
-def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_schedules: bool) -> KernelWork | None:
+    """Return a kernel's work as the node's file states it; None where it is simulated.
 
-    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
-    that apart; what the host takes is a framework's overhead.
+    ``has_schedules``: whether the schedules of all its children have a mapping on the device's cores.
     """
-    known: dict[NodeKernel, KernelWork] = {}
-    times: dict[Child, TimingResult] = {}
-
-    def timer(kernel: NodeKernel) -> KernelWork:
-        if kernel not in known:
-            stated = _stated(kernel, node, device)
-            if stated is None:
-                for child in kernel.children:
-                    if child not in times:
-                        times[child] = simulated_child(child, node, device, method)
-                stated = _from_timing(kernel, [times[c] for c in kernel.children], device)
-            known[kernel] = stated
-        return known[kernel]
-
-    return timer
-
-
-def _stated(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | None:
-    """Return a kernel's work as the node's file states it; None where it is simulated."""
     table = node.kernels
     if table is None:
         return None
@@ -66,7 +43,7 @@ def _stated(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec) -> KernelWor
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
         return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
-    if table.others is not None and not all(has_schedule(c.schedule, device) for c in kernel.children):
+    if table.others is not None and not has_schedules:
         return _from_roof(kernel, table.others, device)
     return None
 
@@ -98,18 +75,7 @@ def _roof(
     )
 
 
-def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
-    """Return the time of one child on its device, with the schedule's own tiling and precision."""
-    try:
-        return METHODS[method](child_program(child, device), device, trace_groups=())
-    except NpusimError as error:
-        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
-            text += "; a node's file may state its kernels' times instead (key kernels)"
-        raise type(error)(text) from error
-
-
-def _from_timing(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
+def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
     launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
