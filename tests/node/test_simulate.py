@@ -31,7 +31,7 @@ from npusim.node.program import (
 from npusim.node.result import NodeTiming
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
-from npusim.schedules.tiling_allreduce import row_pieces
+from npusim.schedules.allreduce import row_pieces
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:
