@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Verbs
@@ -26,17 +24,12 @@ _FILES = (".json", ".csv", ".yaml")
 
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN...",
-        show_default=False,
-        help="Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run.",
+    o.argument(
+        "RUN...", "Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run."
     ),
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.", show_default=False)]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", show_default=False, help="Write a page too. Needs npusim[report]."),
-]
+Markdown = Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")]
+Html = Annotated[Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)]
 
 
 @app.verb(

@@ -4,8 +4,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document
 from npusim.cli.help import Verbs
@@ -23,15 +21,11 @@ _SHOWN = 5
 
 Output = Annotated[
     Path,
-    typer.Argument(
-        metavar="OUT",
-        show_default=False,
-        help="The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits.",
+    o.argument(
+        "OUT", "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits."
     ),
 ]
-Schedule = Annotated[
-    str | None, typer.Argument(metavar="SCHEDULE", show_default=False, help="What the kernel should have computed.")
-]
+Schedule = Annotated[str | None, o.argument("SCHEDULE", "What the kernel should have computed.")]
 
 
 @app.verb(

@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
@@ -15,20 +13,14 @@ app = Verbs()
 Names = "batch, position, splits, merge, tile, packing, ranks, order"
 Require = Annotated[
     str,
-    typer.Option(
-        "--require",
-        metavar="ASPECT,...",
-        show_default=False,
-        rich_help_panel="How",
-        help="Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+    o.option(
+        "--require ASPECT,...",
+        "Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+        panel="How",
+        shown=False,
     ),
 ]
-Vary = Annotated[
-    str,
-    typer.Option(
-        "--vary", metavar="ASPECT,...", show_default="all", rich_help_panel="How", help=f"What to vary: {Names}."
-    ),
-]
+Vary = Annotated[str, o.option("--vary ASPECT,...", f"What to vary: {Names}.", panel="How", shown="all")]
 
 
 @app.verb(

@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import OPTIONS, Option, Request
+from npusim.simulation.request import OPTIONS, Option, Request, names_and_metavar
 
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem
@@ -31,6 +31,25 @@ def _workloads() -> list[str]:
     return list_workloads()
 
 
+def argument(metavar: str, text: str) -> Any:
+    """Return what a verb is given by its place."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+def option(
+    usage: str, text: str = "", *, panel: str | None = None, shown: str | bool | None = None, **more: Any
+) -> Any:
+    """Return an option of a verb: ``usage`` are its names and what stands for its value, as in ``--out -o DIR``.
+
+    ``shown`` is what the help says of its default; by default nothing of a flag, of others the value itself.
+    """
+    names, metavar = names_and_metavar(usage)
+    is_shown = bool(metavar) if shown is None else shown
+    return typer.Option(
+        *names, metavar=metavar or None, help=text or None, rich_help_panel=panel, show_default=is_shown, **more
+    )
+
+
 def count(option: str) -> Callable[[str], int]:
     """Return a reader of an option's whole number: ``4096``, ``8k``."""
 
@@ -45,11 +64,8 @@ def count(option: str) -> Callable[[str], int]:
     return read
 
 
-ScheduleName = Annotated[
-    str | None,
-    typer.Argument(metavar="SCHEDULE", help="For example flash; without one, all are listed.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
+ScheduleName = Annotated[str | None, argument("SCHEDULE", "For example flash; without one, all are listed.")]
+Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: What stands for a number in a help text.
 _NUMBERS = ("TOKENS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})

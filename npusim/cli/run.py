@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
@@ -25,72 +23,32 @@ _OUTPUT = "Output"
 
 Trace = Annotated[
     Literal["perfetto", "chrome", "none"] | None,
-    typer.Option(
-        "--trace",
-        rich_help_panel=_OUTPUT,
-        show_default="perfetto",
-        help="Timeline to write; open it in ui.perfetto.dev.",
-    ),
+    o.option("--trace", "Timeline to write; open it in ui.perfetto.dev.", panel=_OUTPUT, shown="perfetto"),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="DIR",
-        rich_help_panel=_OUTPUT,
-        show_default="runs/<name>",
-        help="Folder of this run; an earlier run there is replaced.",
+    o.option(
+        "--out -o DIR", "Folder of this run; an earlier run there is replaced.", panel=_OUTPUT, shown="runs/<name>"
     ),
 ]
-NoSave = Annotated[
-    bool, typer.Option("--no-save", rich_help_panel=_OUTPUT, show_default=False, help="Write no folder.")
-]
+NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
 SaveOutput = Annotated[
-    bool,
-    typer.Option(
-        "--save-output",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-        help="Write the output tensor too; always done with --tensors.",
-    ),
+    bool, o.option("--save-output", "Write the output tensor too; always done with --tensors.", panel=_OUTPUT)
 ]
 Report = Annotated[
     bool,
-    typer.Option(
+    o.option(
         "--report",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-        help="Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
+        "Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
+        panel=_OUTPUT,
     ),
 ]
 Sensitive = Annotated[
     bool,
-    typer.Option(
-        "--sensitivity",
-        rich_help_panel="How",
-        show_default=False,
-        help="Time anew with each assumed or fitted constant a fifth lower and higher.",
-    ),
+    o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        rich_help_panel="How",
-        show_default=False,
-        help="Run even what is estimated to take more than ten minutes.",
-    ),
-]
-Fields = Annotated[
-    bool,
-    typer.Option(
-        "--fields",
-        rich_help_panel="How",
-        show_default=False,
-        help="Only list the schedule's tiling fields and precisions.",
-    ),
-]
+Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
+Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
 
 @app.verb(

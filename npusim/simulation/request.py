@@ -61,10 +61,15 @@ class Option:
     needs: tuple[str, ...] = ()
 
 
+def names_and_metavar(usage: str) -> tuple[tuple[str, ...], str]:
+    """Return the names of an option and what stands for its value, of ``--out -o DIR``; empty for a flag."""
+    names = tuple(word for word in usage.split() if word.startswith("-"))
+    return names, " ".join(usage.split()[len(names) :])
+
+
 def _option(panel: str, usage: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
     """Return a field of a request that a command line can say: ``usage`` are its names and what stands for a value."""
-    names = tuple(word for word in usage.split() if word.startswith("-"))
-    metavar = " ".join(word for word in usage.split() if not word.startswith("-"))
+    names, metavar = names_and_metavar(usage)
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
     more.setdefault("shown", bool(metavar or "choices" in more))
     return field(
