@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from npusim.node.program import NodeKernel
     from npusim.node.reduction import Order
     from npusim.numerics.evaluate import Choice
-    from npusim.numerics.executor import Progress
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource, Progress
 
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import References
-    from npusim.numerics.store import HeadSource
+    from npusim.numerics.executor import HeadSource
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.precision import Precision
