@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from simpy.events import AllOf, Event
 
 from npusim.errors import SpecError
-from npusim.node.driver import chunk_sizes, transfer_bytes
+from npusim.node.collective import chunk_sizes, transfer_bytes
 from npusim.node.program import HostCall
 from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.node import CpuSpec, NodeLink, NodeSpec, PcieSpec
-    from npusim.node.collective import Transfer
-    from npusim.node.driver import NodePlan
+    from npusim.node.collective import PlannedCollective, Transfer
     from npusim.node.program import CopyCall, KernelWork
     from npusim.node.topology import Topology
 
@@ -98,7 +97,7 @@ class Device:
     def _update(self) -> None:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
-    def claim(self, plan: NodePlan) -> Steps:
+    def claim(self, plan: PlannedCollective) -> Steps:
         """Take what a collective needs; cores only once the blocks that run on them are done."""
         self._claim(plan, 1)
         if plan.driver.core is not None:
@@ -106,13 +105,13 @@ class Device:
                 yield self._wave_ends
             self.held_cores += plan.driver.engine_count.value
 
-    def release(self, plan: NodePlan) -> None:
+    def release(self, plan: PlannedCollective) -> None:
         """Give back what `claim` took."""
         self._claim(plan, -1)
         if plan.driver.core is not None:
             self.held_cores -= plan.driver.engine_count.value
 
-    def between(self, plan: NodePlan, link: NodeLink, size_bytes: int) -> Steps:
+    def between(self, plan: PlannedCollective, link: NodeLink, size_bytes: int) -> Steps:
         """Go around the ring of this device's counterparts in the other servers.
 
         Model: the servers are equal and in step, so that what arrives from the one before is what
@@ -128,7 +127,7 @@ class Device:
             yield flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
-    def _claim(self, plan: NodePlan, sign: int) -> None:
+    def _claim(self, plan: PlannedCollective, sign: int) -> None:
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
         self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
         core = plan.driver.core
@@ -137,7 +136,7 @@ class Device:
             self.claims[core] += sign * share
         self._update()
 
-    def driver(self, plan: NodePlan) -> SharedLink:
+    def driver(self, plan: PlannedCollective) -> SharedLink:
         """Return the engines of a collective's driver, shared by the transfers this device sends."""
         key = (plan.driver.core or "", plan.mode_name)
         if key not in self._drivers:
@@ -165,7 +164,7 @@ class RunningCollective:
         self,
         fabric: Fabric,
         devices: Sequence[Device],
-        plan: NodePlan,
+        plan: PlannedCollective,
         size_bytes: int,
         between: NodeLink | None = None,
         past: Past | None = None,

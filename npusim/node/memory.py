@@ -73,7 +73,7 @@ def shape_parameters(p: ModelProblem) -> int:
     return p.layers * (attention + (3 if p.gated else 2) * p.hidden * p.intermediate)
 
 
-def plan(
+def memory_plan(
     p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF, prompt: int | None = None
 ) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
@@ -115,7 +115,7 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
     """Return the longest prompt, in tokens, that fits; 0 where none does."""
 
     def fits(tokens: int) -> bool:
-        found = plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
+        found = memory_plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
         return found.fits if is_offloaded else found.free_bytes >= found.layers * found.kv_bytes
 
     low, high = 0, LONGEST
@@ -127,7 +127,7 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
 
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
     """Raise `SpecError` where a model does not fit: how much is missing, the largest tenant, what would fit."""
-    found = plan(p, machine, output=output)
+    found = memory_plan(p, machine, output=output)
     kept = found.kv_bytes * (found.layers - layers_on_host)
     missing = kept - found.free_bytes
     on_host = layers_on_host * found.kv_bytes * p.ranks
@@ -151,7 +151,7 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
     found: list[str] = []
 
     def holds(other: ModelProblem, weight_bytes: float = HALF) -> bool:
-        it = plan(other, machine, output=output, weight_bytes=weight_bytes)
+        it = memory_plan(other, machine, output=output, weight_bytes=weight_bytes)
         return it.free_bytes >= it.layers * it.kv_bytes
 
     more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
@@ -159,7 +159,7 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
     found += [f"{ranks} devices"] if ranks else []
     bits = next((b for b in (8, 4) if holds(p, b / 8)), None)
     found += [f"weights of {bits} bits"] if bits else []
-    offloaded = plan(p, machine, output=output)
+    offloaded = memory_plan(p, machine, output=output)
     if offloaded.fits:
         found.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")
     for is_offloaded, how in ((False, ""), (True, " offloaded")):

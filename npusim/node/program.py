@@ -19,6 +19,7 @@ from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import TileOp
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
+from npusim.node.collective import CollectiveCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,25 +106,6 @@ class KernelWork:
 
 #: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
 KernelTimer = Callable[[NodeKernel], KernelWork]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds.
-
-    With several ``servers`` each rank also meets its counterparts in the others, between the
-    reduce-scatter and the all-gather within a server.
-    """
-
-    kind: Kind
-    algorithm: Algorithm
-    driver: str
-    size_bytes: int
-    #: The host joins two streams by events before it.
-    is_overlapped: bool = False
-    servers: int = 1
-    #: What no transfer cuts apart.
-    element_bytes: int = 1
 
 
 @dataclass(slots=True)

@@ -16,16 +16,24 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import TensorError
-from npusim.node.collective import ALGORITHMS, Algorithm, Collective, Transfer, collective, shard_sizes
-from npusim.node.driver import plan_collective, shard_edges
+from npusim.node.collective import (
+    ALGORITHMS,
+    Algorithm,
+    Collective,
+    Transfer,
+    collective,
+    plan_collective,
+    shard_edges,
+    shard_sizes,
+)
 from npusim.node.program import cut_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.node import NodeSpec
-    from npusim.node.driver import NodePlan
-    from npusim.node.program import CollectiveCall, CollectiveOp
+    from npusim.node.collective import CollectiveCall, PlannedCollective
+    from npusim.node.program import CollectiveOp
     from npusim.node.topology import Topology
 
 Array = NDArray[Any]
@@ -43,7 +51,7 @@ def execute(
     """Return what every rank holds afterwards, given what each held: equal shapes, format ``fmt``.
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
-    (`npusim.node.driver.shard_edges`); by default the message is one chunk.  Where the arrays are a
+    (`npusim.node.collective.shard_edges`); by default the message is one chunk.  Where the arrays are a
     part of a message, they are counted from its beginning and may lie outside of it: bits do not
     depend on what else a shard holds.  ``watch`` is told of every addition.
 
@@ -142,7 +150,7 @@ class Sums:
 
     def __init__(self, node: NodeSpec, topology: Topology, calls: Sequence[CollectiveOp], fmt: str) -> None:
         self.node, self.topology, self.fmt = node, topology, fmt
-        self._plans: dict[tuple[CollectiveCall, bool], NodePlan] = {}
+        self._plans: dict[tuple[CollectiveCall, bool], PlannedCollective] = {}
         self._squares = self._norm = 0.0
         own, blocks = calls[0].call.algorithm, tuple((op.row, op.rows) for op in calls)
         self.orders = [Order(f"algorithm={a}", blocks, a) for a in ALGORITHMS if a != own]
@@ -167,7 +175,7 @@ class Sums:
         """Relative Frobenius distance of all sums from the float64 sums of the same terms."""
         return math.sqrt(self._squares / self._norm) if self._norm else 0.0
 
-    def _plan(self, call: CollectiveCall, *, is_ordered: bool) -> NodePlan:
+    def _plan(self, call: CollectiveCall, *, is_ordered: bool) -> PlannedCollective:
         key = (call, is_ordered)
         if key not in self._plans:
             plan = plan_collective(self.node, self.topology, call)

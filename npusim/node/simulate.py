@@ -10,7 +10,7 @@ from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, givers, list_endpoints, walk
-from npusim.node.driver import NodePlan, plan_collective
+from npusim.node.collective import PlannedCollective, plan_collective
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
 from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.result import NodeTiming
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import ResolvedOp
-    from npusim.node.program import CollectiveCall, KernelTimer, KernelWork
+    from npusim.node.collective import CollectiveCall
+    from npusim.node.program import KernelTimer, KernelWork
     from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]
@@ -112,7 +113,7 @@ class _Simulation:
         self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
         self.past = Past()
-        self.plans: dict[CollectiveCall, NodePlan] = {}
+        self.plans: dict[CollectiveCall, PlannedCollective] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
         self.terms: dict[str, float] = {}
@@ -203,7 +204,7 @@ class _Simulation:
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
 
-    def _plan(self, call: CollectiveCall) -> NodePlan:
+    def _plan(self, call: CollectiveCall) -> PlannedCollective:
         if call not in self.plans:
             plan = plan_collective(self.node, self.topology, call)
             core, taken = plan.driver.core, plan.driver.engine_count.value

@@ -21,7 +21,7 @@ from npusim.config.layer import ModelProblem, SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.node.memory import plan, refuse_too_large
+from npusim.node.memory import memory_plan, refuse_too_large
 from npusim.node.program import (
     COMPUTE,
     CPU,
@@ -131,7 +131,7 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
             )
         return 0
     check_host(device, tiling.offload)
-    return plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
+    return memory_plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
 
 
 def _model(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:

@@ -16,8 +16,7 @@ from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
-from npusim.node.memory import longest, paper_layers, shape_parameters
-from npusim.node.memory import plan as memory_plan
+from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
 from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
 from npusim.node.reduction import execute
 from npusim.node.result import folded

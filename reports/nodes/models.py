@@ -12,7 +12,7 @@ from npusim.config.layer import ModelProblem
 from npusim.config.load import load_workload
 from npusim.config.measurements import load_measurements
 from npusim.config.node import load_node_device
-from npusim.node.memory import longest, paper_layers, plan
+from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.simulation.plan import layer_problem
 from npusim.validate.times import Predictor, validate_times
 from reports.nodes import study
@@ -145,7 +145,7 @@ def layer_counts() -> Section:
         for capacity in CAPACITIES:
             for tokens in LENGTHS:
                 p = model.model_copy(update={"seq_q": tokens, "seq_kv": tokens})
-                printed, found = paper_layers(p, capacity), plan(p, _machine(capacity))
+                printed, found = paper_layers(p, capacity), memory_plan(p, _machine(capacity))
                 why = _cannot(p, printed, found.free_bytes)
                 own = str(found.gpu_layers) if found.free_bytes >= 0 else "does not fit"
                 rows.append([name, capacity // GIB, tokens // KIB, f"{printed:.1f}", own, p.layers, why])

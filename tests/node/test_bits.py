@@ -11,9 +11,7 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError, TensorError
-from npusim.node.collective import ALGORITHMS, collective
-from npusim.node.driver import plan_collective, shard_edges
-from npusim.node.program import CollectiveCall
+from npusim.node.collective import ALGORITHMS, CollectiveCall, collective, plan_collective, shard_edges
 from npusim.node.reduction import Sums, execute
 from npusim.node.topology import Topology
 

@@ -15,19 +15,9 @@ from npusim.config.node import NodeSpec, load_machine, load_node
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
-from npusim.node.driver import plan_collective
+from npusim.node.collective import CollectiveCall, plan_collective
 from npusim.node.machine import RunningCollective, progress_rate
-from npusim.node.program import (
-    Child,
-    CollectiveCall,
-    Communication,
-    KernelWork,
-    NodeKernel,
-    RowBlock,
-    Waves,
-    cut_rows,
-    node_program,
-)
+from npusim.node.program import Child, Communication, KernelWork, NodeKernel, RowBlock, Waves, cut_rows, node_program
 from npusim.node.result import NodeTiming
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
