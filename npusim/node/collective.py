@@ -181,6 +181,11 @@ class CollectiveCall:
     #: What no transfer cuts apart.
     element_bytes: int = 1
 
+    @property
+    def rounds_between(self) -> int:
+        """Rounds of the ring over servers: each adds up, then passes on."""
+        return 2 * (self.servers - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
@@ -196,51 +201,70 @@ class AlphaBeta:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCollective:
-    """A collective with its driver's mode and its closed form."""
+    """A call with its rounds, its driver's mode and its closed form."""
 
+    call: CollectiveCall
     collective: Collective
-    driver_name: str
     driver: DriverSpec
     mode_name: str
-    mode: DriverMode
     closed_form: AlphaBeta
-    servers: int = 1
-    element_bytes: int = 1
 
-    def terms(self, size_bytes: int) -> tuple[tuple[str, float], ...]:
+    @property
+    def mode(self) -> DriverMode:
+        """The driver's mode."""
+        return self.driver.modes[self.mode_name]
+
+    @property
+    def seconds(self) -> float:
+        """Time of the call by the closed form."""
+        return self.closed_form.seconds(self.call.size_bytes)
+
+    def terms(self) -> tuple[tuple[str, float], ...]:
         """Return the constants behind the closed form and their shares: starts, and bandwidth."""
-        key = f"node.drivers.{self.driver_name}.modes.{self.mode_name}"
-        starts = self.closed_form.alpha_s / self.closed_form.seconds(size_bytes)
+        key = f"node.drivers.{self.call.driver}.modes.{self.mode_name}"
+        starts = self.closed_form.alpha_s / self.seconds
         return ((f"{key}.start_s", starts), (f"{key}.engine_bytes_per_s", 1.0 - starts))
-
-    def between_rounds(self) -> int:
-        """Return the rounds of the ring over servers: each adds up, then passes on."""
-        return 2 * (self.servers - 1)
 
     def sending_bytes_per_s(self) -> float:
         """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
         sent = sum(len(t.shards) for r in self.collective.rounds for t in r if t.source == 0)
         return sent / self.collective.shard_count * self.closed_form.bytes_per_s
 
+    def chunk_sizes(self) -> list[int]:
+        """Return the bytes of the pieces in which the message moves through all rounds, about equal."""
+        most = self.mode.chunk_bytes
+        pieces = 1 if most is None else ceil_div(self.call.size_bytes, most.value)
+        return [size for size in self._cut(self.call.size_bytes, pieces) if size]
+
+    def transfer_bytes(self, chunk_bytes: int) -> list[list[int]]:
+        """Return the bytes of every transfer of every round for one chunk of the message."""
+        sizes = self._cut(chunk_bytes, self.collective.shard_count)
+        return [[sum(sizes[s] for s in t.shards) for t in r] for r in self.collective.rounds]
+
+    def shard_edges(self) -> list[list[int]]:
+        """Return, for each chunk of the message as it is transferred, the first element of each shard and the end."""
+        start, edges = 0, []
+        for chunk in self.chunk_sizes():
+            sizes = self._cut(chunk, self.collective.shard_count)
+            edges.append([edge // self.call.element_bytes for edge in accumulate(sizes, initial=start)])
+            start += chunk
+        return edges
+
+    def _cut(self, size_bytes: int, parts: int) -> list[int]:
+        """Return the bytes of ``parts`` parts of whole elements."""
+        element_bytes = self.call.element_bytes
+        return [n * element_bytes for n in shard_sizes(size_bytes // element_bytes, parts)]
+
 
 def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> PlannedCollective:
     """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
-    chosen = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
+    rounds = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
     driver = node.driver(call.driver)
-    plans = [
-        PlannedCollective(
-            chosen,
-            call.driver,
-            driver,
-            name,
-            mode,
-            _closed(node, topology, call, chosen, mode),
-            call.servers,
-            call.element_bytes,
-        )
+    ways = [
+        PlannedCollective(call, rounds, driver, name, _closed(node, topology, call, rounds, mode))
         for name, mode in driver.modes.items()
     ]
-    return min(plans, key=lambda p: p.closed_form.seconds(call.size_bytes))
+    return min(ways, key=lambda way: way.seconds)
 
 
 def _closed(
@@ -250,10 +274,9 @@ def _closed(
     form = alpha_beta(chosen, topology, node.driver(call.driver), mode)
     if call.servers == 1 or node.between is None:
         return form
-    rounds = 2 * (call.servers - 1)
     start = mode.transfer_start_s.value + node.between.latency_s.value
-    share = rounds / call.servers / topology.ranks / node.between.bytes_per_s.value
-    return AlphaBeta(form.alpha_s + rounds * start, 1.0 / (1.0 / form.bytes_per_s + share))
+    share = call.rounds_between / call.servers / topology.ranks / node.between.bytes_per_s.value
+    return AlphaBeta(form.alpha_s + call.rounds_between * start, 1.0 / (1.0 / form.bytes_per_s + share))
 
 
 def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode) -> AlphaBeta:
@@ -283,31 +306,3 @@ def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode:
         of_drivers = [share / (engine * driver.engine_count.value) for share in sending.values()]
         seconds_per_byte += max([slowest, *of_links, *of_drivers])
     return AlphaBeta(alpha, 1.0 / seconds_per_byte)
-
-
-def chunk_sizes(plan: PlannedCollective, size_bytes: int) -> list[int]:
-    """Return the bytes of the pieces in which a message moves through all rounds, about equal."""
-    most = plan.mode.chunk_bytes
-    pieces = 1 if most is None else ceil_div(size_bytes, most.value)
-    return [s for s in _cut(size_bytes, pieces, plan.element_bytes) if s]
-
-
-def transfer_bytes(plan: PlannedCollective, chunk_bytes: int) -> list[list[int]]:
-    """Return the bytes of every transfer of every round for one chunk of a message."""
-    sizes = _cut(chunk_bytes, plan.collective.shard_count, plan.element_bytes)
-    return [[sum(sizes[s] for s in t.shards) for t in r] for r in plan.collective.rounds]
-
-
-def shard_edges(plan: PlannedCollective, size_bytes: int) -> list[list[int]]:
-    """Return, for each chunk of a message as it is transferred, the first element of each shard and the end."""
-    start, edges = 0, []
-    for chunk in chunk_sizes(plan, size_bytes):
-        sizes = _cut(chunk, plan.collective.shard_count, plan.element_bytes)
-        edges.append([edge // plan.element_bytes for edge in accumulate(sizes, initial=start)])
-        start += chunk
-    return edges
-
-
-def _cut(size_bytes: int, parts: int, element_bytes: int) -> list[int]:
-    """Return the bytes of ``parts`` parts of whole elements."""
-    return [n * element_bytes for n in shard_sizes(size_bytes // element_bytes, parts)]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from simpy.events import AllOf, Event
 
 from npusim.errors import SpecError
-from npusim.node.collective import chunk_sizes, transfer_bytes
 from npusim.node.program import HostCall
 from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
@@ -121,8 +120,8 @@ class Device:
             # One port a device, which chunks and collectives in flight share.
             rate = link.bytes_per_s.value / FEMTOSECONDS
             self._between = SharedLink(self.env, "between", rate, LINK_BITS)
-        piece = ceil_div(size_bytes, plan.servers)
-        for _ in range(plan.between_rounds()):
+        piece = ceil_div(size_bytes, plan.call.servers)
+        for _ in range(plan.call.rounds_between):
             yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
             yield flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
@@ -165,11 +164,10 @@ class RunningCollective:
         fabric: Fabric,
         devices: Sequence[Device],
         plan: PlannedCollective,
-        size_bytes: int,
         between: NodeLink | None = None,
         past: Past | None = None,
     ) -> None:
-        self.between = between if plan.servers > 1 else None
+        self.between = between if plan.call.servers > 1 else None
         self.past = past or Past()
         self._came: dict[int, int] = {}
         self._went: dict[int, int] = {}
@@ -179,7 +177,7 @@ class RunningCollective:
         env, count = self.env, len(devices)
         self.arrived = [env.event() for _ in devices]
         self.left = [env.event() for _ in devices]
-        self.chunks = chunk_sizes(plan, size_bytes)
+        self.chunks = plan.chunk_sizes()
         self._done = [[env.event() for _ in devices] for _ in self.chunks]
         self._parts = _by_rank(plan.collective.rounds, count)
 
@@ -218,7 +216,7 @@ class RunningCollective:
         for chunk, size in enumerate(self.chunks):
             ready = [[env.event() for _ in self.devices] for _ in plan.collective.rounds]
             sent = [[env.event() for _ in r] for r in plan.collective.rounds]
-            sizes = transfer_bytes(plan, size)
+            sizes = plan.transfer_bytes(size)
             for rank in range(count):
                 env.process(self._rank(chunk, rank, ready, sent, sizes))
 

@@ -16,16 +16,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import TensorError
-from npusim.node.collective import (
-    ALGORITHMS,
-    Algorithm,
-    Collective,
-    Transfer,
-    collective,
-    plan_collective,
-    shard_edges,
-    shard_sizes,
-)
+from npusim.node.collective import ALGORITHMS, Algorithm, Collective, Transfer, collective, plan_collective, shard_sizes
 from npusim.node.program import cut_rows
 
 if TYPE_CHECKING:
@@ -51,7 +42,7 @@ def execute(
     """Return what every rank holds afterwards, given what each held: equal shapes, format ``fmt``.
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
-    (`npusim.node.collective.shard_edges`); by default the message is one chunk.  Where the arrays are a
+    (`PlannedCollective.shard_edges`); by default the message is one chunk.  Where the arrays are a
     part of a message, they are counted from its beginning and may lie outside of it: bits do not
     depend on what else a shard holds.  ``watch`` is told of every addition.
 
@@ -196,7 +187,7 @@ class Sums:
     ) -> Array:
         """Return the sum of a part of the message of ``call``."""
         plan, first = self._plan(call, is_ordered=is_ordered), first_byte // call.element_bytes
-        edges = [[e - first for e in chunk] for chunk in shard_edges(plan, call.size_bytes)]
+        edges = [[e - first for e in chunk] for chunk in plan.shard_edges()]
         return execute(plan.collective, terms, self.fmt, edges, watch)[0]
 
     def _in(self, order: Order, call: CollectiveCall, row: int, row_bytes: int, terms: Sequence[Array]) -> Array:

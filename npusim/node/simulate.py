@@ -198,9 +198,7 @@ class _Simulation:
         plan = self._plan(call)
         yield from self.devices[rank].claim(plan)
         if ordinal not in self.running:
-            self.running[ordinal] = RunningCollective(
-                self.fabric, self.devices, plan, call.size_bytes, self.node.between, self.past
-            )
+            self.running[ordinal] = RunningCollective(self.fabric, self.devices, plan, self.node.between, self.past)
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
 
@@ -245,7 +243,7 @@ class _Simulation:
             return self.timer(op.kernel).terms
         if isinstance(op, CopyOp | HostOp):
             return self.host.terms(op.call)
-        return self._plan(op.call).terms(op.call.size_bytes) if isinstance(op, CollectiveOp) else ()
+        return self._plan(op.call).terms() if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
         """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
@@ -271,7 +269,6 @@ class _Simulation:
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
-        closed = [p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)]
         is_alone = not self.kernels
         return NodeTiming(
             method=_method(work for _, work in self.kernels),
@@ -296,8 +293,8 @@ class _Simulation:
             running_s=(_length(self.ran[0]), _length(self.ran[1])),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
             alone_s=sum(w.launch_fs + w.alone_fs for _, w in self.kernels) / FEMTOSECONDS,
-            closed_form_s=sum(closed),
-            modes=tuple(f"{c.algorithm} by {c.driver} ({p.mode_name})" for c, p in zip(self.calls, plans, strict=True)),
+            closed_form_s=sum(plan.seconds for plan in plans),
+            modes=tuple(f"{p.call.algorithm} by {p.call.driver} ({p.mode_name})" for p in plans),
         )
 
     def _busiest_links(self) -> dict[str, int]:
