@@ -90,7 +90,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
     if all(isinstance(one, Path) for one in asked):
-        refuse(base.given(), "runs that were kept are not run again; leave these options out")
+        refuse(base.changed(), "runs that were kept are not run again; leave these options out")
     for path in asked:
         if isinstance(path, Path) and path.suffix != ".csv":
             load_result(path)

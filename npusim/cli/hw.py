@@ -57,7 +57,7 @@ def show_one(
     name: Name,
     only: Annotated[str, o.option("--only KEY", "Keys that start with this.", shown=False)] = "",
     basis: Annotated[str | None, o.option("--basis BASIS", "vendor, measured, derived, fitted or assumed.")] = None,
-    overrides: Annotated[list[str] | None, o.told("overrides")] = None,
+    overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:
     """Show every number of a device with its basis and source."""

@@ -73,7 +73,7 @@ _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 _REPEATED = ("overrides", "tiling")
 
 
-def told(name: str) -> Any:
+def request_option(name: str) -> Any:
     """Return a request's field as a typer option, with its names and help."""
     option = OPTIONS[name]
     more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
@@ -109,15 +109,17 @@ def takes(
 
     def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)
-        def called(**given: Any) -> Any:
-            known = required_schedule(given.pop("schedule"), verb.__name__) if schedule else ""
-            said = {name: given.pop(name) for name in names}
-            return verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
+        def called(**values: Any) -> Any:
+            name = required_schedule(values.pop("schedule"), verb.__name__) if schedule else ""
+            fields = {field: _read(field, values.pop(field)) for field in names}
+            return verb(Request(name, **fields), **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = inspect.Parameter("schedule", keyword, default=None, annotation=ScheduleName)
         shared = [
-            inspect.Parameter(n, keyword, default=OPTIONS[n].typed, annotation=Annotated[_kind(n, OPTIONS[n]), told(n)])
+            inspect.Parameter(
+                n, keyword, default=OPTIONS[n].typed, annotation=Annotated[_kind(n, OPTIONS[n]), request_option(n)]
+            )
             for n in names
         ]
         _, *own = inspect.signature(verb, eval_str=True).parameters.values()
@@ -135,20 +137,20 @@ def takes(
 def words(text: str) -> list[str]:
     """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none."""
     try:
-        found = shlex.split(text)
+        listed = shlex.split(text)
     except ValueError as error:
         raise SpecError(f"{text}: not words of a command line: {error}") from None
-    if not found:
+    if not listed:
         raise SpecError("an empty word is no run")
-    return found
+    return listed
 
 
 def names(text: str, option: str) -> tuple[str, ...]:
     """Return the names of ``a,b``; raise `SpecError` where one is empty."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found):
+    listed = tuple(name.strip() for name in text.split(","))
+    if not all(listed):
         raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
-    return found
+    return listed
 
 
 def worded(text: str, base: Request) -> Request:
@@ -158,25 +160,25 @@ def worded(text: str, base: Request) -> Request:
     """
     name, *options = words(text)
     own, usual = _parsed(options), _parsed([])
-    said = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
+    changes = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
     for more in _REPEATED:
-        said[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
-    return replace(base, schedule=name, **said)
+        changes[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
+    return replace(base, schedule=name, **changes)
 
 
 def _parsed(options: Sequence[str]) -> Request:
     """Return the request of options alone; what is wrong with them is said as for any command."""
 
     @takes(schedule=False)
-    def request(given: Request) -> Request:
-        return given
+    def read(request: Request) -> Request:
+        return request
 
     reader = typer.Typer(add_completion=False)
-    reader.command(cls=Command)(request)
-    found = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
-    if not isinstance(found, Request):
+    reader.command(cls=Command)(read)
+    request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
+    if not isinstance(request, Request):
         raise SpecError(f"{' '.join(options)}: give options of npusim run")
-    return found
+    return request
 
 
 def _read(name: str, value: Any) -> Any:
@@ -225,13 +227,13 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 
     Raises `SpecError` naming the option where there is no ``=``.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise SpecError(f"{option} {item}: write {option} key=value")
-        found[key.strip()] = value.strip()
-    return found
+        values[key.strip()] = value.strip()
+    return values
 
 
 def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
@@ -267,9 +269,9 @@ def window(text: str | None) -> tuple[float, float] | None:
         return None
     start, _, end = text.partition(":")
     try:
-        found = float(start), float(end)
+        ends = float(start), float(end)
     except ValueError:
-        found = (0.0, 0.0)
-    if not 0 <= found[0] < found[1] < math.inf:
+        ends = (0.0, 0.0)
+    if not 0 <= ends[0] < ends[1] < math.inf:
         raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
-    return found
+    return ends

@@ -87,10 +87,10 @@ def run(
         "--save-output": save_output or None,
         "--report": report or None,
         "--window": request.window,
-        "--trace-groups": request.given().get("trace_groups"),
+        "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
-        asked = {name: value for name, value in request.given().items() if name != "hw"}
+        asked = {name: value for name, value in request.changed().items() if name != "hw"}
         refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
         show_fields(request, as_json=json)
         return

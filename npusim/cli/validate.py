@@ -33,7 +33,7 @@ def validate(
     band: Annotated[
         float | None, o.option("--band FRACTION", "Relative error allowed where the file states none.", min=0)
     ] = None,
-    method: Annotated[str, o.told("method")] = "auto",
+    method: Annotated[str, o.request_option("method")] = "auto",
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:

@@ -251,7 +251,7 @@ def evaluate(job: Job) -> list[PointOutcome]:
 
 def _evaluated(job: Job, index: int, point: Point, bound: float) -> PointOutcome:
     request = _request(job.asking)
-    if is_node(request.place()) or isinstance(request.hw, NodeDevice):
+    if is_node(request.named_device()) or isinstance(request.hw, NodeDevice):
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
     built = _built(job.asking, point)
     plan, program = built.plan, built.program

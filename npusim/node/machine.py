@@ -43,14 +43,17 @@ def femtoseconds(seconds: float) -> int:
     return round(seconds * FEMTOSECONDS)
 
 
+def shared_link(env: Environment, name: str, bytes_per_s: float) -> SharedLink:
+    """Return a link whose transfers share its bandwidth, in femtoseconds."""
+    return SharedLink(env, name, bytes_per_s / FEMTOSECONDS, LINK_BITS)
+
+
 class Fabric:
     """All links of a node, each shared by the transfers on it."""
 
     def __init__(self, env: Environment, topology: Topology) -> None:
         self.env, self.topology = env, topology
-        self.links = {
-            e.name: SharedLink(env, e.name, e.bytes_per_s / FEMTOSECONDS, LINK_BITS) for e in topology.edges()
-        }
+        self.links = {e.name: shared_link(env, e.name, e.bytes_per_s) for e in topology.edges()}
 
 
 class Device:
@@ -118,8 +121,7 @@ class Device:
         """
         if self._between is None:
             # One port a device, which chunks and collectives in flight share.
-            rate = link.bytes_per_s.value / FEMTOSECONDS
-            self._between = SharedLink(self.env, "between", rate, LINK_BITS)
+            self._between = shared_link(self.env, "between", link.bytes_per_s.value)
         piece = ceil_div(size_bytes, plan.call.servers)
         for _ in range(plan.call.rounds_between):
             yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
@@ -140,7 +142,7 @@ class Device:
         key = (plan.driver.core or "", plan.mode_name)
         if key not in self._drivers:
             engines = plan.driver.engine_count.value * plan.mode.engine_bytes_per_s.value
-            self._drivers[key] = SharedLink(self.env, "driver", engines / FEMTOSECONDS, LINK_BITS)
+            self._drivers[key] = shared_link(self.env, "driver", engines)
         return self._drivers[key]
 
 
@@ -329,13 +331,12 @@ class Host:
 
     def _link(self, key: tuple[int, str], bytes_per_s: float) -> SharedLink:
         if key not in self._links:
-            self._links[key] = SharedLink(self.env, f"pcie {key}", bytes_per_s / FEMTOSECONDS, LINK_BITS)
+            self._links[key] = shared_link(self.env, f"pcie {key}", bytes_per_s)
         return self._links[key]
 
     def _memory(self) -> list[SharedLink]:
         if self._dram is None and self.node.cpu is not None:
-            rate = self.node.cpu.dram_bytes_per_s.value / FEMTOSECONDS
-            self._dram = SharedLink(self.env, "dram", rate, LINK_BITS)
+            self._dram = shared_link(self.env, "dram", self.node.cpu.dram_bytes_per_s.value)
         return [] if self._dram is None else [self._dram]
 
     def link_bytes(self) -> dict[str, int]:

@@ -250,18 +250,18 @@ class Request:
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Request:
-        """Return the request of those entries that it knows: a function's arguments, a file's fields."""
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+    def of(cls, entries: Mapping[str, Any]) -> Request:
+        """Return the request of those entries of a file that it knows."""
+        return cls(**{f.name: entries[f.name] for f in fields(cls) if f.name in entries})
 
     def sizes(self) -> dict[str, Any]:
         """Return what replaces a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
-        found = {name: getattr(self, name) for name in names}
+        sizes = {name: getattr(self, name) for name in names}
         if self.phase == "decode":
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
-            found["seq_q"] = 1
-        return found
+            sizes["seq_q"] = 1
+        return sizes
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
@@ -280,9 +280,9 @@ class Request:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
         from npusim.config.node import load_machine
 
-        return load_machine(self.place(), self.overrides)
+        return load_machine(self.named_device(), self.overrides)
 
-    def place(self) -> str | Path | DeviceSpec | NodeSpec:
+    def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""
         from npusim.schedules import default_hw
 
@@ -294,20 +294,21 @@ class Request:
             return self.tiling or {}
         if "operators" not in kind.model_fields:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
-        given = dict(self.tiling or {})  # a Tiling yields its fields, a mapping is one
-        return {**given, "operators": "eager"}
+        return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
 
-    def refuse_unread(self, there: Collection[str]) -> None:
-        """Raise `SpecError` naming the options that are set and that nothing reads; ``there``: words of `NEEDS`."""
-        given = self.given()
+    def refuse_unread(self, features: Collection[str]) -> None:
+        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`."""
+        changed = self.changed()
         for need, why in NEEDS.items():
-            if need not in there:
-                refuse({name: value for name, value in given.items() if need in OPTIONS[name].needs}, why)
+            if need not in features:
+                refuse({name: value for name, value in changed.items() if need in OPTIONS[name].needs}, why)
 
-    def given(self) -> dict[str, object]:
+    def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
-        found = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
-        return {n: value for n, (value, usual) in found.items() if not isinstance(value, type(usual)) or value != usual}
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
+        return {
+            n: value for n, (value, usual) in values.items() if not isinstance(value, type(usual)) or value != usual
+        }
 
     def attention(self) -> Problem:
         """Return one device's attention of the workload, sizes replaced."""
@@ -320,16 +321,16 @@ class Request:
         """
         if self.tensors is not None or self.arithmetic is not None or self.layout != "bnsd":
             return None
-        found: list[tuple[str, str]] = []
+        words: list[tuple[str, str]] = []
         for name, option in OPTIONS.items():
             value = getattr(self, name)
             if option.panel not in _ASKED or value is None or value in (option.typed, ()):
                 continue
-            said = _said(option, value)
-            if said is None:
+            of_option = _as_words(option, value)
+            if of_option is None:
                 return None
-            found += said
-        return tuple(found)
+            words += of_option
+        return tuple(words)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -412,7 +413,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
     return decorated
 
 
-def _said(option: Option, value: Any) -> list[tuple[str, str]] | None:
+def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where no words stand for its value."""
     from npusim.config.kernels import CopyProblem, GemmProblem
     from npusim.config.tiling import Tiling
@@ -441,6 +442,6 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
     """Raise `SpecError` naming those options that are given, where they would change nothing."""
-    given = [name for name, value in options.items() if value is not None and value != ()]
-    if given:
-        raise SpecError(f"{', '.join(given)}: {why}")
+    names = [name for name, value in options.items() if value is not None and value != ()]
+    if names:
+        raise SpecError(f"{', '.join(names)}: {why}")
