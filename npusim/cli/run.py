@@ -128,11 +128,12 @@ def run(
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
     """Return the plan with the timeline, diagnosis and other presets that are shown of it."""
     r, has_bits = plan.request, {"attention", "bits", "device"} <= plan.features
+    is_ours = not plan.schedule.origin  # presets of a schedule of one's own are shown where they are asked for
     shown = replace(
         r,
         trace_groups=r.trace_groups if is_traced else (),
         diagnose=r.diagnose or (report and has_bits),
-        presets=(has_bits and bool(plan.schedule.beside)) if r.presets is None else r.presets,
+        presets=(has_bits and is_ours and bool(plan.schedule.beside)) if r.presets is None else r.presets,
     )
     return replace(plan, request=shown)
 

@@ -115,15 +115,15 @@ def _ring(order: tuple[int, ...]) -> Parts:
 
     def around(step: int, shift: int, adds: bool) -> Round:
         return tuple(
-            Transfer(rank, order[(place + 1) % count], ((place + shift - step) % count,), adds)
-            for place, rank in enumerate(order)
+            Transfer(rank, order[(position + 1) % count], ((position + shift - step) % count,), adds)
+            for position, rank in enumerate(order)
         )
 
     scatter = [around(step, 0, True) for step in range(count - 1)]
     gather = [around(step, 1, False) for step in range(count - 1)]
     owners = [0] * count
-    for place, rank in enumerate(order):
-        owners[(place + 1) % count] = rank
+    for position, rank in enumerate(order):
+        owners[(position + 1) % count] = rank
     return scatter, gather, tuple(owners)
 
 
@@ -148,9 +148,9 @@ def _halving_doubling(ranks: int) -> Parts:
             partner = rank ^ distance
             # What a rank still holds: the shards that agree with it in the bits halved so far.
             kept = tuple(s for s in every if s // distance == partner // distance)
-            own = tuple(s for s in every if s // distance == rank // distance)
+            doubled = tuple(s for s in every if s // distance == rank // distance)
             halves.append(Transfer(rank, partner, kept, True))
-            doubles.append(Transfer(rank, partner, own, False))
+            doubles.append(Transfer(rank, partner, doubled, False))
         scatter.append(tuple(halves))
         gather.insert(0, tuple(doubles))
         distance //= 2
@@ -286,7 +286,7 @@ def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode:
     """
     alpha, seconds_per_byte = float(mode.start_s.value), 0.0
     engine = float(mode.engine_bytes_per_s.value)
-    own = engine * driver.engines_per_transfer
+    transfer_rate = engine * driver.engines_per_transfer
     for transfers in chosen.rounds:
         loads: dict[str, float] = defaultdict(float)
         rates: dict[str, float] = {}
@@ -297,7 +297,7 @@ def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode:
             route = topology.route(t.source, t.target)
             latency = max(latency, sum(e.latency_s for e in route))
             sending[t.source] += share
-            slowest = max(slowest, share / own)
+            slowest = max(slowest, share / transfer_rate)
             for edge in route:
                 loads[edge.name] += share
                 rates[edge.name] = edge.bytes_per_s

@@ -247,14 +247,14 @@ class RunningCollective:
                 share = ceil_div(self.chunks[chunk], len(self.devices))
                 yield from self.devices[rank].between(self.plan, self.between, share)
             ready[number][rank].succeed()
-            own = self._parts[number][rank]
-            for index in own:
+            indices = self._parts[number][rank]
+            for index in indices:
                 if transfers[index].source == rank:
                     self.env.process(
                         self._transfer(transfers[index], ready[number], sent[number][index], sizes[number][index])
                     )
-            if own:
-                yield AllOf(self.env, [sent[number][index] for index in own])
+            if indices:
+                yield AllOf(self.env, [sent[number][index] for index in indices])
         self._done[chunk][rank].succeed()
         if chunk == len(self.chunks) - 1:
             self.left[rank].succeed()
@@ -265,10 +265,10 @@ class RunningCollective:
         yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
-            own = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
+            engine_rate = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
-            port = env.timeout(femtoseconds(size / own))
+            port = env.timeout(femtoseconds(size / engine_rate))
             yield AllOf(env, [port, *(flow(env, link, size) for link in shared)])
         yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
         done.succeed()
@@ -341,12 +341,12 @@ class Host:
 
     def link_bytes(self) -> dict[str, int]:
         """Return the bytes over the busiest device's link, and over the host's memory."""
-        found = {}
+        moved = {}
         if self._links:
-            found["pcie"] = max(link.total_bytes for link in self._links.values())
+            moved["pcie"] = max(link.total_bytes for link in self._links.values())
         if self._dram is not None:
-            found["dram"] = self._dram.total_bytes
-        return found
+            moved["dram"] = self._dram.total_bytes
+        return moved
 
     def terms(self, call: CopyCall | HostCall) -> tuple[tuple[str, float], ...]:
         """Return the constants behind an operation's time, by their shares of it."""
@@ -373,11 +373,11 @@ def flow(env: Environment, link: SharedLink, size: int) -> Event:
 
 def _by_rank(rounds: Sequence[Sequence[Transfer]], ranks: int) -> list[list[list[int]]]:
     """Return, for each round and rank, the transfers it sends or receives."""
-    found: list[list[list[int]]] = []
+    of_rounds: list[list[list[int]]] = []
     for transfers in rounds:
         parts: list[list[int]] = [[] for _ in range(ranks)]
         for index, transfer in enumerate(transfers):
             parts[transfer.source].append(index)
             parts[transfer.target].append(index)
-        found.append(parts)
-    return found
+        of_rounds.append(parts)
+    return of_rounds

@@ -243,11 +243,11 @@ def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Commun
 
 def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_bytes: int = 1) -> list[Task]:
     """Return the kernels of a block of rows, the first of them after other tasks."""
-    found = []
+    tasks = []
     for number, kernel in enumerate(block.kernels):
         op = KernelOp(f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows)
-        found.append(Task(op, () if number else after, size_bytes))
-    return found
+        tasks.append(Task(op, () if number else after, size_bytes))
+    return tasks
 
 
 def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:

@@ -80,11 +80,11 @@ def _chunk(collective: Collective, held: list[Array], cuts: Sequence[int], fmt: 
             continue
         for transfer, parts in zip(transfers, sent, strict=True):
             for shard, part in zip(transfer.shards, parts, strict=True):
-                place = held[transfer.target][cuts[shard] : cuts[shard + 1]]
-                result = formats.add(place, part, fmt) if transfer.adds else part
+                held_part = held[transfer.target][cuts[shard] : cuts[shard + 1]]
+                result = formats.add(held_part, part, fmt) if transfer.adds else part
                 if watch is not None and transfer.adds:
-                    watch(transfer, cuts[shard], (place, part), result)
-                place[...] = result
+                    watch(transfer, cuts[shard], (held_part, part), result)
+                held_part[...] = result
 
 
 def _add_by_rank(
@@ -96,12 +96,12 @@ def _add_by_rank(
         for shard, part in zip(transfer.shards, parts, strict=True):
             terms.setdefault((transfer.target, shard), {})[transfer.source] = part
     for (target, shard), arrived in terms.items():
-        place = held[target][cuts[shard] : cuts[shard + 1]]
-        by_rank = [part for _, part in sorted({**arrived, target: place.copy()}.items())]
+        held_part = held[target][cuts[shard] : cuts[shard + 1]]
+        by_rank = [part for _, part in sorted({**arrived, target: held_part.copy()}.items())]
         total = by_rank[0]
         for part in by_rank[1:]:
             total = formats.add(total, part, fmt)
-        place[...] = total
+        held_part[...] = total
 
 
 @dataclass(slots=True)
@@ -117,14 +117,14 @@ class Order:
     squares: float = 0.0
     norm: float = 0.0
 
-    def compare(self, own: Array, other: Array) -> None:
+    def compare(self, total: Array, other: Array) -> None:
         """Count what differs in bits, and how far it is."""
-        wide = own.astype(np.float64)
+        wide = total.astype(np.float64)
         with np.errstate(invalid="ignore"):
             self.squares += float(((other.astype(np.float64) - wide) ** 2).sum())
-        same = own.view(np.uint8) == other.view(np.uint8)
-        self.differing += int((~same.reshape(own.size, -1).all(axis=1)).sum())
-        self.count += own.size
+        same = total.view(np.uint8) == other.view(np.uint8)
+        self.differing += int((~same.reshape(total.size, -1).all(axis=1)).sum())
+        self.count += total.size
         self.norm += float((wide**2).sum())
 
     def distance(self) -> tuple[float, float]:
@@ -143,23 +143,23 @@ class Sums:
         self.node, self.topology, self.fmt = node, topology, fmt
         self._plans: dict[tuple[CollectiveCall, bool], PlannedCollective] = {}
         self._squares = self._norm = 0.0
-        own, blocks = calls[0].call.algorithm, tuple((op.row, op.rows) for op in calls)
-        self.orders = [Order(f"algorithm={a}", blocks, a) for a in ALGORITHMS if a != own]
+        algorithm, blocks = calls[0].call.algorithm, tuple((op.row, op.rows) for op in calls)
+        self.orders = [Order(f"algorithm={a}", blocks, a) for a in ALGORITHMS if a != algorithm]
         self.orders.append(Order("algorithm=mesh added by rank", blocks, "mesh", is_ordered=True))
         total = sum(rows for _, rows in blocks)
         if len(blocks) > 1:
-            self.orders.append(Order("blocks=1", ((0, total),), own))
+            self.orders.append(Order("blocks=1", ((0, total),), algorithm))
         elif total > 1:
-            self.orders.append(Order("blocks=2", tuple(cut_rows(total, 2, None)), own))
+            self.orders.append(Order("blocks=2", tuple(cut_rows(total, 2, None)), algorithm))
 
     def add(self, op: CollectiveOp, row: int, terms: Sequence[Array], watch: Watch) -> Array:
         """Return the sum of whole rows from ``row`` on, ``terms`` of one axis by rank, in the order of ``op``."""
         row_bytes = op.call.size_bytes // op.rows
-        own = self._sum(op.call, (row - op.row) * row_bytes, terms, watch=watch)
-        self._measure(own, terms)
+        total = self._sum(op.call, (row - op.row) * row_bytes, terms, watch=watch)
+        self._measure(total, terms)
         for order in self.orders:
-            order.compare(own, self._in(order, op.call, row, row_bytes, terms))
-        return own
+            order.compare(total, self._in(order, op.call, row, row_bytes, terms))
+        return total
 
     @property
     def rmse(self) -> float:
@@ -193,20 +193,20 @@ class Sums:
     def _in(self, order: Order, call: CollectiveCall, row: int, row_bytes: int, terms: Sequence[Array]) -> Array:
         """Return the sum of the rows from ``row`` on in another order, whose messages are cut elsewhere."""
         columns = row_bytes // call.element_bytes
-        end, found = row + len(terms[0]) // columns, []
+        end, sums = row + len(terms[0]) // columns, []
         for start, rows in order.blocks:
             a, b = max(start, row), min(start + rows, end)
             if a < b:
                 part = [t[(a - row) * columns : (b - row) * columns] for t in terms]
                 other = replace(call, algorithm=order.algorithm, size_bytes=rows * row_bytes)
                 first_byte = (a - start) * row_bytes
-                found.append(self._sum(other, first_byte, part, is_ordered=order.is_ordered))
-        return np.concatenate(found)
+                sums.append(self._sum(other, first_byte, part, is_ordered=order.is_ordered))
+        return np.concatenate(sums)
 
-    def _measure(self, own: Array, terms: Sequence[Array]) -> None:
-        exact = np.zeros(own.shape, np.float64)
+    def _measure(self, total: Array, terms: Sequence[Array]) -> None:
+        exact = np.zeros(total.shape, np.float64)
         with np.errstate(invalid="ignore"):
             for term in terms:
                 exact += term.astype(np.float64)
-            self._squares += float(((own.astype(np.float64) - exact) ** 2).sum())
+            self._squares += float(((total.astype(np.float64) - exact) ** 2).sum())
         self._norm += float((exact**2).sum())

@@ -299,22 +299,22 @@ class _Simulation:
 
     def _busiest_links(self) -> dict[str, int]:
         """Return, for each kind of link, the bytes that crossed the busiest one of them."""
-        found: dict[str, int] = {}
+        moved: dict[str, int] = {}
         for name, link in self.fabric.links.items():
             kind = name.partition(" ")[0]
-            found[kind] = max(found.get(kind, 0), link.total_bytes)
-        return {**found, **self.host.link_bytes()}
+            moved[kind] = max(moved.get(kind, 0), link.total_bytes)
+        return {**moved, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
         """Return the least time of kernels one after the other, and of each kind of link for its bytes."""
-        found = {
+        bounds = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()
             if name in self.node.links and self.node.links[name].model != "edges"
         }
         if self.kernels:
-            found["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))
-        return found
+            bounds["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))
+        return bounds
 
 
 def _method(kernels: Iterable[KernelWork]) -> str:
@@ -323,9 +323,9 @@ def _method(kernels: Iterable[KernelWork]) -> str:
     return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
 
 
-def worst(found: Iterable[Approximation | None]) -> Approximation | None:
+def worst(approximations: Iterable[Approximation | None]) -> Approximation | None:
     """Return the approximation with the widest band; None if all times are exact."""
-    return max((a for a in found if a is not None), key=lambda a: a.band, default=None)
+    return max((a for a in approximations if a is not None), key=lambda a: a.band, default=None)
 
 
 def _length(intervals: list[tuple[int, int]]) -> float:

@@ -110,11 +110,11 @@ def _busiest(result: TimingResult) -> dict[str, float]:
     for uses in result.queues:
         for use in uses:
             totals[use.queue] += use.busy_cycles / len(result.queues)
-    found: dict[str, float] = defaultdict(float)
+    busiest: dict[str, float] = defaultdict(float)
     for name, used in totals.items():
         kind = name.partition(".")[0].rstrip("0123456789")
-        found[kind] = max(found[kind], used)
-    return found
+        busiest[kind] = max(busiest[kind], used)
+    return busiest
 
 
 def _attention_from_table(

@@ -188,8 +188,8 @@ def _gemm_allreduce(
 
 def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
     """Return the product of ``rows`` rows of ``problem``, stored in the format of the partial sums."""
-    own = GemmProblem(m=rows, n=problem.n, k=problem.k, dtype=problem.dtype)
-    return Child("gemm", own, "" if precision.partial == own.dtype else f"output={precision.partial}")
+    product = GemmProblem(m=rows, n=problem.n, k=problem.k, dtype=problem.dtype)
+    return Child("gemm", product, "" if precision.partial == product.dtype else f"output={precision.partial}")
 
 
 class TilingAllReduceTiling(OverlapTiling):

@@ -104,14 +104,14 @@ def periods(
     on_host = layers_on_host(problem, tiling, device)
     refuse_too_large(problem, device, on_host, tiling.output)
     counts: Mapping[Strategy, int] = {tiling.offload: on_host, "none": problem.layers - on_host}
-    found = [
+    programs = [
         Period(_layer(problem, tiling, device, precision, strategy), count)
         for strategy, count in counts.items()
         if count
     ]
     if problem.vocab:
-        found.append(Period(_head(problem), 1))
-    return tuple(found)
+        programs.append(Period(_head(problem), 1))
+    return tuple(programs)
 
 
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
@@ -125,9 +125,10 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
     asked = cpu if cpu is not None else None if gpu is None else layers - gpu
     if tiling.offload == "none":
         if asked:
-            said = "gpu_layers" if cpu is None else "cpu_layers"
+            field = "gpu_layers" if cpu is None else "cpu_layers"
             raise TilingError(
-                f"{said}: K and V of {asked} layers on the host, but offload=none; take offload=cooperative, or classic"
+                f"{field}: K and V of {asked} layers on the host, but offload=none; "
+                "take offload=cooperative, or classic"
             )
         return 0
     check_host(device, tiling.offload)

@@ -292,12 +292,12 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
         return ()
     (child,) = stated[0].children
     problem = cast("Problem", child.problem)
-    own = simulated_child(child, machine.node, machine.each, method)
-    rate, hbm = problem.kv_bytes() / own.latency_s, machine.each.link("hbm").bytes_per_s.value
+    simulated = simulated_child(child, machine.node, machine.each, method)
+    rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").bytes_per_s.value
     kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
     return (
         f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "
-        f"{child.schedule} {own.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
+        f"{child.schedule} {simulated.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
     )
 
 

@@ -128,7 +128,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         device = NodeDevice.alone(device)
     is_one = not isinstance(device, NodeDevice)
     schedule = find_schedule(r.schedule, device.family)
-    features = {
+    there = {
         "workload": r.problem is None,
         "model": r.problem is None or isinstance(r.problem, Problem),
         "attention": issubclass(schedule.problem, Problem),
@@ -138,9 +138,9 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         "bits": has_bits and schedule.problem is not ModelProblem,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
-    found = frozenset(name for name, is_there in features.items() if is_there)
-    request.refuse_unread(found)
-    return Target(schedule, device, found)
+    features = frozenset(name for name, is_there in there.items() if is_there)
+    request.refuse_unread(features)
+    return Target(schedule, device, features)
 
 
 def plan_of(request: Request, *, is_bare: bool = False) -> Plan:

@@ -118,23 +118,23 @@ def _evaluate(plan: Plan, program: TileProgram) -> dict[str, Any]:
 
 def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
     """Return what errors are against; what goes wrong in a file's own is told with its place."""
-    own = reference_of(schedule, tiling)
+    reference = reference_of(schedule, tiling)
     if schedule.reference is None:
-        return own
+        return reference
 
     def right(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int) -> NDArray[Any]:
         with with_origin(schedule.origin):
-            found = np.asarray(own(q, k, v, problem, row), np.float64)
-            if found.shape != (len(q), v.shape[1]):
-                raise SpecError(f"reference: returned shape {found.shape}, wanted (rows, dv) = {(len(q), v.shape[1])}")
-            return found
+            output = np.asarray(reference(q, k, v, problem, row), np.float64)
+            if output.shape != (len(q), v.shape[1]):
+                raise SpecError(f"reference: returned shape {output.shape}, wanted (rows, dv) = {(len(q), v.shape[1])}")
+            return output
 
     return right
 
 
 def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
     """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
-    found, r = [], plan.request
+    outcomes, r = [], plan.request
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -152,8 +152,8 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
             exact=plan.exact,
         )
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
-        found.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
-    return tuple(found)
+        outcomes.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
+    return tuple(outcomes)
 
 
 def flag_budget(device: DeviceSpec) -> FlagBudget | None:
