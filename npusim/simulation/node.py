@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.simulation.arithmetic_uncertainty import Spread
 from npusim.simulation.estimate import estimate, refuse_beyond
+from npusim.simulation.plan import ComputedBits
 from npusim.timing import METHODS
 from npusim.timing.sanity import check_sanity
 from npusim.units import format_bytes, format_duration
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 US = 1e6  # microseconds a second
 #: Estimated seconds beyond which nobody waits for a sample that was not asked for.
 SAMPLE_S = 25
+NO_BITS = ComputedBits(inputs="none")
 
 
 def run_on_node(plan: Plan) -> RunData:
@@ -68,14 +70,8 @@ def run_on_node(plan: Plan) -> RunData:
         program = plan.schedule.build(problem, plan.tiling, machine, plan.precision)
         check(program)
         timing, notes = time_on_node(program, machine, r.method, groups), ()
-    bits = _bits(plan, program) if r.numerics else {}
-    why = bits.pop("notes", ())
-    return plan.result(
-        program=program,
-        timing=timing,
-        **{"inputs": "none", "numerics": None, **bits},
-        notes=(*_notes(machine, timing, program, r.method), *notes, *why),
-    )
+    bits = _bits(plan, program) if r.numerics else NO_BITS
+    return plan.result(program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
 
 
 # ---------------------------------------------------------------- time
@@ -167,16 +163,16 @@ def _seconds(problem: SharedProblem, rows: Choice) -> float:
     return estimate(problem.whole, Tiling(), "auto", (chosen, "all"))["bits"]
 
 
-def _bits(plan: Plan, program: TileProgram) -> dict[str, Any]:
-    """Return the fields of a result that its bits fill, if there are any, and what is to be said of them."""
+def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
+    """Return the bits of a node program, if there are any, and what is to be said of them."""
     problem, machine = plan.problem, cast("NodeDevice", plan.device)
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if isinstance(problem, ModelProblem):
-        return {}
+        return NO_BITS
     if type(problem) is SharedProblem:
-        return {"inputs": plan.inputs(), "numerics": _attention_bits(plan, problem, program)}
+        return ComputedBits(_attention_bits(plan, problem, program))
     if not calls or calls[0].kind != "allreduce":
-        return {}
+        return NO_BITS
     ranks, fmt, algorithm = (
         len(program.phases[0].blocks),
         cast("PartialSums", plan.precision).partial,
@@ -186,14 +182,14 @@ def _bits(plan: Plan, program: TileProgram) -> dict[str, Any]:
     missing = sorted(name for name in names if not has_schedule(name, machine.each))
     if missing or not isinstance(problem, LayerProblem):
         why = f"bits not computed: {', '.join(missing)} has no mapping for {machine.each.family} cores"
-        return {"notes": (*([why] if missing else []), _sums_note(algorithm, ranks, fmt))}
+        return replace(NO_BITS, notes=(*([why] if missing else []), _sums_note(algorithm, ranks, fmt)))
     if plan.request.rows == "sample" and (seconds := _seconds(problem, "sample")) > SAMPLE_S:
         last = max(0, problem.seq_q - ROW_GRAIN)
         why = (
             f"bits not computed: a sample of all {problem.heads * ranks} heads would take about "
             f"{format_duration(seconds)}; --rows {last}-{problem.seq_q - 1} computes the last rows"
         )
-        return {"notes": (why,)}
+        return replace(NO_BITS, notes=(why,))
     inputs, program_of = _layer_inputs(plan, problem), partial(child_program, device=machine.each)
     layer = LayerEvaluation(program, problem, machine.node, fmt, inputs, program_of, plan.request.rows)
     bits = layer.run(plan.request.progress)
@@ -201,12 +197,12 @@ def _bits(plan: Plan, program: TileProgram) -> dict[str, Any]:
         f"{fmt} sums of {ranks} ranks by {algorithm}: relative RMSE {bits.sum_rmse:.2e} against the float64 sums of "
         "the same partial sums"
     )
-    return {
-        "inputs": plan.inputs() + ("" if plan.projection is not None else ", W_o normal"),
-        "numerics": bits.numerics,
-        "orders": tuple(Spread(order.name, *order.distance()) for order in bits.orders),
-        "notes": (note,),
-    }
+    return ComputedBits(
+        bits.numerics,
+        orders=tuple(Spread(order.name, *order.distance()) for order in bits.orders),
+        inputs=plan.inputs() + ("" if plan.projection is not None else ", W_o normal"),
+        notes=(note,),
+    )
 
 
 def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) -> NumericResult:

@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import References
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.precision import Precision
+    from npusim.simulation.arithmetic_uncertainty import Spread
+    from npusim.simulation.finite_alternatives import FiniteChoice
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Layout, Request
+    from npusim.simulation.result import PresetOutcome
+    from npusim.timing.result import TimingResult
 
 
 class Target(NamedTuple):
@@ -45,6 +50,18 @@ class Target(NamedTuple):
     schedule: Schedule
     device: DeviceSpec
     features: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBits:
+    """Bits of a run with what is said of them, as `RunData` has it; ``inputs`` None: as the plan says."""
+
+    numerics: NumericResult | None = None
+    spread: tuple[Spread, ...] = ()
+    orders: tuple[Spread, ...] = ()
+    finite: tuple[FiniteChoice, ...] = ()
+    inputs: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +109,15 @@ class Plan:
         seed = getattr(data, "seed", None)
         return data.kind if seed is None else f"{data.kind}, seed {seed}"
 
-    def result(self, **computed: Any) -> RunData:
-        """Return the result: what the plan says of it, and the fields that are ``computed``."""
+    def result(
+        self,
+        program: TileProgram,
+        timing: TimingResult | None,
+        bits: ComputedBits,
+        notes: tuple[str, ...],
+        presets: tuple[PresetOutcome, ...] = (),
+    ) -> RunData:
+        """Return the result of the plan."""
         request, problem = self.request, self.problem
         title = request.title(self.workload)
         if isinstance(self.device, NodeDevice):
@@ -102,20 +126,27 @@ class Plan:
             name = f"{self.schedule.name}-{title}-{problem.seq_kv}"
         else:
             name = f"{self.schedule.name}-{problem.flops() or 'bytes'}"
-        stated = {
-            "name": name,
-            "schedule": request.schedule,
-            "precision": self.precision.name,
-            "formats": self.precision.formats(),
-            "device": self.device,
-            "workload": title,
-            "inputs": self.inputs(),
-            "problem": problem,
-            "tiling": self.tiling,
-            "ignored": self.ignored,
-            "asked": request.asked(),
-        }
-        return RunData(**{**stated, **computed})
+        return RunData(
+            name=name,
+            schedule=request.schedule,
+            precision=self.precision.name,
+            formats=self.precision.formats(),
+            device=self.device,
+            workload=title,
+            inputs=self.inputs() if bits.inputs is None else bits.inputs,
+            problem=problem,
+            tiling=self.tiling,
+            program=program,
+            timing=timing,
+            numerics=bits.numerics,
+            spread=bits.spread,
+            orders=bits.orders,
+            finite=bits.finite,
+            notes=(*notes, *bits.notes),
+            ignored=self.ignored,
+            presets=presets,
+            asked=request.asked(),
+        )
 
 
 def target_of(request: Request, *, has_bits: bool) -> Target:
@@ -205,8 +236,7 @@ def layer_problem(
     kind: type[SharedProblem] = LayerProblem,
     projection: NDArray[Any] | None = None,
 ) -> SharedProblem:
-    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one; its width is that of ``projection``,
-    if given.
+    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a ``projection`` given.
 
     Raises `SpecError` where the workload does not state its width, or what a model's layers need.
     """

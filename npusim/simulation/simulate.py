@@ -17,7 +17,7 @@ from npusim.simulation.arithmetic_uncertainty import row_sum_evidence, spread_ov
 from npusim.simulation.estimate import estimate, refuse_beyond
 from npusim.simulation.finite_alternatives import finite_choices, reference_of
 from npusim.simulation.node import run_on_node, time_on_node
-from npusim.simulation.plan import Plan, plan_of
+from npusim.simulation.plan import ComputedBits, Plan, plan_of
 from npusim.simulation.result import PresetOutcome, RunData
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
@@ -66,7 +66,7 @@ def run_plan(plan: Plan) -> RunData:
         return simulate_program(program, device, r.method, groups, r.progress, r.window)
 
     if not (r.numerics and device.is_timed and r.method != "des"):
-        timing, bits = timed(), _evaluate(plan, program) if r.numerics else {}
+        timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
     else:
         with compiled_meanwhile() as wait:
             timing = None if wait else timed()
@@ -74,13 +74,8 @@ def run_plan(plan: Plan) -> RunData:
             if wait:
                 wait()
                 timing = timed()
-    return plan.result(
-        program=program,
-        timing=timing,
-        **{"numerics": None, **bits},
-        presets=_beside(plan) if r.numerics and r.presets else (),
-        notes=_notes(program, device, bits.get("numerics"), timing),
-    )
+    presets = _beside(plan) if r.numerics and r.presets else ()
+    return plan.result(program, timing, bits, _notes(program, device, bits.numerics, timing), presets)
 
 
 def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
@@ -94,11 +89,11 @@ def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
     return replace(program, is_warm=True)
 
 
-def _evaluate(plan: Plan, program: TileProgram) -> dict[str, Any]:
-    """Return the bits of an attention program, and fields of the result that say more of them."""
+def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
+    """Return the bits of an attention program, and what says more of them."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
-        return {}
+        return ComputedBits()
     source = plan.source(problem)
     bits = evaluate(
         program,
@@ -113,7 +108,7 @@ def _evaluate(plan: Plan, program: TileProgram) -> dict[str, Any]:
     )
     spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
     finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
-    return {"numerics": replace(bits, against=plan.schedule.against), "spread": spread, "finite": finite}
+    return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite)
 
 
 def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
