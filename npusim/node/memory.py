@@ -8,6 +8,7 @@ and is neither rounded nor held between 0 and the layers there are.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,11 +119,7 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
         memory = memory_plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
         return memory.fits if is_offloaded else memory.free_bytes >= memory.layers * memory.kv_bytes
 
-    low, high = 0, LONGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, LONGEST + 1), True, key=lambda tokens: not fits(tokens))
 
 
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:

@@ -33,9 +33,9 @@ def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_s
     if kernel.role == "attention" and table.attention is not None:
         if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
             return _from_roof(kernel, table.others, device)  # one query has no block of rows
-        return _attention_from_table(kernel, node, table.attention, device, table.core or "")
+        return _attention_from_table(kernel, table.attention, *_cores_and_host(node, device))
     if kernel.role == "linear" and table.linear is not None:
-        return _linear_from_table(kernel, node, table.linear, device, table.core or "")
+        return _linear_from_table(kernel, table.linear, *_cores_and_host(node, device))
     if kernel.role == "decode" and table.decode is not None:
         problem = cast("Problem", kernel.children[0].problem)
         size = problem.kv_bytes()
@@ -117,28 +117,22 @@ def _busiest(result: TimingResult) -> dict[str, float]:
     return busiest
 
 
-def _attention_from_table(
-    kernel: NodeKernel, node: NodeSpec, table: AttentionTimes, device: DeviceSpec, core: str
-) -> KernelWork:
+def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count: int, host: HostSpec) -> KernelWork:
     """Return the work of attention as equal blocks on the device's cores."""
     problems = [cast("Problem", c.problem) for c in kernel.children]
-    rows = table.block_rows_count.value
-    count = sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
+    count = sum(p.batch * p.heads * ceil_div(p.seq_q, table.block_rows_count.value) for p in problems)
     seconds = sum(p.flops() for p in problems) / count / table.flops_per_s.value
-    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, device.core_count(core))
-    return _in_waves(kernel, waves, _host(node).attention_issue_s.value)
+    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, core_count)
+    return _in_waves(kernel, waves, host.attention_issue_s.value)
 
 
-def _linear_from_table(
-    kernel: NodeKernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str
-) -> KernelWork:
+def _linear_from_table(kernel: NodeKernel, table: LinearTimes, core_count: int, host: HostSpec) -> KernelWork:
     """Return the work of a product as equal tiles on the device's cores."""
-    matmul = cast("GemmProblem", kernel.children[0].problem)
+    product = cast("GemmProblem", kernel.children[0].problem)
     m, n = table.block_m_count.value, table.block_n_count.value
-    count = ceil_div(matmul.m, m) * ceil_div(matmul.n, n)
-    seconds = 2 * m * n * matmul.k / table.flops_per_s.value
-    waves = Waves(count, femtoseconds(seconds), 1, device.core_count(core))
-    return _in_waves(kernel, waves, _host(node).linear_issue_s.value)
+    count = ceil_div(product.m, m) * ceil_div(product.n, n)
+    seconds = 2 * m * n * product.k / table.flops_per_s.value
+    return _in_waves(kernel, Waves(count, femtoseconds(seconds), 1, core_count), host.linear_issue_s.value)
 
 
 def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
@@ -155,7 +149,9 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
     )
 
 
-def _host(node: NodeSpec) -> HostSpec:
+def _cores_and_host(node: NodeSpec, device: DeviceSpec) -> tuple[int, HostSpec]:
+    """Return how many cores the table's blocks run on, and who issues their kernels."""
+    core_count = device.core_count((node.kernels and node.kernels.core) or "")
     if node.host is None:
         raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
-    return node.host
+    return core_count, node.host
