@@ -23,25 +23,27 @@ from npusim.explore.exploration import search
 from npusim.explore.search import Options
 from npusim.schedules import find_schedule
 from npusim.simulation.plan import Plan, plan_of
-from npusim.simulation.request import NEEDS, OPTIONS, Request, command
+from npusim.simulation.request import NEEDS, OPTIONS, Request, RunOptions, command
 from npusim.simulation.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
-OF_A_SEARCH = {
-    "fields",
-    "jobs",
-    "cluster",
-    "out",
-    "resume",
-    "auto",
-    "exhaustive",
-    "pareto",
-    "max_rmse",
-    "finite",
-    "on_outcome",
-    "studies",
-    "check_all",
-}
+OF_A_SEARCH = frozenset(
+    [
+        "fields",
+        "jobs",
+        "cluster",
+        "out",
+        "resume",
+        "auto",
+        "exhaustive",
+        "pareto",
+        "max_rmse",
+        "finite",
+        "on_outcome",
+        "studies",
+        "check_all",
+    ]
+)
 
 
 def arguments(function: Any) -> dict[str, object]:
@@ -54,6 +56,8 @@ def defaults() -> dict[str, object]:
 
 def test_the_arguments_of_run_are_the_fields_of_a_request() -> None:
     assert arguments(npusim.run) == defaults()
+    types = {name: hint.__forward_arg__ for name, hint in RunOptions.__annotations__.items()}
+    assert {"schedule": "str", **types} == {f.name: f.type for f in fields(Request)}
 
 
 def test_the_arguments_of_explore_are_fields_of_a_request() -> None:

@@ -9,7 +9,7 @@ from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
-from npusim.simulation.request import Request, refuse
+from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ Html = Annotated[Path | None, o.option("--html FILE", "Write a page too. Needs n
     ("npusim compare pasa flash --html page.html", "and a page to look at"),
     ("npusim compare a/result.json b/result.json --json", "the same for a script"),
 )
-@o.takes("trace_groups", "window", "presets", "diagnose", own_first=True, schedule=False)
+@o.takes(BitsOptions, own_first=True, schedule=False)
 def compare(
     request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
 ) -> None:

@@ -8,7 +8,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError
-from npusim.simulation.request import Request
+from npusim.simulation.request import BitsOptions, Request
 
 if TYPE_CHECKING:
     from npusim.report.text import Cell
@@ -34,7 +34,7 @@ Schedule = Annotated[str | None, o.argument("SCHEDULE", "What the kernel should 
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
     ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
 )
-@o.takes("trace_groups", "presets", "diagnose", "numerics", "window", own_first=True, schedule=False)
+@o.takes(BitsOptions, "numerics", own_first=True, schedule=False)
 def diff(request: Request, *, out: Output, schedule: Schedule = None, json: o.Json = False) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
 

@@ -12,7 +12,7 @@ from npusim.cli.console import progress, say, show, show_document
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import TilingError
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, TensorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
 )
-@o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", "window", own_first=True)
+@o.takes(TensorOptions, own_first=True)
 def explore(
     request: Request,
     *,

@@ -6,7 +6,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, SeedOptions
 
 app = Verbs()
 
@@ -29,19 +29,7 @@ Vary = Annotated[str, o.option("--vary ASPECT,...", f"What to vary: {Names}.", p
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
 )
-@o.takes(
-    "tensors",
-    "prefix",
-    "layout",
-    "rows",
-    "heads",
-    "numerics",
-    "diagnose",
-    "presets",
-    "trace_groups",
-    "window",
-    own_first=True,
-)
+@o.takes(SeedOptions, own_first=True)
 def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 

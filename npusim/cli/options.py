@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import OPTIONS, Option, Request, names_and_metavar
+from npusim.simulation.request import OPTIONS, Option, Request, RunOptions, names_and_metavar
 
 if TYPE_CHECKING:
     from npusim.config.kernels import CopyProblem, GemmProblem
@@ -97,15 +97,15 @@ def _kind(name: str, option: Option) -> Any:
 
 
 def takes(
-    *but: str, own_first: bool = False, schedule: bool = True
+    options: type = RunOptions, *but: str, own_first: bool = False, schedule: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a verb the options of a request except ``but``; its function gets them as a `Request`, read.
+    """Give a verb ``options`` of a request except ``but``; its function gets them as a `Request`, read.
 
     The request comes first; the function's other arguments are the verb's own options, shown last unless
     ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
     which the request then lacks.
     """
-    names = [name for name in OPTIONS if name not in but]
+    names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
     def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)

@@ -12,7 +12,7 @@ from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.invariance.aspects import ASPECTS, Variant, of_element, other_orders, splits_of, sums, variants
 from npusim.invariance.paths import Place, compute, first_difference, parting, structure
 from npusim.numerics.inputs import recipe_source
-from npusim.simulation.request import CallOptions, Request, takes_options
+from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
@@ -114,10 +114,8 @@ class Invariance:
         return f"<Invariance of {self.base.name} on {self.base.device.name}: {verdicts}>"
 
 
-@takes_options(CallOptions)
-def invariant(
-    schedule: str, *, vary: Collection[str] = ASPECTS, seed: int | None = None, **options: Unpack[CallOptions]
-) -> Invariance:
+@takes_options(SeedOptions)
+def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpack[SeedOptions]) -> Invariance:
     """Run a call otherwise and say what changes the bits of its first sequence.
 
     Parameters
@@ -144,7 +142,7 @@ def invariant(
     >>> found["batch"].verdict
     'cannot'
     """
-    return examine(Request(schedule, seed=seed, **options), vary)
+    return examine(Request(schedule, **options), vary)
 
 
 def examine(

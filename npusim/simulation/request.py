@@ -370,13 +370,23 @@ class TensorOptions(CallOptions, total=False):
     layout: Layout
 
 
-class RunOptions(TensorOptions, total=False):
-    """Options of a run, with those of its bits and of what is shown of it."""
+class SeedOptions(CallOptions, total=False):
+    """Options of calls whose tensors are drawn."""
+
+    seed: int | None
+
+
+class BitsOptions(TensorOptions, SeedOptions, total=False):
+    """Options of calls that compute bits."""
 
     rows: Choice
     heads: Choice
-    seed: int | None
     numerics: bool
+
+
+class RunOptions(BitsOptions, total=False):
+    """Options of a run, with those of what is shown of it."""
+
     diagnose: bool
     presets: bool | None
     trace_groups: str | Sequence[int]
