@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
     from npusim.config.node import NodeSpec
-    from npusim.config.problem import Dtype
+    from npusim.config.problem import AnyProblem, Dtype
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.baseline.cycles import check_cycles, cycles_of
 from npusim.baseline.decision import check_decision
 from npusim.baseline.outcome import CheckOutcome, Update
-from npusim.config.baseline_file import BaselineFile, load_case
+from npusim.config.cases import BaselineFile, load_case
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:

@@ -78,9 +78,9 @@ def show_one(
 
 
 def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
+    from npusim.config.device_tables import validated_schedules
     from npusim.config.messages import suggest
     from npusim.config.quantity import BASES
-    from npusim.config.validated import validated_schedules
     from npusim.report.text import Cell, Facts, Grid, Heading, cells
 
     if basis is not None and basis not in BASES:
@@ -109,9 +109,9 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
 @app.verb("schema", ("npusim hw schema > hw.schema.json", "for your editor"))
 def schema() -> None:
     """Print the JSON Schema of hardware files."""
-    from npusim.config.load import device_schema
+    from npusim.config.device import DeviceSpec
 
-    show_json(device_schema())
+    show_json(DeviceSpec.model_json_schema())
 
 
 @app.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))

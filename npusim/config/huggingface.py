@@ -1,24 +1,24 @@
-"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings."""
+"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings.
+
+What a file leaves to the library that reads it is filled in by model type: defaults are those of the configuration
+classes of Hugging Face transformers (4.5x), which write only what differs from them into a file: Gemma 3's text part
+states neither heads nor head size.
+"""
+
+from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from npusim.config.document import read_text
-from npusim.config.huggingface_models import (
-    ALIBI,
-    ENCODERS,
-    GATED,
-    LAYER_KINDS,
-    SINKS,
-    TWO_MATRIX_DECODERS,
-    WINDOW_PATTERNS,
-    with_defaults,
-)
 from npusim.config.messages import explain
 from npusim.config.model import HeadCount, PositiveInt
 from npusim.config.workload import WORKLOAD_SCHEMA, LatentAttention, Unmodelled, Workload, shared_heads
@@ -30,6 +30,60 @@ _DEFAULT_SEQ = 4096
 _GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
 _DTYPES = ("float16", "bfloat16", "float32")
 
+ENCODERS = frozenset(
+    (
+        *("albert", "beit", "bert", "clip_vision_model", "deberta", "deberta-v2", "deit"),
+        *("dinov2", "distilbert", "electra", "modernbert", "mpnet", "nomic_bert", "roberta"),
+        *("siglip_vision_model", "vit", "vit_mae", "xlm-roberta"),
+    )
+)
+TWO_MATRIX_DECODERS = frozenset(
+    (
+        *("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
+        *("mpt", "opt", "pangu", "pangu_alpha", "phi", "starcoder2"),
+    )
+)
+#: Gated whatever their activation; with silu every FFN is, unless it is one of those above.
+GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
+#: Every n-th layer of these sees everything, even where the file does not say so.
+WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
+#: These add a bias that grows with the distance of query and key, and have no switch for it.
+ALIBI = frozenset(("bloom",))
+#: These have a learned score in every softmax that belongs to no key.
+SINKS = frozenset(("gpt_oss",))
+#: Entries of ``layer_types`` that are attention as npusim computes it, or that with a window.
+LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
+
+
+def _family(*sizes: int, **more: Any) -> Mapping[str, Any]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {**dict(zip(names, sizes, strict=True)), **more}
+
+
+_GELU = "gelu_pytorch_tanh"
+_QWEN: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28})
+_GEMMA: Mapping[str, Any] = MappingProxyType(
+    {"hidden_act": _GELU, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+)
+_MLA: Mapping[str, Any] = MappingProxyType(
+    {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+)
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": _family(4096, 11008, 32, 32, hidden_act="silu"),
+        "mistral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8, sliding_window=4096),
+        "mixtral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8),
+        "qwen2": _family(4096, 22016, 32, 32, **_QWEN),
+        "qwen3": _family(4096, 22016, 32, 32, head_dim=128, **_QWEN),
+        "gemma": _family(3072, 24576, 28, 16, hidden_act=_GELU, num_key_value_heads=16, head_dim=256),
+        "gemma2": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096, attn_logit_softcapping=50.0),
+        "gemma3_text": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096),
+        "deepseek_v3": _family(7168, 18432, 61, 128, hidden_act="silu", num_key_value_heads=128, **_MLA),
+    }
+)
+#: Multimodal configs whose text part may leave out its own type.
+_TEXT_TYPES = MappingProxyType({"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"})
+_INHERITED = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,6 +142,21 @@ class HuggingFaceConfig(BaseModel):
     v_head_dim: PositiveInt | None = None
 
 
+def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text model of a config with what its file leaves out; unknown types as they are."""
+    inner = data.get("text_config")
+    found = dict(data)
+    if isinstance(inner, dict) and "num_attention_heads" not in data:
+        above = {key: data[key] for key in _INHERITED if data.get(key) is not None}
+        if inner.get("torch_dtype") is not None or inner.get("dtype") is not None:
+            above = {}
+        own_type = _TEXT_TYPES.get(str(data.get("model_type", "")))
+        found = {**({"model_type": own_type} if own_type else {}), **inner, **above}
+    stated = _DEFAULTS.get(str(found.get("model_type", "")), {})
+    known = {"hidden_act"} if "hidden_activation" in found else set()
+    return {**{key: value for key, value in stated.items() if key not in known}, **found}
+
+
 def import_config(
     path: str | Path,
     *,
@@ -105,7 +174,7 @@ def import_config(
     ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
     ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
-    taken, and what a file leaves to the library's defaults is filled in (`huggingface_models`).  What
+    taken, and what a file leaves to the library's defaults is filled in.  What
     npusim does not compute stands in ``unmodelled`` and in the fields of windows and soft-capping.
     Without a stated dtype: float16.
 
@@ -161,8 +230,6 @@ def import_config(
 
 def workload_yaml(workload: Workload) -> str:
     """Return the text of a workload file that `npusim.config.load.load_workload` reads back."""
-    from io import StringIO
-
     from ruamel.yaml import YAML
 
     yaml = YAML()

@@ -9,13 +9,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.device import DeviceSpec, LinkSpec, _facts, content_digest
-from npusim.config.limits import fault_in
-from npusim.config.load import load_device, read_spec, validated
-from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, fault_at
-from npusim.config.overrides import apply_overrides
+from npusim.config.device import DeviceSpec, LinkSpec
+from npusim.config.load import apply_overrides, load_device, read_spec, validated
+from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import is_node_name, list_packaged, resolve
-from npusim.config.quantity import Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
+from npusim.config.quantity import HardwareModel, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
 NODE_FAMILY = "node"
@@ -163,7 +161,7 @@ class PcieSpec(SpecModel):
     )
 
 
-class NodeSpec(SpecModel):
+class NodeSpec(HardwareModel):
     """Several equal devices and what joins them; every number is a `Quantity`.
 
     ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to
@@ -191,10 +189,6 @@ class NodeSpec(SpecModel):
         """Return what schedules of nodes are registered under."""
         return NODE_FAMILY
 
-    def digest(self) -> str:
-        """Return a hash of the content, as a device has one."""
-        return content_digest(self)
-
     @property
     def default_driver(self) -> str:
         """Return the first driver of the file."""
@@ -202,22 +196,7 @@ class NodeSpec(SpecModel):
 
     def driver(self, name: str) -> DriverSpec:
         """Return a driver; raise `SpecError` naming those the node has."""
-        if name not in self.drivers:
-            raise SpecError(
-                f"{self.name}: no collective is driven by {name!r} here; there are {', '.join(self.drivers)}"
-            )
-        return self.drivers[name]
-
-    def facts(self) -> Iterator[tuple[str, Sourced]]:
-        """Yield every sourced number with its dotted key."""
-        yield from _facts("", self)
-
-    @model_validator(mode="after")
-    def _numbers_are_of_this_world(self) -> Self:
-        fault = fault_in(self.facts())
-        if fault is not None:
-            raise fault
-        return self
+        return entry(self.drivers, name, f"{self.name}: no collective is driven by {name!r} here; there are ")
 
     @model_validator(mode="after")
     def _edges_join_what_exists(self) -> Self:

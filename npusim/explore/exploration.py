@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
-    from npusim.config.problem import Dtype
+    from npusim.config.problem import AnyProblem, Dtype
     from npusim.config.workload import Workload
     from npusim.explore.points import Swayed
     from npusim.explore.search import Search

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.ir.op import TileOp
 
 if TYPE_CHECKING:
-    from npusim.config.kernels import GemmProblem, RowsProblem
-    from npusim.config.problem import Problem
+    from npusim.config.problem import GemmProblem, Problem, RowsProblem
     from npusim.node.collective import Algorithm, Kind
     from npusim.timing.result import Approximation
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.config.kernels import CopyProblem
 from npusim.config.node import NODE_FAMILY
+from npusim.config.problem import CopyProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.config.kernels import GemmProblem
+from npusim.config.problem import GemmProblem
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from npusim.config.kernels import GemmProblem, RowsProblem
-from npusim.config.layer import ModelProblem
+from npusim.config.problem import GemmProblem, ModelProblem, RowsProblem
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.node.kernel import Child, NodeKernel

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.config.layer import SharedProblem
+from npusim.config.problem import SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format

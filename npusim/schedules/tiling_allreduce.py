@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.config.kernels import GemmProblem
-from npusim.config.layer import LayerProblem
-from npusim.config.problem import Problem
+from npusim.config.problem import GemmProblem, LayerProblem, Problem
 from npusim.config.tiling import Field
 from npusim.node.kernel import Child, NodeKernel
 from npusim.node.program import RowBlock, cut_rows, node_program

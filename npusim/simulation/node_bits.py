@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.layer import LayerProblem
     from npusim.config.node import NodeDevice
+    from npusim.config.problem import LayerProblem
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
     from npusim.node.kernel import Child

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats
-from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.load import load_device
+from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.node import NodeDevice, is_node, load_node_device
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, SharedProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
     from npusim.config.node import NodeSpec
-    from npusim.config.problem import Dtype, Problem
+    from npusim.config.problem import AnyProblem, Dtype, Problem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
@@ -397,7 +396,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 def _said(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where no words stand for its value."""
-    from npusim.config.kernels import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.config.layer import ModelProblem
 from npusim.config.node import NodeDevice, is_node
-from npusim.config.problem import Problem
+from npusim.config.problem import ModelProblem, Problem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.errors import SpecError
 from npusim.ir.check import FlagBudget, check
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Reference, References

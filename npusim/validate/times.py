@@ -10,11 +10,9 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem, SharedProblem
-from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
+from npusim.config.cases import MeasurementCase, MeasurementFile, load_measurements
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.errors import SpecError, TilingError
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from npusim.config.cases import Interval
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
-    from npusim.config.measurements import Interval
     from npusim.config.model import SpecModel
+    from npusim.config.problem import AnyProblem
     from npusim.errors import NpusimError
     from npusim.simulation.result import RunData
 

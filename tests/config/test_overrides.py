@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from npusim.config.load import load_device
-from npusim.config.overrides import apply_overrides
+from npusim.config.load import apply_overrides, load_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,8 @@ import pytest
 
 from npusim.config.device import DeviceSpec
 from npusim.config.engine import VectorEngine
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.load import load_device
-from npusim.config.overrides import reader_of
-from npusim.config.problem import Problem
+from npusim.config.load import load_device, reader_of
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.quantity import Quantity
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
