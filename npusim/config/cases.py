@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_document, read_text
@@ -21,6 +21,7 @@ from npusim.config.load import validated
 from npusim.config.model import (
     HeadCount,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     SpecModel,
     StrictBool,
@@ -66,22 +67,14 @@ def _positive(value: object) -> float:
     raise PydanticCustomError("interval", "expected a positive number or [low, high]")
 
 
-def _interval_schema() -> dict[str, object]:
-    number = {"type": "number", "exclusiveMinimum": 0}
-    return {"anyOf": [number, {"type": "array", "items": number, "minItems": 2, "maxItems": 2}]}
-
-
 def _tiling_value(value: object) -> int | float | str:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise PydanticCustomError("tiling_value", "expected a number or text")
     return value
 
 
-Range = Annotated[Interval, PlainValidator(_interval), WithJsonSchema(_interval_schema())]
-TilingValue = Annotated[
-    int | float | str, PlainValidator(_tiling_value), WithJsonSchema({"type": ["number", "string"]})
-]
-PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
+Range = Annotated[Interval, PlainValidator(_interval)]
+TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
 
 
 class Measured(SpecModel):

@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from npusim.config.model import NonNegativeInt, PositiveInt, SpecModel, StrictFloat
+from npusim.config.model import NonNegativeInt, PositiveFloat, PositiveInt, SpecModel, StrictFloat
 
-PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 
 

@@ -18,6 +18,7 @@ PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
 #: Longest name: with a schedule, a length and an ending it still makes a file name.

@@ -33,7 +33,7 @@ Layout = Literal["bnsd", "bsnd"]
 InputScale = Annotated[StrictFloat, Field(gt=0, description="what a stored value is multiplied by")]
 
 
-def divisors(number: int) -> list[int]:
+def divisors_of(number: int) -> list[int]:
     """Return the divisors of ``number``, ascending."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
@@ -41,7 +41,7 @@ def divisors(number: int) -> list[int]:
 def check_kv_heads(heads: int, kv_heads: int) -> None:
     """Raise what pydantic reports if query heads cannot share the KV heads equally; lists the divisors."""
     if heads % kv_heads:
-        possible = " ".join(map(str, divisors(heads)))
+        possible = " ".join(map(str, divisors_of(heads)))
         raise fault_at("kv_heads", f"{kv_heads} does not divide {heads} query heads; possible: {possible}")
 
 
