@@ -247,7 +247,6 @@ def test_only_the_command_line_prints() -> None:
 #: Where parts of a device are named outside machines/, and why.
 NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
-    "config/load.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
     "config/cases.py": "quantities of measurement files, as profilers call them",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }

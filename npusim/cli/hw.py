@@ -68,8 +68,9 @@ def show_one(
 ) -> None:
     """Show every number of a device with its basis and source."""
     from npusim.config.node import load_machine
+    from npusim.schedules import unread_keys
 
-    device = load_machine(name, o.key_values(overrides, "-C"))
+    device = load_machine(name, o.key_values(overrides, "-C"), unread_keys)
     if json:
         refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
         show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))

@@ -6,12 +6,11 @@ Every fault of a file is a `SpecError` whose lines start ``file:line  dotted.key
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from numbers import Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -35,10 +34,13 @@ ModelType = TypeVar("ModelType", bound=BaseModel)
 RecordType = TypeVar("RecordType")
 
 
-def load_device(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
+def load_device(
+    name_or_path: str | Path, overrides: Mapping[str, object] | None = None, unread: UnreadKeys | None = None
+) -> DeviceSpec:
     """Return a device by packaged name (``ascend_910b2``) or path.
 
-    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it.
+    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it; those that are
+    ``unread`` are refused.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def load_device(name_or_path: str | Path, overrides: Mapping[str, object] | None
         Unknown name, faulty file or faulty override.
     """
     device = validated(DeviceSpec, read_spec("hwconfigs", "device", name_or_path))
-    return apply_overrides(device, overrides) if overrides else device
+    return apply_overrides(device, overrides, unread) if overrides else device
 
 
 def load_workload(name_or_path: str | Path) -> Workload:
@@ -137,26 +139,6 @@ def _find(kind: str, what: str, name: str, extending: Path) -> Path:
 
 # ---------------------------------------------------------------- -C key=value
 
-_ASCEND = "schedules of ascend devices"
-#: Keys that change nothing on a device of a family, and what would read them.
-_UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "nvidia": MappingProxyType(
-            {
-                "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
-                "memory.gm.request_min_bytes": f"routes with an unaligned_factor: {_ASCEND}",
-                "memory.gm.alignment_bytes": f"{_ASCEND}, which keep rings in global memory",
-                "memory.gm.capacity_bytes": f"{_ASCEND}, which keep rings in global memory",
-                "cores.sm.engines.WARPS.queue_depth_count": f"{_ASCEND}: warps wait in order anyway",
-                "cores.sm.engines.TENSOR.queue_depth_count": f"{_ASCEND}: warps issue products",
-                "cores.sm.engines.TENSOR.startup_cycles": f"{_ASCEND}: a product of warps has steps",
-                "cores.sm.engines.TENSOR.arithmetic.*": "devices without steps of a product",
-                "cores.sm.engines.LDG.queue_depth_count": f"{_ASCEND}: a block's stages bound its loads",
-                "cores.sm.engines.LSU.phases.32.*": "accesses of 32 bits, which no schedule makes",
-            }
-        )
-    }
-)
 #: What a device that is described for its values only is read for.
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
 #: And as one of a node, whose file has the times of its kernels.
@@ -166,7 +148,11 @@ _OF_A_PLAN = "memory.gm.capacity_bytes"
 _LABELS = ("schema", "description", "architecture")
 
 
-def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | None:
+#: Keys that change nothing on a core family, by its name, and what would read them: ``schedules.unread_keys``.
+UnreadKeys = Callable[[str], Mapping[str, str]]
+
+
+def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *, in_node: bool = False) -> str | None:
     """Return what would read a key that changes no prediction on ``device``; None if it changes one.
 
     ``in_node``: the device is one of a node.
@@ -182,11 +168,13 @@ def reader_of(device: DeviceSpec, key: str, *, in_node: bool = False) -> str | N
         if any(fnmatchcase(key, pattern) for pattern in patterns):
             return None
         return "timing, and this device's file has no flags and no launch: it is not timed"
-    unread = _UNREAD.get(device.family, {})
-    return next((reader for pattern, reader in unread.items() if fnmatchcase(key, pattern)), None)
+    readers = unread(device.family) if unread else {}
+    return next((reader for pattern, reader in readers.items() if fnmatchcase(key, pattern)), None)
 
 
-def apply_overrides(device: ModelType, overrides: Mapping[str, object], *, in_node: bool = False) -> ModelType:
+def apply_overrides(
+    device: ModelType, overrides: Mapping[str, object], unread: UnreadKeys | None = None, *, in_node: bool = False
+) -> ModelType:
     """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
@@ -205,7 +193,7 @@ def apply_overrides(device: ModelType, overrides: Mapping[str, object], *, in_no
         if not is_fact:
             _set(data, key, text)
         if isinstance(device, DeviceSpec):
-            reader = reader_of(device, f"facts.{key}" if is_fact else key, in_node=in_node)
+            reader = reader_of(device, f"facts.{key}" if is_fact else key, unread, in_node=in_node)
             if reader is not None:
                 raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
     try:

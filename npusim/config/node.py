@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from npusim.config.device import DeviceSpec, LinkSpec
-from npusim.config.load import apply_overrides, load_device, read_spec, validated
+from npusim.config.load import UnreadKeys, apply_overrides, load_device, read_spec, validated
 from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import is_node_name, list_packaged, resolve
 from npusim.config.quantity import HardwareModel, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
@@ -297,7 +297,9 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
 
 
 def load_node_device(
-    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, object] | None = None
+    hw: str | Path | NodeSpec | NodeDevice,
+    overrides: Mapping[str, object] | None = None,
+    unread: UnreadKeys | None = None,
 ) -> NodeDevice:
     """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
 
@@ -319,7 +321,7 @@ def load_node_device(
     node = apply_overrides(node, of_node) if of_node else node
     is_same = isinstance(hw, NodeDevice) and node.device == name
     each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(node.device)
-    return NodeDevice.of(node, apply_overrides(each, of_device, in_node=True) if of_device else each)
+    return NodeDevice.of(node, apply_overrides(each, of_device, unread, in_node=True) if of_device else each)
 
 
 def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
@@ -328,14 +330,19 @@ def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
     return steps[0] in type(node).model_fields
 
 
-def load_machine(hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
+def load_machine(
+    hw: str | Path | DeviceSpec | NodeSpec,
+    overrides: Mapping[str, object] | None = None,
+    unread: UnreadKeys | None = None,
+) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path or as it is loaded.
 
-    ``overrides`` are ``-C key=value``.  Raises `SpecError` as `load_device` and `load_node_device`.
+    ``overrides`` are ``-C key=value``; those that are ``unread`` are refused.  Raises `SpecError` as `load_device`
+    and `load_node_device`.
     """
     if isinstance(hw, NodeSpec | NodeDevice):
-        return load_node_device(hw, overrides)
+        return load_node_device(hw, overrides, unread)
     if isinstance(hw, DeviceSpec):
-        return apply_overrides(hw, overrides) if overrides else hw
+        return apply_overrides(hw, overrides, unread) if overrides else hw
     resolve("hwconfigs", hw, what="device or node")  # an unknown name lists both
-    return (load_node_device if is_node(hw) else load_device)(hw, overrides)
+    return (load_node_device if is_node(hw) else load_device)(hw, overrides, unread)

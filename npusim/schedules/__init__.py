@@ -30,12 +30,13 @@ from npusim.schedules import (
     standard,
     tiling_allreduce,
 )
+from npusim.schedules.define import unread_keys
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "unread_keys"]
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {

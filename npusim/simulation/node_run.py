@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.config.node import NodeDevice, is_node, load_node_device
+from npusim.config.node import NodeDevice
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, SharedProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
@@ -51,8 +51,8 @@ def run_on_node(request: Request, given: Given | None = None, bits: NodeBits | N
     `NpusimError` that says what is wrong.
     """
     r, load = request, request.load()
-    place: Any = r.place()
-    machine = load_node_device(place, r.overrides) if is_node(place) else NodeDevice.alone(r.machine())
+    device = r.machine()
+    machine = device if isinstance(device, NodeDevice) else NodeDevice.alone(device)
     chosen = find_schedule(r.schedule, machine.family)
     is_attention = issubclass(chosen.problem, SharedProblem)
     sizes = r.sizes() if given is None or given.tensors is None else {**r.sizes(), "dtype": None}

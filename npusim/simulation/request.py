@@ -336,8 +336,9 @@ class Request:
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
         from npusim.config.node import load_machine
+        from npusim.schedules import unread_keys
 
-        return load_machine(self.place(), self.overrides)
+        return load_machine(self.place(), self.overrides, unread_keys)
 
     def place(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""
