@@ -113,33 +113,38 @@ class Measured(SpecModel):
                 yield name, value
 
 
-#: Sizes that a run takes besides a workload's name.
-OF_NAMED = ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype", "phase")
-
-
-#: What a latency is: `npusim.timing.result.KINDS`, told in ``npusim run``'s words.
+#: What a latency is: `npusim.timing.result.KINDS`, in ``npusim run``'s words.
 Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 
-class MeasuredWorkload(SpecModel):
+class RunSizes(SpecModel):
+    """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
+
+    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
+    seq_q: PositiveInt | None = None
+    seq_kv: PositiveInt | None = None
+    batch: PositiveInt | None = None
+    tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
+    causal: StrictBool | None = None
+    dtype: Text | None = None
+
+
+#: What a case says besides a workload's name.
+OF_NAMED = (*RunSizes.model_fields, "phase")
+
+
+class MeasuredWorkload(RunSizes):
     """What a case computes: a workload by name, or sizes of attention, of a matrix product (``m n k``),
     or of a copy (``bytes``).
     """
 
     name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
-    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
-    batch: PositiveInt | None = None
     heads: HeadCount | None = Field(default=None, description="of the whole layer")
     kv_heads: HeadCount | None = None
-    seq_q: PositiveInt | None = None
-    seq_kv: PositiveInt | None = None
     head_dim: PositiveInt | None = None
     value_head_dim: PositiveInt | None = None
     hidden: PositiveInt | None = Field(default=None, description="of the whole layer")
-    tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
-    causal: StrictBool | None = None
-    dtype: Text | None = None
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
@@ -181,13 +186,13 @@ class MeasuredWorkload(SpecModel):
 
     def problem(self) -> Problem:
         """Return the attention problem of one device; raise `SpecError` if it is none."""
-        given = {name: value for name, value in self if value is not None and name in Problem.model_fields}
+        sizes = {name: value for name, value in self if value is not None and name in Problem.model_fields}
         devices = self.tensor_parallel or 1
         if devices > 1:
             queries = self.heads or 1
             heads, kv_heads = shared_heads(queries, self.kv_heads or queries, devices)
-            given |= {"heads": heads, "kv_heads": kv_heads}
-        return Problem.model_validate(given)
+            sizes |= {"heads": heads, "kv_heads": kv_heads}
+        return Problem.model_validate(sizes)
 
 
 class _Options(SpecModel):
@@ -202,17 +207,17 @@ class _Options(SpecModel):
     def _words_of_run(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        found = dict(data)
-        if "hw" in found:
-            if "device" in found:
+        case = dict(data)
+        if "hw" in case:
+            if "device" in case:
                 raise fault_at("hw", "the same as `device`, which is there too; keep one")
-            found["device"] = found.pop("hw")
-        if isinstance(found.get("workload"), str):
-            found["workload"] = {"name": found["workload"]}
-        if isinstance(found.get("workload"), dict):
-            sizes = {name: found.pop(name) for name in OF_NAMED if name in found}
-            found["workload"] = {**found["workload"], **sizes}
-        return found
+            case["device"] = case.pop("hw")
+        if isinstance(case.get("workload"), str):
+            case["workload"] = {"name": case["workload"]}
+        if isinstance(case.get("workload"), dict):
+            sizes = {name: case.pop(name) for name in OF_NAMED if name in case}
+            case["workload"] = {**case["workload"], **sizes}
+        return case
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
     tiling: dict[str, TilingValue] | None = Field(default=None, description="absent: the schedule's default")
@@ -263,8 +268,7 @@ class MeasurementCase(_Options):
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:
         if self.measured.speedup is not None and self.baseline is None:
-            text = "missing; a speedup is relative to a baseline"
-            raise fault_at("baseline", text)
+            raise fault_at("baseline", "missing; a speedup is relative to a baseline")
         return self
 
     def baseline_case(self) -> Self | None:
@@ -296,8 +300,7 @@ class MeasurementFile(SpecModel):
         for index, case in enumerate(self.cases):
             if case.name in first:
                 text = f"{case.name!r} is also the name of case {first[case.name] + 1}"
-                key = f"cases.{index}.name"
-                raise fault_at(key, text)
+                raise fault_at(f"cases.{index}.name", text)
             first[case.name] = index
         return self
 
@@ -343,7 +346,7 @@ class ExpectedCycles(SpecModel):
     accepted: Acceptance | None = None
 
 
-class Case(SpecModel):
+class Case(RunSizes):
     """What accepted cases of both kinds say in the words of `npusim.run`."""
 
     description: Text | None = Field(default=None, description="why this case is here")
@@ -351,12 +354,6 @@ class Case(SpecModel):
     workload: Text | None = Field(
         default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
     )
-    seq: PositiveInt | None = None
-    seq_q: PositiveInt | None = None
-    seq_kv: PositiveInt | None = None
-    batch: PositiveInt | None = None
-    tensor_parallel: PositiveInt | None = None
-    causal: StrictBool | None = None
     dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None = None
     ignore: tuple[Text, ...] = ()
     method: Text = "auto"
