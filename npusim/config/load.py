@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -47,13 +47,12 @@ def load_device(
     SpecError
         Unknown name, faulty file or faulty override.
     """
-    device = validated(DeviceSpec, read_spec("hwconfigs", "device", name_or_path))
-    return apply_overrides(device, overrides, unread) if overrides else device
+    return apply_overrides(validated(DeviceSpec, read_spec("device", name_or_path)), overrides or {}, unread)
 
 
 def load_workload(name_or_path: str | Path) -> Workload:
     """Return a workload by packaged name (``pangu_38b``) or path; raises as `load_device`."""
-    return validated(Workload, read_spec("workloads", "workload", name_or_path))
+    return validated(Workload, read_spec("workload", name_or_path))
 
 
 def list_devices() -> list[str]:
@@ -113,28 +112,32 @@ def _schema_of(model: type[BaseModel]) -> str:
     return str(get_args(field.annotation)[0]) if field is not None else ""
 
 
-def read_spec(kind: str, what: str, name_or_path: str | Path) -> Document:
-    """Return the content of a packaged file by name, or of a file by path, with what it extends."""
-    path = resolve(kind, name_or_path, what=what)
-    if path.parent == packaged_folder(kind):
-        return _read_packaged(kind, what, path, _stamp(path.parent))
-    return read_inherited(path, partial(_find, kind, what))
+def read_spec(what: str, name_or_path: str | Path) -> Document:
+    """Return the content of a packaged file by name, or of a file by path, with what it extends.
+
+    ``what`` it is: a device, a node or a workload.
+    """
+    path = resolve(what, name_or_path)
+    is_packaged = path.parent in (packaged_folder("hwconfigs"), packaged_folder("workloads"))
+    return _read_packaged(what, path, _stamp(path.parent)) if is_packaged else _read(what, path)
 
 
 @lru_cache(maxsize=64)
-def _read_packaged(kind: str, what: str, path: Path, _stamp: object) -> Document:
+def _read_packaged(what: str, path: Path, _stamp: object) -> Document:
     """Return a packaged file, parsed once a process as long as no file of its folder changes."""
-    return read_inherited(path, partial(_find, kind, what))
+    return _read(what, path)
+
+
+def _read(what: str, path: Path) -> Document:
+    def find(name: str, extending: Path) -> Path:
+        return resolve(what, name, beside=extending.parent if name.endswith((".yaml", ".yml")) else None)
+
+    return read_inherited(path, find)
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.yaml"))]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-
-
-def _find(kind: str, what: str, name: str, extending: Path) -> Path:
-    is_path = name.endswith((".yaml", ".yml"))
-    return resolve(kind, name, what=what, beside=extending.parent if is_path else None)
 
 
 # ---------------------------------------------------------------- -C key=value
@@ -186,6 +189,8 @@ def apply_overrides(
         ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
         kind, or a key that changes nothing on this device (with what would read it).
     """
+    if not overrides:
+        return device
     data = device.model_dump(by_alias=True)
     texts = {key: _override_text(key, value) for key, value in overrides.items()}
     for key, text in texts.items():

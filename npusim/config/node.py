@@ -234,10 +234,10 @@ class NodeDevice(DeviceSpec):
             links["pcie"] = LinkSpec(bytes_per_s=node.pcie.bytes_per_s)
         if node.cpu is not None:
             links["dram"] = LinkSpec(bytes_per_s=node.cpu.dram_bytes_per_s)
-        own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
-        own |= {"name": node.name, "description": node.description}
-        own |= {"group_count": node.device_count, "links": {**device.links, **links}}
-        return cls.model_construct(**{**dict(device), **own})
+        fields: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
+        fields |= {"name": node.name, "description": node.description}
+        fields |= {"group_count": node.device_count, "links": {**device.links, **links}}
+        return cls.model_construct(**{**dict(device), **fields})
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
@@ -289,7 +289,7 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     SpecError
         Unknown name or faulty file: ``file:line  key: ...``.
     """
-    document = read_spec("hwconfigs", "node", name_or_path)
+    document = read_spec("node", name_or_path)
     node = validated(NodeSpec, document)
     if node.device_count.value > 1:
         return node
@@ -310,18 +310,17 @@ def load_node_device(
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
     of_node, of_device = {}, {}
     for key, value in (overrides or {}).items():
-        own = key.removeprefix("node.")
-        if own in _HOST_LINKS and own.split(".")[1] not in node.links:
-            own = _HOST_LINKS[own]
-        if own != key or _is_of_node(own.split("."), node):
-            of_node[own] = value
+        node_key = key.removeprefix("node.")
+        if node_key in _HOST_LINKS and node_key.split(".")[1] not in node.links:
+            node_key = _HOST_LINKS[node_key]
+        if node_key != key or _is_of_node(node_key.split("."), node):
+            of_node[node_key] = value
         else:
             of_device[key] = value
-    name = node.device
-    node = apply_overrides(node, of_node) if of_node else node
-    is_same = isinstance(hw, NodeDevice) and node.device == name
-    each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(node.device)
-    return NodeDevice.of(node, apply_overrides(each, of_device, unread, in_node=True) if of_device else each)
+    changed = apply_overrides(node, of_node)
+    is_same = isinstance(hw, NodeDevice) and changed.device == node.device
+    each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(changed.device)
+    return NodeDevice.of(changed, apply_overrides(each, of_device, unread, in_node=True))
 
 
 def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
@@ -343,6 +342,6 @@ def load_machine(
     if isinstance(hw, NodeSpec | NodeDevice):
         return load_node_device(hw, overrides, unread)
     if isinstance(hw, DeviceSpec):
-        return apply_overrides(hw, overrides, unread) if overrides else hw
-    resolve("hwconfigs", hw, what="device or node")  # an unknown name lists both
+        return apply_overrides(hw, overrides or {}, unread)
+    resolve("device or node", hw)  # an unknown name lists both
     return (load_node_device if is_node(hw) else load_device)(hw, overrides, unread)

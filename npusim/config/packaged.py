@@ -112,8 +112,8 @@ def is_node_name(name: str) -> bool:
     return bool(_NODE_NAME.search(name.replace("-", "_")))
 
 
-def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | None = None) -> Path:
-    """Return the file that a name or a path stands for.
+def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+    """Return the file that a name or a path stands for: of a device, a node, a "device or node", or a workload.
 
     A string that ends in ``.yaml`` or ``.yml`` or holds a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
@@ -133,6 +133,7 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")
         return path
+    kind = "workloads" if what == "workload" else "hwconfigs"
     files = _files(kind)
     names = [n for n in sorted(files) if what != "device" or not is_node_name(n)]
     name = text.replace("-", "_")

@@ -192,11 +192,11 @@ def test_packaged_files_are_parsed_once_and_anew_when_one_of_them_changes(
     shutil.copytree(packaged_folder("hwconfigs"), folder)
     for module in ("npusim.config.packaged", "npusim.config.load"):
         monkeypatch.setattr(f"{module}.packaged_folder", lambda kind: tmp_path / kind)
-    before = read_spec("hwconfigs", "device", "ascend_910b2")
-    assert read_spec("hwconfigs", "device", "ascend_910b2") is before
+    before = read_spec("device", "ascend_910b2")
+    assert read_spec("device", "ascend_910b2") is before
     assert load_device("ascend_910b3").clock_hz.value == 1.8e9
     base = folder / "ascend_910b2.yaml"
     base.write_text(base.read_text().replace("clock_hz: {value: 1.8e9", "clock_hz: {value: 1.81e9"))
-    assert read_spec("hwconfigs", "device", "ascend_910b2") is not before
+    assert read_spec("device", "ascend_910b2") is not before
     for name in ("ascend_910b2", "ascend_910b3"):
         assert load_device(name).clock_hz.value == 1.81e9, "what extends it changes with it"
