@@ -11,6 +11,8 @@ from npusim.errors import SpecError
 from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
 
@@ -68,9 +70,8 @@ def show_one(
 ) -> None:
     """Show every number of a device with its basis and source."""
     from npusim.config.node import load_machine
-    from npusim.schedules import unread_keys
 
-    device = load_machine(name, o.key_values(overrides, "-C"), unread_keys)
+    device = load_machine(name, o.key_values(overrides, "-C"), _unread_keys)
     if json:
         refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
         show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
@@ -148,3 +149,10 @@ def _summary(device: "DeviceSpec") -> str:
         bases[fact.basis] = bases.get(fact.basis, 0) + 1
     numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
     return f"{device.name}, {numbers}, digest {device.digest()}"
+
+
+def _unread_keys(family: str) -> "Mapping[str, str]":
+    """Return `schedules.unread_keys`, which are imported only where a number is changed: that takes a second."""
+    from npusim.schedules import unread_keys
+
+    return unread_keys(family)
