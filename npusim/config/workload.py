@@ -6,7 +6,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.data import DataRecipe, NormalData
 from npusim.config.model import (
     HeadCount,
     Name,
@@ -18,7 +17,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import Dtype, Problem, check_kv_heads, divisors_of
+from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
