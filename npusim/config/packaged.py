@@ -103,8 +103,8 @@ def _folders(package: str) -> list[Path]:
         spec = find_spec(top)
     except (ImportError, ValueError):
         return []
-    places = (spec and spec.submodule_search_locations) or ()
-    return [folder for place in places if (folder := Path(place, *below)).is_dir()]
+    locations = (spec and spec.submodule_search_locations) or ()
+    return [folder for location in locations if (folder := Path(location, *below)).is_dir()]
 
 
 def is_node_name(name: str) -> bool:

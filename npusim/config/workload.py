@@ -164,14 +164,14 @@ class Workload(SpecModel):
 
         A window no shorter than that changes nothing; without ``keys`` every window counts.
         """
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         window = self.sliding_window
         if window is not None and self.sliding_layers and (keys is None or keys > window):
             of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
-            found["window"] = f"{window} keys{of}"
+            parts["window"] = f"{window} keys{of}"
         if self.softcap is not None:
-            found["softcap"] = f"scores capped at {self.softcap:g}"
-        return {**found, **{name: UNMODELLED[name] for name in self.unmodelled}}
+            parts["softcap"] = f"scores capped at {self.softcap:g}"
+        return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
 
     def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
         """Return what a run over ``keys`` keys leaves out, as a table says it.
@@ -181,13 +181,13 @@ class Workload(SpecModel):
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        found = self.left_out(keys)
-        refused = [f"{name} ({what})" for name, what in found.items() if name not in ignore]
+        parts = self.left_out(keys)
+        refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(
-                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(found)}"
+                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(parts)}"
             )
-        return tuple(f"{name} ({what})" for name, what in found.items())
+        return tuple(f"{name} ({what})" for name, what in parts.items())
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:

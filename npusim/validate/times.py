@@ -207,10 +207,10 @@ def _residuals(
     predictor: Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
 ) -> list[Residual]:
     allowed = file.band_of(case)
-    found = []
+    residuals = []
     for quantity, measured in case.measured.items():
         predicted = predictor.quantity(case, quantity)
-        found.append(
+        residuals.append(
             Residual(
                 case.name,
                 case.group,
@@ -224,7 +224,7 @@ def _residuals(
                 bool({case.name, case.group} & predictor.fitted(case.device)),
             )
         )
-    return found
+    return residuals
 
 
 class Predictor:
