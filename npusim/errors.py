@@ -71,9 +71,9 @@ class CheckFailedError(NpusimError):
 def reason_of(error: OSError, file: Path) -> str:
     """Return why a file could not be written, in words that name what is in the way."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        there = (p for p in file.parents if p.exists() or p.is_symlink())
-        found = next((p for p in there if not p.is_dir()), file)
-        return f"{found} is not a folder"
+        existing = (p for p in file.parents if p.exists() or p.is_symlink())
+        obstacle = next((p for p in existing if not p.is_dir()), file)
+        return f"{obstacle} is not a folder"
     if isinstance(error, IsADirectoryError):
         return "there is a folder of that name"
     return error.strerror or str(error)

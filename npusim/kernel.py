@@ -17,8 +17,7 @@ from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.table import Instruction, Stage, choose
 from npusim.algorithms.tensors import AttentionTensors, attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Opcode

@@ -75,7 +75,7 @@ class CyclesRegression(_Stored):
         """
         __tracebackhide__ = True
         from npusim.baseline.cycles import cycles_of, why_of
-        from npusim.config.baseline_file import ExpectedCycles
+        from npusim.config.cases import ExpectedCycles
 
         obtained: dict[str, Any] = cycles_of(result).model_dump(exclude={"device_digest", "accepted"})
         stored = self._stored(basename)

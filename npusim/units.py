@@ -48,12 +48,12 @@ def parse_count(text: str, *, is_bytes: bool = False) -> int:
     >>> parse_count("8k"), parse_count("1.5MiB", is_bytes=True), parse_count("4_096")
     (8192, 1572864, 4096)
     """
-    found = _COUNT.fullmatch(text.strip())
+    match = _COUNT.fullmatch(text.strip())
     units = {**_COUNTS, **_BYTES} if is_bytes else _COUNTS
-    size = units.get(found["unit"].lower()) if found else None
-    if found is None or size is None:
+    size = units.get(match["unit"].lower()) if match else None
+    if match is None or size is None:
         raise ValueError(text)
-    exact = Fraction(found["number"].replace("_", "")) * size
+    exact = Fraction(match["number"].replace("_", "")) * size
     if exact.denominator != 1 or exact < 1:
         raise ValueError(text)
     return int(exact)

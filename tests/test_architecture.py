@@ -246,9 +246,7 @@ def test_only_the_command_line_prints() -> None:
 #: Where parts of a device are named outside machines/, and why.
 NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
-    "config/overrides.py": "keys of GPU files that no model reads: -C refuses them by their place in the file",
-    "config/measurements.py": "quantities of measurement files, as profilers call them",
-    "validate/template.py": "the same, in a file to begin with",
+    "config/cases.py": "quantities of measurement files, as profilers call them",
     "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }
 #: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.

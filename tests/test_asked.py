@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
 from npusim.explore import explore
 from npusim.run import run

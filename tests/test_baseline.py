@@ -9,14 +9,7 @@ import pytest
 import npusim
 from npusim import baseline
 from npusim.baseline import CheckOutcome, check_baselines, cycles_of
-from npusim.config.baseline_file import (
-    BaselineFile,
-    DecisionFile,
-    ExpectedCycles,
-    ExpectedDecision,
-    accepted_text,
-    load_case,
-)
+from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, ExpectedDecision, accepted_text, load_case
 from npusim.errors import OutputError, SpecError
 from npusim.explore import explore
 from npusim.machines.ascend.pricing import EnginePricing

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npusim.config.data import UniformData
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, UniformData
 from npusim.run import run
 
 

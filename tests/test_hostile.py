@@ -26,7 +26,7 @@ from npusim.report.output import default_folder
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
 from npusim.sanitize import csv_cell, json_safe, visible
 from npusim.simulation.inputs import load_tensors
-from npusim.validate.kernels import check_kernels
+from npusim.validate.bits import check_kernels
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 import npusim
 from npusim.algorithms.cells import kv_runs
 from npusim.cli.app import app
-from npusim.config.baseline_file import BaselineFile
-from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device, load_workload
-from npusim.config.problem import Dtype
+from npusim.config.problem import CopyProblem, Dtype, GemmProblem
 from npusim.config.tiling import build_tiling
 from npusim.explore.exploration import search
 from npusim.explore.search import Options

@@ -1,6 +1,6 @@
 """What was accepted, held against what npusim gives today: cycles to the last one, and which schedule and tile wins.
 
-A case is a small YAML file (`config.baseline_file`); ``npusim check`` runs a folder of them, and the
+A case is a small YAML file (`config.cases`); ``npusim check`` runs a folder of them, and the
 fixtures of `npusim.pytest_plugin` do the same inside a test suite.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.baseline.cycles import check_cycles, cycles_of
 from npusim.baseline.decision import check_decision
 from npusim.baseline.outcome import CheckOutcome, Update
-from npusim.config.baseline_file import BaselineFile, load_case
+from npusim.config.cases import BaselineFile, load_case
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
-from npusim.config.baseline_file import ExpectedCycles, UnitCycles
+from npusim.config.cases import ExpectedCycles, UnitCycles
 from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
 from npusim.report.parts import breakdown
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from npusim.config.baseline_file import BaselineFile
+    from npusim.config.cases import BaselineFile
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
 

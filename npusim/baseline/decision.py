@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim import __version__
 from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
-from npusim.config.baseline_file import ExpectedChoice, ExpectedDecision
-from npusim.config.kernels import CopyProblem, GemmProblem
+from npusim.config.cases import ExpectedChoice, ExpectedDecision
+from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.points import at
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from npusim.config.baseline_file import Candidate, DecisionFile
+    from npusim.config.cases import Candidate, DecisionFile
     from npusim.explore.exploration import Exploration
     from npusim.explore.store import PointOutcome as Tried
     from npusim.simulation.request import Request

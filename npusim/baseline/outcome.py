@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from npusim import __version__
-from npusim.config.baseline_file import BaselineFile, DecisionFile, accepted_text
+from npusim.config.cases import BaselineFile, DecisionFile, accepted_text
 from npusim.report.output import write_whole
 from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.config.baseline_file import Case, ExpectedCycles, ExpectedDecision
+    from npusim.config.cases import Case, ExpectedCycles, ExpectedDecision
     from npusim.errors import NpusimError
 
 Status = Literal["ok", "changed", "new", "failed", "updated"]

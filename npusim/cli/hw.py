@@ -9,6 +9,8 @@ from npusim.errors import SpecError
 from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
 
@@ -63,7 +65,7 @@ def show_one(
     """Show every number of a device with its basis and source."""
     from npusim.config.node import load_machine
 
-    device = load_machine(name, o.key_values(overrides, "-C"))
+    device = load_machine(name, o.key_values(overrides, "-C"), _unread_keys)
     if json:
         refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
         show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
@@ -72,9 +74,9 @@ def show_one(
 
 
 def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
+    from npusim.config.device_tables import validated_schedules
     from npusim.config.messages import suggest
     from npusim.config.quantity import BASES
-    from npusim.config.validated import validated_schedules
     from npusim.report.text import Cell, Facts, Grid, Heading, cells
 
     if basis is not None and basis not in BASES:
@@ -103,9 +105,9 @@ def _show(device: "DeviceSpec", only: str, basis: str | None) -> None:
 @app.verb("schema", ("npusim hw schema > hw.schema.json", "for your editor"))
 def schema() -> None:
     """Print the JSON Schema of hardware files."""
-    from npusim.config.load import device_schema
+    from npusim.config.device import DeviceSpec
 
-    show_json(device_schema())
+    show_json(DeviceSpec.model_json_schema())
 
 
 @app.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))
@@ -139,3 +141,10 @@ def _summary(device: "DeviceSpec") -> str:
         bases[fact.basis] = bases.get(fact.basis, 0) + 1
     numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
     return f"{device.name}, {numbers}, digest {device.digest()}"
+
+
+def _unread_keys(family: str) -> "Mapping[str, str]":
+    """Return `schedules.unread_keys`, which are imported only where a number is changed: that takes a second."""
+    from npusim.schedules import unread_keys
+
+    return unread_keys(family)

@@ -16,7 +16,7 @@ from npusim.errors import SpecError
 from npusim.simulation.request import OPTIONS, Option, Request, RunOptions, names_and_metavar
 
 if TYPE_CHECKING:
-    from npusim.config.kernels import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem
 
 
 def _devices() -> list[str]:
@@ -243,7 +243,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     """
     if text is None:
         return None
-    from npusim.config.kernels import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.units import parse_count
 
     given = key_values(text.split(","), "--problem")

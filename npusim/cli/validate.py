@@ -43,9 +43,9 @@ def validate(
     """
     if template:
         refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
-        from npusim.validate.template import TEMPLATE
+        from importlib.resources import files
 
-        typer.echo(TEMPLATE, nl=False)
+        typer.echo((files("npusim.cli") / "new_measurements.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if file is None:
         raise SpecError("which file? For example: npusim validate --template > measured.yaml")

@@ -86,9 +86,9 @@ def _text(value: object) -> str:
 @app.verb("schema", ("npusim workload schema > workload.schema.json", "for your editor"))
 def schema() -> None:
     """Print the JSON Schema of workload files."""
-    from npusim.config.load import workload_schema
+    from npusim.config.workload import Workload
 
-    show_json(workload_schema())
+    show_json(Workload.model_json_schema())
 
 
 @app.verb(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -12,11 +11,9 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorEngine
-from npusim.config.installed import clash, installed
-from npusim.config.launch import LaunchSpec
-from npusim.config.limits import fault_in, slow_link
-from npusim.config.model import Name, SpecModel, Text, fault_at
-from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
+from npusim.config.model import Name, SpecModel, Text, entry, fault_at
+from npusim.config.packaged import clash, installed
+from npusim.config.quantity import Choice, HardwareModel, Positive, PositiveWhole, Quantity, WholeQuantity, format_limit
 from npusim.errors import SpecError
 
 GM = "GM"
@@ -27,6 +24,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 #: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
 MACHINES = "npusim.machines"
+#: Links are simulated in 2**-20 byte a cycle: below this, a rate would be rounded by more than a thousandth.
+SLOWEST_BYTES_PER_CYCLE = 2**-10
 
 
 def _family(name: str) -> str:
@@ -127,9 +126,7 @@ class CoreSpec(SpecModel):
 
     def buffer(self, name: str) -> BufferSpec:
         """Return a buffer; raise `SpecError` naming those the core has."""
-        if name not in self.buffers:
-            raise SpecError(f"no buffer {name!r} in this core; it has: {', '.join(self.buffers)}")
-        return self.buffers[name]
+        return entry(self.buffers, name, f"no buffer {name!r} in this core; it has: ")
 
 
 class PowerSpec(SpecModel):
@@ -140,7 +137,55 @@ class PowerSpec(SpecModel):
     pause_s: Quantity = Field(description="without load between two calls")
 
 
-class DeviceSpec(SpecModel):
+class LaunchSpec(SpecModel):
+    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
+
+    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
+    block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    task_s: Quantity | None = Field(
+        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
+    )
+    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
+    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    host_issue_s: Quantity | None = Field(
+        default=None, description="the host's, to issue a kernel without waiting for it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_complete(self) -> Self:
+        parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
+        missing = [name for name, part in parts.items() if part is None]
+        if missing and len(missing) < len(parts):
+            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+        return self
+
+    def times(self, core_s: float, shares: Sequence[float]) -> tuple[dict[str, float], float]:
+        """Return a call's times (s) by what would measure them, and what launches take of a stream.
+
+        ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups
+        work beside the first, 0 to 1.  The host issues kernels one behind the other and waits once,
+        so that a call of several is held up by the slower of host and device.  Where a file states
+        one cost of a launch only, each kernel pays it.
+        """
+        overhead, kernels = float(self.kernel_overhead_s.value), len(shares)
+        if self.task_s is None or self.gap_s is None or self.host_issue_s is None:
+            return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
+        one = float(self.task_s.value)
+        every = one if self.task_all_s is None else float(self.task_all_s.value)
+        gap, issue = float(self.gap_s.value), float(self.host_issue_s.value)
+        tasks = [one + (every - one) * share for share in shares]
+        stream = sum(tasks) + gap * kernels
+        # The call's own launch is that of its first kernel.
+        behind = stream - tasks[0] - gap if tasks else 0.0
+        return {
+            "core": core_s,
+            "kernel": core_s + sum(tasks),
+            "back_to_back": max(issue * kernels, core_s + stream),
+            "call": overhead + max(issue * (kernels - 1), core_s + behind),
+        }, stream
+
+
+class DeviceSpec(HardwareModel):
     """A device; every number is a `Quantity`, its unit the end of its key.
 
     Immutable.  Cycles are those of ``clock_hz``; ``group_count`` core groups are what a launch
@@ -165,14 +210,15 @@ class DeviceSpec(SpecModel):
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
 
     @model_validator(mode="after")
-    def _numbers_are_of_this_world(self) -> Self:
-        fault = fault_in(self.facts())
+    def _links_are_not_slower_than_the_clock_resolves(self) -> Self:
+        clock, least = self.clock_hz.value, SLOWEST_BYTES_PER_CYCLE * self.clock_hz.value
         for name, link in self.links.items():
-            if fault is None:
-                rate = link.bytes_per_s.value
-                fault = slow_link(f"links.{name}.bytes_per_s", rate, self.clock_hz.value)
-        if fault is not None:
-            raise fault
+            if (rate := link.bytes_per_s.value) < least:
+                raise fault_at(
+                    f"links.{name}.bytes_per_s",
+                    f"{rate!r} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
+                    f"{format_limit(least)}, 1/{1 / SLOWEST_BYTES_PER_CYCLE:.0f} byte a cycle",
+                )
         return self
 
     @model_validator(mode="after")
@@ -213,23 +259,15 @@ class DeviceSpec(SpecModel):
 
     def core(self, name: str) -> CoreSpec:
         """Return a kind of core; raise `SpecError` naming those the device has."""
-        if name not in self.cores:
-            raise SpecError(f"{self.name}: no core {name!r}; it has: {', '.join(self.cores)}")
-        return self.cores[name]
+        return entry(self.cores, name, f"{self.name}: no core {name!r}; it has: ")
 
     def engine(self, core: str, name: str) -> EngineSpec:
         """Return an engine by core and pipe name; raise `SpecError` naming those there are."""
-        engines = self.core(core).engines
-        if name not in engines:
-            known = ", ".join(engines)
-            raise SpecError(f"{self.name}: no engine {name!r} in {core}; it has: {known}")
-        return engines[name]
+        return entry(self.core(core).engines, name, f"{self.name}: no engine {name!r} in {core}; it has: ")
 
     def link(self, name: str) -> LinkSpec:
         """Return a shared link; raise `SpecError` naming those the device has."""
-        if name not in self.links:
-            raise SpecError(f"{self.name}: no link {name!r}; it has: {', '.join(self.links)}")
-        return self.links[name]
+        return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
 
     @property
     def is_timed(self) -> bool:
@@ -255,10 +293,10 @@ class DeviceSpec(SpecModel):
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        self.core(core)
-        if core not in self.matrix_engines:
+        engine = next((e for e in self.core(core).engines.values() if isinstance(e, MatrixEngine)), None)
+        if engine is None:
             raise SpecError(f"{self.name}: {core} has no matrix unit")
-        return self.matrix_engines[core]
+        return engine
 
     @property
     def matrix_engines(self) -> dict[str, MatrixEngine]:
@@ -280,16 +318,6 @@ class DeviceSpec(SpecModel):
         """Return the duration of ``cycles`` of the device clock."""
         return cycles / self.clock_hz.value
 
-    def quantities(self) -> Iterator[tuple[str, Quantity]]:
-        """Yield every number with its dotted key, in the order of the file."""
-        for key, fact in self.facts():
-            if isinstance(fact, Quantity):
-                yield key, fact
-
-    def facts(self) -> Iterator[tuple[str, Sourced]]:
-        """Yield every sourced number and choice with its dotted key."""
-        yield from _facts("", self)
-
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.
         return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
@@ -304,39 +332,12 @@ class DeviceSpec(SpecModel):
         """Return the clock that a kernel of so many operations runs at, over ``clock_hz``."""
         if self.power is None or not flops:
             return 1.0
-        kind = next(k for k, c in self.cores.items() if any(isinstance(e, MatrixEngine) for e in c.engines.values()))
-        engine = self.matrix_engine(kind)
+        kind, engine = next(iter(self.matrix_engines.items()))
         step = next(iter(engine.fractals.values()))
         products = step.m_elements.value * step.n_elements.value * step.k_elements.value
         peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
         load = flops / seconds / peak * seconds / (seconds + self.power.pause_s.value)
         return min(1.0, float((self.power.limit_factor.value / load) ** self.power.exponent_factor.value))
-
-    def digest(self) -> str:
-        """Return a hash of the content, the same for equal devices: for a result's provenance."""
-        return content_digest(self)
-
-
-def content_digest(model: SpecModel) -> str:
-    """Return a short hash of a file's content."""
-    return hashlib.sha256(model.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
-
-
-def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
-    if isinstance(node, Sourced):
-        yield prefix, node
-        return
-    if isinstance(node, SpecModel):
-        fields = type(node).model_fields
-        children: Iterator[tuple[str, object]] = ((fields[name].alias or name, v) for name, v in node)
-    elif isinstance(node, Mapping):
-        children = iter(node.items())
-    elif isinstance(node, tuple):
-        children = ((str(index), child) for index, child in enumerate(node))
-    else:
-        return
-    for key, child in children:
-        yield from _facts(f"{prefix}.{key}" if prefix else key, child)
 
 
 def _known(key: str, value: str, allowed: set[str]) -> None:

@@ -1,7 +1,14 @@
-"""Strict YAML 1.2: a file as plain data, with the file and line of every key.
+"""Strict YAML 1.2: a file as plain data, with the file and line of every key, and with what it ``extends``.
 
 One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values
 are made from it here, so no second, slower round-trip parse is needed for error messages.
+
+``extends: <name>``: a file that says only what differs from another.  Mappings are merged key by key; a number or
+choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
+A key of the file may be dotted; ``null`` takes away what the other file has.
+
+``extends: {file: <name>, basis: assumed}`` is for another chip: every number that is taken over says
+so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.
 """
 
 from __future__ import annotations
@@ -20,8 +27,9 @@ from npusim.sanitize import regular_file
 from npusim.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import TypeGuard
 
     from ruamel.yaml.constructor import SafeConstructor
 
@@ -148,11 +156,11 @@ class _Builder:
         self.file = file
         self.places = places
         self.constructor = constructor
-        self.left = MOST_VALUES
+        self.count = 0
 
     def value(self, key: str, node: object) -> object:
-        self.left -= 1
-        if self.left < 0:
+        self.count += 1
+        if self.count > MOST_VALUES:
             first = key.partition(".")[0]
             raise SpecError(
                 f"{self.places[first]}  {first}: more than {MOST_VALUES:,} values here and before; do aliases multiply?"
@@ -204,3 +212,95 @@ class _Builder:
         except (YAMLError, ValueError, LookupError):
             text = node.value[:MOST_DIGITS]
             raise SpecError(f"{self.file}:{line}  {key}: {text!r} cannot be read as {kind}") from None
+
+
+def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:
+    """Return a document with everything it extends merged in; ``find`` resolves a name.
+
+    Raises
+    ------
+    SpecError
+        Any file is faulty, a base is unknown, or files extend each other in a circle.
+    """
+    return _read(path, find, chain=())
+
+
+def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]) -> Document:
+    document = read_document(path)
+    if "extends" not in document.data:
+        return document
+    name, is_assumed = document.data["extends"], False
+    if isinstance(name, dict) and name.keys() == {"file", "basis"} and name["basis"] == "assumed":
+        name, is_assumed = name["file"], True
+    if not isinstance(name, str) or not name:
+        wanted = "the name of another file, or {file: NAME, basis: assumed}"
+        raise document.error("extends", f"expected {wanted}, got {name!r}")
+    try:
+        base_path = find(name, path)
+    except SpecError as error:
+        raise document.error("extends", str(error)) from None
+    seen = (*chain, path.resolve())
+    if base_path.resolve() in seen:
+        circle = " -> ".join(step.stem for step in (*seen, base_path))
+        raise document.error("extends", f"files extend each other in a circle: {circle}")
+    base = _read(base_path, find, seen)
+    if is_assumed:
+        taken_over = {key: value for key, value in base.data.items() if key != "facts"}
+        base = Document(base.file, _assumed(taken_over, name), base.places)
+    return _Merge(base, document).merged()
+
+
+def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
+    """Return mappings with every number or choice as an assumption taken over from ``name``."""
+    if "value" in data:
+        known = {key: value for key, value in data.items() if key != "fitted_on"}
+        return {**known, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}
+    return {key: _assumed(value, name) if isinstance(value, dict) else value for key, value in data.items()}
+
+
+class _Merge:
+    """One file's keys written over another's, the places of keys along with them."""
+
+    def __init__(self, base: Document, override: Document) -> None:
+        self.base = base
+        self.override = override
+        self.places = {**base.places, "": override.places[""]}
+
+    def merged(self) -> Document:
+        data = self.base.data
+        for key, value in self.override.data.items():
+            if key != "extends":
+                data = self._with("", data, key.split("."), key, value)
+        return Document(self.override.file, data, self.places)
+
+    def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
+        """Return ``node``, which stands at ``path``, with ``value`` at ``steps`` below it.
+
+        ``key`` is how the overriding file spells it.  Nothing is written to: anchors may share mappings.
+        """
+        name, *below = steps
+        path = f"{path}.{name}" if path else name
+        old = node.get(name)
+        if below:
+            if not isinstance(old, dict):  # made if need be; validation judges it
+                old, self.places[path] = {}, self.override.place(key)
+            return {**node, name: self._with(path, old, below, key, value)}
+        if _is_branch(old) and _is_branch(value):
+            for child, child_value in value.items():
+                old = self._with(path, old, [child], f"{key}.{child}", child_value)
+            return {**node, name: old}
+        if value is None and name not in node:
+            keys = ", ".join(map(str, node)) or "nothing"
+            raise self.override.error(key, f"null takes away what the other file has; it has {keys} here")
+        for stale in [known for known in self.places if known.startswith(f"{path}.")]:
+            del self.places[stale]
+        for spelled, place in self.override.places.items():
+            if spelled == key or spelled.startswith(f"{key}."):
+                self.places[path + spelled.removeprefix(key)] = place
+        if value is None:
+            return {other: kept for other, kept in node.items() if other != name}
+        return {**node, name: value}
+
+
+def _is_branch(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict) and "value" not in value

@@ -1,26 +1,27 @@
-"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings."""
+"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings.
+
+What a file leaves to the library that reads it is filled in by model type: defaults are those of the configuration
+classes of Hugging Face transformers (4.5x), which write only what differs from them into a file: Gemma 3's text part
+states neither heads nor head size.
+"""
+
+from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_text
-from npusim.config.huggingface_models import (
-    ALIBI,
-    ENCODERS,
-    GATED,
-    LAYER_KINDS,
-    SINKS,
-    TWO_MATRIX_DECODERS,
-    WINDOW_PATTERNS,
-    with_defaults,
-)
 from npusim.config.messages import explain
-from npusim.config.model import HeadCount, PositiveInt
+from npusim.config.model import HeadCount, PositiveInt, fault_at
 from npusim.config.workload import WORKLOAD_SCHEMA, LatentAttention, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
@@ -30,6 +31,60 @@ _DEFAULT_SEQ = 4096
 _GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
 _DTYPES = ("float16", "bfloat16", "float32")
 
+ENCODERS = frozenset(
+    (
+        *("albert", "beit", "bert", "clip_vision_model", "deberta", "deberta-v2", "deit"),
+        *("dinov2", "distilbert", "electra", "modernbert", "mpnet", "nomic_bert", "roberta"),
+        *("siglip_vision_model", "vit", "vit_mae", "xlm-roberta"),
+    )
+)
+TWO_MATRIX_DECODERS = frozenset(
+    (
+        *("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
+        *("mpt", "opt", "pangu", "pangu_alpha", "phi", "starcoder2"),
+    )
+)
+#: Gated whatever their activation; with silu every FFN is, unless it is one of those above.
+GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
+#: Every n-th layer of these sees everything, even where the file does not say so.
+WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
+#: These add a bias that grows with the distance of query and key, and have no switch for it.
+ALIBI = frozenset(("bloom",))
+#: These have a learned score in every softmax that belongs to no key.
+SINKS = frozenset(("gpt_oss",))
+#: Entries of ``layer_types`` that are attention as npusim computes it, or that with a window.
+LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
+
+
+def _family(*sizes: int, **more: Any) -> Mapping[str, Any]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {**dict(zip(names, sizes, strict=True)), **more}
+
+
+_GELU = "gelu_pytorch_tanh"
+_QWEN: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28})
+_GEMMA: Mapping[str, Any] = MappingProxyType(
+    {"hidden_act": _GELU, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+)
+_MLA: Mapping[str, Any] = MappingProxyType(
+    {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+)
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": _family(4096, 11008, 32, 32, hidden_act="silu"),
+        "mistral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8, sliding_window=4096),
+        "mixtral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8),
+        "qwen2": _family(4096, 22016, 32, 32, **_QWEN),
+        "qwen3": _family(4096, 22016, 32, 32, head_dim=128, **_QWEN),
+        "gemma": _family(3072, 24576, 28, 16, hidden_act=_GELU, num_key_value_heads=16, head_dim=256),
+        "gemma2": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096, attn_logit_softcapping=50.0),
+        "gemma3_text": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096),
+        "deepseek_v3": _family(7168, 18432, 61, 128, hidden_act="silu", num_key_value_heads=128, **_MLA),
+    }
+)
+#: Multimodal configs whose text part may leave out its own type.
+_TEXT_TYPES = MappingProxyType({"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"})
+_INHERITED = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,6 +143,21 @@ class HuggingFaceConfig(BaseModel):
     v_head_dim: PositiveInt | None = None
 
 
+def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text model of a config with what its file leaves out; unknown types as they are."""
+    inner = data.get("text_config")
+    config = dict(data)
+    if isinstance(inner, dict) and "num_attention_heads" not in data:
+        is_stated = any(inner.get(key) is not None for key in _INHERITED)
+        inherited = {} if is_stated else {key: data[key] for key in _INHERITED if data.get(key) is not None}
+        text_type = _TEXT_TYPES.get(str(data.get("model_type", "")))
+        config = {**({"model_type": text_type} if text_type else {}), **inner, **inherited}
+    defaults = dict(_DEFAULTS.get(str(config.get("model_type", "")), {}))
+    if "hidden_activation" in config:
+        defaults.pop("hidden_act", None)
+    return {**defaults, **config}
+
+
 def import_config(
     path: str | Path,
     *,
@@ -105,7 +175,7 @@ def import_config(
     ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
     ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
-    taken, and what a file leaves to the library's defaults is filled in (`huggingface_models`).  What
+    taken, and what a file leaves to the library's defaults is filled in.  What
     npusim does not compute stands in ``unmodelled`` and in the fields of windows and soft-capping.
     Without a stated dtype: float16.
 
@@ -118,21 +188,23 @@ def import_config(
     """
     path = Path(path)
     text = read_text(path)
-    config = _parsed(path, text)
-    if config.is_encoder_decoder:
-        what = "its encoder and its decoder attend differently; write a workload file for each"
-        raise _fault(path, text, [("is_encoder_decoder", what)])
-    head_dim, value_head_dim, latent = _head_sizes(path, text, config)
-    heads = config.heads
-    kv_heads = heads if latent else _kv_heads(config)
-    # Before the workload checks it: this fault is the command line's, not the file's.
-    shared_heads(heads, kv_heads, tensor_parallel)
-    window, sliding_layers = _windows(config)
+    data = _json_object(path, text)
     try:
+        config = HuggingFaceConfig.model_validate(with_defaults(data))
+        if config.is_encoder_decoder:
+            two = "its encoder and its decoder attend differently; write a workload file for each"
+            raise fault_at("is_encoder_decoder", two)
+        head_dim, value_head_dim, latent = _head_sizes(config)
+        heads = config.heads
+        kv_heads = heads if latent else _kv_heads(config)
+        # Before the workload checks it: this fault is the command line's, not the file's.
+        shared_heads(heads, kv_heads, tensor_parallel)
+        window, sliding_layers = _windows(config)
+        model = f"{config.model_type or 'model'}: {config.layers} layers"
         return Workload(
             schema=WORKLOAD_SCHEMA,
             name=name or _name(path, config),
-            description=_description(config, heads, kv_heads, head_dim),
+            description=f"{model}, {heads} heads of {head_dim}, {kv_heads} KV heads",
             source=f"{path.name} ({config.model_type or 'unknown model type'})",
             heads=heads,
             kv_heads=kv_heads,
@@ -153,16 +225,18 @@ def import_config(
             batch=batch,
             seq=seq or _default_seq(config),
             causal=config.model_type not in ENCODERS or bool(config.is_decoder),
-            dtype=dtype or _dtype(path, text, config),
+            dtype=dtype or _dtype(config, "dtype" if _line(text, "dtype") > 1 else "torch_dtype"),
         )
     except ValidationError as error:
-        raise _fault(path, text, list(explain(error))) from None
+        faults = list(explain(error))
+    except PydanticCustomError as error:
+        context = error.context or {}
+        faults = [(context["key"], context["text"])]
+    raise SpecError("\n".join(f"{path}:{_line(text, key)}  {key}: {fault}" for key, fault in faults))
 
 
 def workload_yaml(workload: Workload) -> str:
     """Return the text of a workload file that `npusim.config.load.load_workload` reads back."""
-    from io import StringIO
-
     from ruamel.yaml import YAML
 
     yaml = YAML()
@@ -179,7 +253,7 @@ def workload_yaml(workload: Workload) -> str:
     return stream.getvalue()
 
 
-def _parsed(path: Path, text: str) -> HuggingFaceConfig:
+def _json_object(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -188,30 +262,22 @@ def _parsed(path: Path, text: str) -> HuggingFaceConfig:
         raise SpecError(f"{path}:1  not readable: {error}") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
-    try:
-        return HuggingFaceConfig.model_validate(with_defaults(data))
-    except ValidationError as error:
-        raise _fault(path, text, list(explain(error))) from None
-
-
-def _fault(path: Path, text: str, faults: list[tuple[str, str]]) -> SpecError:
-    lines = [f"{path}:{_line(text, key)}  {key}: {what}" for key, what in faults]
-    return SpecError("\n".join(lines))
+    return data
 
 
 def _line(text: str, key: str) -> int:
     """Return the line of a key in JSON text, 1 if it is not there."""
-    found = re.search(rf'"{re.escape(key)}"\s*:', text)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+    match = re.search(rf'"{re.escape(key)}"\s*:', text)
+    return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
-def _head_sizes(path: Path, text: str, config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | None]:
+def _head_sizes(config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | None]:
     """Return the sizes of query/key heads and of value heads, and MLA's ranks if it is MLA."""
     nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     if config.kv_lora_rank is not None:
         if nope is None or rope is None or value is None:
-            wanted = "qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
-            raise _fault(path, text, [("kv_lora_rank", f"latent attention also needs {wanted}")])
+            text = "latent attention also needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+            raise fault_at("kv_lora_rank", text)
         latent = LatentAttention(
             q_lora_rank=config.q_lora_rank, kv_lora_rank=config.kv_lora_rank, nope_head_dim=nope, rope_head_dim=rope
         )
@@ -219,19 +285,17 @@ def _head_sizes(path: Path, text: str, config: HuggingFaceConfig) -> tuple[int, 
     if config.head_dim is not None:
         return config.head_dim, value or config.head_dim, None
     if config.hidden_size % config.heads:
-        what = f"{config.hidden_size} is not divisible by {config.heads} heads; give head_dim"
-        raise _fault(path, text, [("hidden_size", what)])
+        raise fault_at("hidden_size", f"{config.hidden_size} is not divisible by {config.heads} heads; give head_dim")
     size = config.hidden_size // config.heads
     return size, value or size, None
 
 
 def _kv_heads(config: HuggingFaceConfig) -> int:
-    is_falcon = config.model_type == "falcon"
-    stated = config.kv_heads
     # Falcon states as many KV heads as query heads beside `multi_query`, and uses one.
-    if config.multi_query and not config.new_decoder_architecture and (is_falcon or not stated):
+    is_one = config.model_type == "falcon" or not config.kv_heads
+    if config.multi_query and not config.new_decoder_architecture and is_one:
         return 1
-    return stated or config.heads
+    return config.kv_heads or config.heads
 
 
 def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
@@ -263,15 +327,13 @@ def _is_gated(config: HuggingFaceConfig) -> bool:
     return kind not in ENCODERS | TWO_MATRIX_DECODERS and config.activation in _GATED_ACTIVATIONS
 
 
-def _dtype(path: Path, text: str, config: HuggingFaceConfig) -> Literal["float16", "bfloat16", "float32"]:
+def _dtype(config: HuggingFaceConfig, key: str) -> Literal["float16", "bfloat16", "float32"]:
     for known in _DTYPES:
         if config.dtype in (known, f"torch.{known}"):
             return known  # type: ignore[return-value]
     if config.dtype is None:
         return "float16"
-    key = "dtype" if _line(text, "dtype") > 1 else "torch_dtype"
-    what = f"{config.dtype!r} is none of {', '.join(_DTYPES)}; give --dtype"
-    raise _fault(path, text, [(key, what)])
+    raise fault_at(key, f"{config.dtype!r} is none of {', '.join(_DTYPES)}; give --dtype")
 
 
 def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
@@ -293,25 +355,19 @@ def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
 
 def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
     """Return what attention of this model does beside windows and soft-capping, and npusim does not."""
-    found: list[Unmodelled] = []
-    if config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi"):
-        found.append("alibi")
-    relative = (config.position_embedding_type or "").startswith("relative")
-    if relative or config.relative_attention_num_buckets is not None:
-        found.append("bias")
-    scaling = config.rope_scaling or {}
-    if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
+    scaling, positions = config.rope_scaling or {}, config.position_embedding_type or ""
+    has_alibi = config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi")
+    present: dict[Unmodelled, object] = {
+        "alibi": has_alibi,
+        "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,
         # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
-        found.append("rotary")
-    if config.model_type in SINKS:
-        found.append("sinks")
-    if config.attention_chunk_size is not None:
-        found.append("chunks")
-    if config.index_topk is not None:
-        found.append("sparse")
-    if not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"}:
-        found.append("layers")
-    return tuple(found)
+        "rotary": "dynamic" in (scaling.get("rope_type"), scaling.get("type")),
+        "sinks": config.model_type in SINKS,
+        "chunks": config.attention_chunk_size is not None,
+        "sparse": config.index_topk is not None,
+        "layers": not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"},
+    }
+    return tuple(name for name, is_present in present.items() if is_present)
 
 
 def _default_seq(config: HuggingFaceConfig) -> int:
@@ -325,8 +381,3 @@ def _name(path: Path, config: HuggingFaceConfig) -> str:
     folder = path.resolve().parent.name
     name = config.model_type if path.stem == "config" else path.stem
     return re.sub(r"\W+", "_", name or folder or "imported").strip("_").lower()
-
-
-def _description(config: HuggingFaceConfig, heads: int, kv_heads: int, head_dim: int) -> str:
-    kind = config.model_type or "model"
-    return f"{kind}: {config.layers} layers, {heads} heads of {head_dim}, {kv_heads} KV heads"

@@ -1,29 +1,32 @@
-"""Hardware and workload files, by packaged name or by path, strictly.
+"""Hardware and workload files, by packaged name or by path, strictly; ``-C key=value``: single values changed.
 
-Every fault is a `SpecError` whose lines start ``file:line  dotted.key: ``.
+Every fault of a file is a `SpecError` whose lines start ``file:line  dotted.key: ``.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from npusim.config.inherit import read_inherited
-from npusim.config.messages import explain
+from npusim.config.device import DeviceSpec
+from npusim.config.document import parse_scalar, read_inherited
+from npusim.config.messages import explain, suggest
 from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve
+from npusim.config.workload import Workload
 from npusim.errors import SpecError
+from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from npusim.config.device import DeviceSpec
     from npusim.config.document import Document
-    from npusim.config.workload import Workload
 
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
@@ -31,28 +34,25 @@ ModelType = TypeVar("ModelType", bound=BaseModel)
 RecordType = TypeVar("RecordType")
 
 
-def load_device(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
+def load_device(
+    name_or_path: str | Path, overrides: Mapping[str, object] | None = None, unread: UnreadKeys | None = None
+) -> DeviceSpec:
     """Return a device by packaged name (``ascend_910b2``) or path.
 
-    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it.
+    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it; those that are
+    ``unread`` are refused.
 
     Raises
     ------
     SpecError
         Unknown name, faulty file or faulty override.
     """
-    from npusim.config.device import DeviceSpec
-    from npusim.config.overrides import apply_overrides
-
-    device = validated(DeviceSpec, read_spec("hwconfigs", "device", name_or_path))
-    return apply_overrides(device, overrides) if overrides else device
+    return apply_overrides(validated(DeviceSpec, read_spec("device", name_or_path)), overrides or {}, unread)
 
 
 def load_workload(name_or_path: str | Path) -> Workload:
     """Return a workload by packaged name (``pangu_38b``) or path; raises as `load_device`."""
-    from npusim.config.workload import Workload
-
-    return validated(Workload, read_spec("workloads", "workload", name_or_path))
+    return validated(Workload, read_spec("workload", name_or_path))
 
 
 def list_devices() -> list[str]:
@@ -65,30 +65,14 @@ def list_workloads() -> list[str]:
     return list_packaged("workloads")
 
 
-def device_schema() -> dict[str, object]:
-    """Return the JSON Schema of hardware files (of whole ones: without ``extends``)."""
-    from npusim.config.device import DeviceSpec
-
-    schema: dict[str, object] = DeviceSpec.model_json_schema(by_alias=True)
-    return schema
-
-
-def workload_schema() -> dict[str, object]:
-    """Return the JSON Schema of workload files."""
-    from npusim.config.workload import Workload
-
-    schema: dict[str, object] = Workload.model_json_schema(by_alias=True)
-    return schema
-
-
 def validated(model: type[ModelType], document: Document) -> ModelType:
     """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
 
     A file of another kind of npusim's is told by its schema alone: its keys are no faults.
     """
-    wanted, given = _schema_of(model), document.data.get("schema")
-    if wanted and isinstance(given, str) and given.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
-        raise document.error("schema", f"{given!r} is another kind of file; {wanted!r} is needed here")
+    wanted, schema = _schema_of(model), document.data.get("schema")
+    if wanted and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
+        raise document.error("schema", f"{schema!r} is another kind of file; {wanted!r} is needed here")
     try:
         # Which families there are hangs on the packages that can be found.
         return _made(model, _Content(repr((document.data, sys.path)), document))  # type: ignore[return-value]
@@ -128,18 +112,27 @@ def _schema_of(model: type[BaseModel]) -> str:
     return str(get_args(field.annotation)[0]) if field is not None else ""
 
 
-def read_spec(kind: str, what: str, name_or_path: str | Path) -> Document:
-    """Return the content of a packaged file by name, or of a file by path, with what it extends."""
-    path = resolve(kind, name_or_path, what=what)
-    if path.parent == packaged_folder(kind):
-        return _read_packaged(kind, what, path, _stamp(path.parent))
-    return read_inherited(path, partial(_find, kind, what))
+def read_spec(what: str, name_or_path: str | Path) -> Document:
+    """Return the content of a packaged file by name, or of a file by path, with what it extends.
+
+    ``what`` it is: a device, a node or a workload.
+    """
+    path = resolve(what, name_or_path)
+    is_packaged = path.parent in (packaged_folder("hwconfigs"), packaged_folder("workloads"))
+    return _read_packaged(what, path, _stamp(path.parent)) if is_packaged else _read(what, path)
 
 
 @lru_cache(maxsize=64)
-def _read_packaged(kind: str, what: str, path: Path, _stamp: object) -> Document:
+def _read_packaged(what: str, path: Path, _stamp: object) -> Document:
     """Return a packaged file, parsed once a process as long as no file of its folder changes."""
-    return read_inherited(path, partial(_find, kind, what))
+    return _read(what, path)
+
+
+def _read(what: str, path: Path) -> Document:
+    def find(name: str, extending: Path) -> Path:
+        return resolve(what, name, beside=extending.parent if name.endswith((".yaml", ".yml")) else None)
+
+    return read_inherited(path, find)
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -147,6 +140,132 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
-def _find(kind: str, what: str, name: str, extending: Path) -> Path:
-    is_path = name.endswith((".yaml", ".yml"))
-    return resolve(kind, name, what=what, beside=extending.parent if is_path else None)
+# ---------------------------------------------------------------- -C key=value
+
+#: What a device that is described for its values only is read for.
+_OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
+#: And as one of a node, whose file has the times of its kernels.
+_OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
+#: What a node's plan of memory reads, whatever its device's family.
+_OF_A_PLAN = "memory.gm.capacity_bytes"
+_LABELS = ("schema", "description", "architecture")
+
+
+#: Keys that change nothing on a core family, by its name, and what would read them: ``schedules.unread_keys``.
+UnreadKeys = Callable[[str], Mapping[str, str]]
+
+
+def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *, in_node: bool = False) -> str | None:
+    """Return what would read a key that changes no prediction on ``device``; None if it changes one.
+
+    ``in_node``: the device is one of a node.
+    """
+    if key.startswith("facts."):
+        return "no model yet; `facts` keeps it with its source"
+    if key in _LABELS:
+        return "people"
+    if in_node and key == _OF_A_PLAN:
+        return None
+    if not device.is_timed:
+        patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
+        if any(fnmatchcase(key, pattern) for pattern in patterns):
+            return None
+        return "timing, and this device's file has no flags and no launch: it is not timed"
+    readers = unread(device.family) if unread else {}
+    return next((reader for pattern, reader in readers.items() if fnmatchcase(key, pattern)), None)
+
+
+def apply_overrides(
+    device: ModelType, overrides: Mapping[str, object], unread: UnreadKeys | None = None, *, in_node: bool = False
+) -> ModelType:
+    """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
+
+    Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
+    text (``name``); a value is a number, or text as ``-C`` gives it.
+
+    Raises
+    ------
+    SpecError
+        ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
+        kind, or a key that changes nothing on this device (with what would read it).
+    """
+    if not overrides:
+        return device
+    data = device.model_dump(by_alias=True)
+    texts = {key: _override_text(key, value) for key, value in overrides.items()}
+    for key, text in texts.items():
+        is_fact = _is_fact(data, key)
+        if not is_fact:
+            _set(data, key, text)
+        if isinstance(device, DeviceSpec):
+            reader = reader_of(device, f"facts.{key}" if is_fact else key, unread, in_node=in_node)
+            if reader is not None:
+                raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
+    try:
+        return type(device).model_validate(data)
+    except ValidationError as error:
+        lines = [_override_fault(key, text, texts) for key, text in explain(error, data)]
+        raise SpecError("\n".join(lines)) from None
+
+
+def _override_text(key: str, value: object) -> str:
+    """Return a value as a command line has it."""
+    if not isinstance(key, str):
+        raise SpecError(f"-C {key!r}={value!r}: a key is text: clock_hz, links.hbm.bytes_per_s")
+    if isinstance(value, bool) or not isinstance(value, str | Real):
+        raise SpecError(f"-C {key}={value!r}: expected a number, or text, not a {type(value).__name__}")
+    return str(value)
+
+
+def _is_fact(data: dict[str, object], key: str) -> bool:
+    """Return whether a key names what a file keeps under ``facts``, where no model reads it."""
+    node: object = data.get("facts")
+    for step in key.split("."):
+        node = node.get(step) if isinstance(node, dict) else None
+    return isinstance(node, dict) and "value" in node
+
+
+def _set(data: dict[str, object], key: str, text: str) -> None:
+    node: dict[str, object] = data
+    steps = key.split(".")
+    for index, step in enumerate(steps):
+        if step not in node:
+            parent = ".".join(steps[:index])
+            where = f" in {parent}" if parent else ""
+            raise SpecError(f"-C {key}={text}: no key {step!r}{where}{suggest(step, list(node))}")
+        child = node[step]
+        if index == len(steps) - 1:
+            node[step] = _replacement(child, key, text)
+        elif isinstance(child, dict) and "value" not in child:
+            node = child
+        else:
+            raise SpecError(f"-C {key}={text}: {'.'.join(steps[: index + 1])} has no keys below it")
+
+
+def _replacement(old: object, key: str, text: str) -> object:
+    if isinstance(old, dict) or old is None:
+        if old is not None and "value" not in old:
+            below = ", ".join(f"{key}.{name}" for name in list(old)[:4])
+            raise SpecError(f"-C {key}={text}: not a single value; its keys: {below}, ...")
+        return {"value": _number(key, text), "basis": "assumed", "source": "command line"}
+    if isinstance(old, str):
+        return text
+    raise SpecError(f"-C {key}={text}: a list cannot be changed here")
+
+
+def _number(key: str, text: str) -> object:
+    """Return the value that ``text`` says; of bytes also as people write them: ``64MiB``."""
+    value = parse_scalar(text)
+    if isinstance(value, str) and key.endswith("_bytes"):
+        try:
+            return parse_count(text, is_bytes=True)
+        except ValueError:
+            return value
+    return value
+
+
+def _override_fault(key: str, text: str, overrides: Mapping[str, str]) -> str:
+    for changed, value in overrides.items():
+        if key == changed or key.startswith(f"{changed}."):
+            return f"-C {changed}={value}: {text}"
+    return f"-C {' '.join(f'{k}={v}' for k, v in overrides.items())}: {key}: {text}"

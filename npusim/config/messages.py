@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from npusim.config.quantity import BASES, has_unit
 
@@ -22,23 +22,17 @@ _HINTS = MappingProxyType(
 )
 _EXPECTED = MappingProxyType(
     {
-        "finite_number": "a finite number",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-        "int_parsing": "a whole number",
-        "float_type": "a number",
-        "float_parsing": "a number",
-        "number_type": "a number",
-        "whole_number": "a whole number",
-        "bool_type": "true or false",
-        "bool_parsing": "true or false",
-        "string_type": "text",
-        "dataclass_type": "a mapping",
-        "model_type": "a mapping",
-        "model_attributes_type": "a mapping",
-        "dict_type": "a mapping",
-        "tuple_type": "a list",
-        "list_type": "a list",
+        kind: words
+        for words, kinds in (
+            ("a finite number", ("finite_number",)),
+            ("a number", ("float_type", "float_parsing", "number_type")),
+            ("a whole number", ("int_type", "int_from_float", "int_parsing", "whole_number")),
+            ("true or false", ("bool_type", "bool_parsing")),
+            ("text", ("string_type",)),
+            ("a mapping", ("dataclass_type", "model_type", "model_attributes_type", "dict_type")),
+            ("a list", ("tuple_type", "list_type")),
+        )
+        for kind in kinds
     }
 )
 _LIMITS = MappingProxyType(
@@ -86,12 +80,12 @@ def explain(error: ValidationError, data: object = None, model: type | None = No
 
 def _descriptions(fields: Mapping[str, FieldInfo]) -> Mapping[str, str]:
     """Return what each key of a file is for; of its schema, what to write."""
-    found = {}
+    descriptions = {}
     for name, field in fields.items():
         allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         key = field.alias or name
-        found[key] = f"write {key}: {allowed[0]}" if allowed else field.description or ""
-    return found
+        descriptions[key] = f"write {key}: {allowed[0]}" if allowed else field.description or ""
+    return descriptions
 
 
 def _path_in_data(details: ErrorDetails, data: object) -> tuple[str | int, ...]:
@@ -120,60 +114,60 @@ def _child(node: object, part: str | int) -> object:
 
 def _explain_one(details: ErrorDetails, wanted: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
     """Yield the key below the fault's place (often none) and the text."""
-    kind, value = details["type"], details["input"]
     context = details.get("ctx", {})
-    if kind == "unknown_keys":
-        for key in context["unknown"]:
-            yield str(key), f"unknown key{suggest(str(key), context['allowed'])}"
-    elif kind == "at_key":
-        yield context["key"], context["text"]
-    elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        tag = context["discriminator"].strip("'")
-        allowed = context.get("expected_tags", "")
-        given = f"{context['tag']!r} is not" if kind == "union_tag_invalid" else "missing;"
-        yield tag, f"{given} one of: {allowed}" if allowed else "missing"
-    else:
-        yield "", _text(kind, value, context, details, wanted)
+    match details["type"]:
+        case "unknown_keys":
+            for key in context["unknown"]:
+                yield str(key), f"unknown key{suggest(str(key), context['allowed'])}"
+        case "at_key":
+            yield context["key"], context["text"]
+        case "union_tag_invalid" | "union_tag_not_found" as kind:
+            allowed = context.get("expected_tags", "")
+            fault = f"{context['tag']!r} is not" if kind == "union_tag_invalid" else "missing;"
+            yield context["discriminator"].strip("'"), f"{fault} one of: {allowed}" if allowed else "missing"
+        case _:
+            yield "", _text(details, context, wanted)
 
 
-def _text(
-    kind: str, value: object, context: dict[str, object], details: ErrorDetails, wanted: Mapping[str, str] | None
-) -> str:
-    if kind == "missing":
-        key = str(details["loc"][-1])
-        if wanted is None:
-            return _missing(key)
-        return f"missing; {wanted[key]}" if wanted.get(key) and len(details["loc"]) == 1 else "missing"
-    if kind == "bare_value":
-        return (
-            f'{value!r} has no basis and no source; write {{value: {value}, basis: {" | ".join(BASES)}, source: "..."}}'
-        )
+def _text(details: ErrorDetails, context: dict[str, Any], wanted: Mapping[str, str] | None) -> str:
+    kind, value = details["type"], details["input"]
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {value!r}"
-    if kind == "literal_error":
-        return f"{value!r} is not one of: {context['expected']}"
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
         return f"{value!r} {words} {context[name]}"
-    if kind == "multiple_of":
-        return _multiple(value, context["multiple_of"])
-    if kind == "too_short":
-        return f"needs at least {context['min_length']} of them, not {context['actual_length']}"
-    if kind == "string_too_short":
-        return "must not be empty"
-    if kind == "file_name":
-        return str(context["text"])
-    if kind == "value_error":
-        return str(context["error"])
+    match kind:
+        case "missing":
+            key = str(details["loc"][-1])
+            if wanted is None:
+                return _missing(key)
+            return f"missing; {wanted[key]}" if wanted.get(key) and len(details["loc"]) == 1 else "missing"
+        case "bare_value":
+            return f"{value!r} has no basis and no source; write {_sourced(value)}"
+        case "literal_error":
+            return f"{value!r} is not one of: {context['expected']}"
+        case "multiple_of":
+            return _multiple(value, context["multiple_of"])
+        case "too_short":
+            return f"needs at least {context['min_length']} of them, not {context['actual_length']}"
+        case "string_too_short":
+            return "must not be empty"
+        case "file_name":
+            return str(context["text"])
+        case "value_error":
+            return str(context["error"])
     return f"{details['msg']} (got {value!r})" if not isinstance(value, dict) else details["msg"]
+
+
+def _sourced(value: object) -> str:
+    """Return how a value is written with its basis and source."""
+    return f'{{value: {value}, basis: {" | ".join(BASES)}, source: "..."}}'
 
 
 def _missing(key: str) -> str:
     if key in _HINTS:
         return _HINTS[key]
-    if has_unit(key):
-        return f'missing; write {key}: {{value: ..., basis: {" | ".join(BASES)}, source: "..."}}'
-    return "missing"
+    return f"missing; write {key}: {_sourced('...')}" if has_unit(key) else "missing"
 
 
 def _multiple(value: object, step: object) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from npusim.errors import SpecError
+
+EntryType = TypeVar("EntryType")
 
 # Sizes are exact as float64 too.
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
@@ -13,6 +18,7 @@ PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
 #: Longest name: with a schedule, a length and an ending it still makes a file name.
@@ -69,6 +75,13 @@ class SpecModel(BaseModel):
     def file_keys(cls) -> list[str]:
         """Return the keys of this model as they are written in a file."""
         return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+def entry(table: Mapping[str, EntryType], name: str, fault: str) -> EntryType:
+    """Return an entry of a table; raise `SpecError`, which is ``fault`` and the names that there are."""
+    if name not in table:
+        raise SpecError(fault + ", ".join(table))
+    return table[name]
 
 
 def fault_at(key: str, text: str) -> PydanticCustomError:

@@ -9,13 +9,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.device import DeviceSpec, LinkSpec, _facts, content_digest
-from npusim.config.limits import fault_in
-from npusim.config.load import load_device, read_spec, validated
-from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, fault_at
-from npusim.config.overrides import apply_overrides
+from npusim.config.device import DeviceSpec, LinkSpec
+from npusim.config.load import UnreadKeys, apply_overrides, load_device, read_spec, validated
+from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import is_node_name, list_packaged, resolve
-from npusim.config.quantity import Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
+from npusim.config.quantity import HardwareModel, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
 NODE_FAMILY = "node"
@@ -163,7 +161,7 @@ class PcieSpec(SpecModel):
     )
 
 
-class NodeSpec(SpecModel):
+class NodeSpec(HardwareModel):
     """Several equal devices and what joins them; every number is a `Quantity`.
 
     ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to
@@ -191,10 +189,6 @@ class NodeSpec(SpecModel):
         """Return what schedules of nodes are registered under."""
         return NODE_FAMILY
 
-    def digest(self) -> str:
-        """Return a hash of the content, as a device has one."""
-        return content_digest(self)
-
     @property
     def default_driver(self) -> str:
         """Return the first driver of the file."""
@@ -202,22 +196,7 @@ class NodeSpec(SpecModel):
 
     def driver(self, name: str) -> DriverSpec:
         """Return a driver; raise `SpecError` naming those the node has."""
-        if name not in self.drivers:
-            raise SpecError(
-                f"{self.name}: no collective is driven by {name!r} here; there are {', '.join(self.drivers)}"
-            )
-        return self.drivers[name]
-
-    def facts(self) -> Iterator[tuple[str, Sourced]]:
-        """Yield every sourced number with its dotted key."""
-        yield from _facts("", self)
-
-    @model_validator(mode="after")
-    def _numbers_are_of_this_world(self) -> Self:
-        fault = fault_in(self.facts())
-        if fault is not None:
-            raise fault
-        return self
+        return entry(self.drivers, name, f"{self.name}: no collective is driven by {name!r} here; there are ")
 
     @model_validator(mode="after")
     def _edges_join_what_exists(self) -> Self:
@@ -255,10 +234,10 @@ class NodeDevice(DeviceSpec):
             links["pcie"] = LinkSpec(bytes_per_s=node.pcie.bytes_per_s)
         if node.cpu is not None:
             links["dram"] = LinkSpec(bytes_per_s=node.cpu.dram_bytes_per_s)
-        own: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
-        own |= {"name": node.name, "description": node.description}
-        own |= {"group_count": node.device_count, "links": {**device.links, **links}}
-        return cls.model_construct(**{**dict(device), **own})
+        fields: dict[str, object] = {"family": NODE_FAMILY, "node": node, "each": device}
+        fields |= {"name": node.name, "description": node.description}
+        fields |= {"group_count": node.device_count, "links": {**device.links, **links}}
+        return cls.model_construct(**{**dict(device), **fields})
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
@@ -310,7 +289,7 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     SpecError
         Unknown name or faulty file: ``file:line  key: ...``.
     """
-    document = read_spec("hwconfigs", "node", name_or_path)
+    document = read_spec("node", name_or_path)
     node = validated(NodeSpec, document)
     if node.device_count.value > 1:
         return node
@@ -318,7 +297,9 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
 
 
 def load_node_device(
-    hw: str | Path | NodeSpec | NodeDevice, overrides: Mapping[str, object] | None = None
+    hw: str | Path | NodeSpec | NodeDevice,
+    overrides: Mapping[str, object] | None = None,
+    unread: UnreadKeys | None = None,
 ) -> NodeDevice:
     """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
 
@@ -329,18 +310,17 @@ def load_node_device(
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
     of_node, of_device = {}, {}
     for key, value in (overrides or {}).items():
-        own = key.removeprefix("node.")
-        if own in _HOST_LINKS and own.split(".")[1] not in node.links:
-            own = _HOST_LINKS[own]
-        if own != key or _is_of_node(own.split("."), node):
-            of_node[own] = value
+        node_key = key.removeprefix("node.")
+        if node_key in _HOST_LINKS and node_key.split(".")[1] not in node.links:
+            node_key = _HOST_LINKS[node_key]
+        if node_key != key or _is_of_node(node_key.split("."), node):
+            of_node[node_key] = value
         else:
             of_device[key] = value
-    name = node.device
-    node = apply_overrides(node, of_node) if of_node else node
-    is_same = isinstance(hw, NodeDevice) and node.device == name
-    each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(node.device)
-    return NodeDevice.of(node, apply_overrides(each, of_device, in_node=True) if of_device else each)
+    changed = apply_overrides(node, of_node)
+    is_same = isinstance(hw, NodeDevice) and changed.device == node.device
+    each = hw.each if is_same and isinstance(hw, NodeDevice) else load_device(changed.device)
+    return NodeDevice.of(changed, apply_overrides(each, of_device, unread, in_node=True))
 
 
 def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
@@ -349,14 +329,19 @@ def _is_of_node(steps: list[str], node: NodeSpec) -> bool:
     return steps[0] in type(node).model_fields
 
 
-def load_machine(hw: str | Path | DeviceSpec | NodeSpec, overrides: Mapping[str, object] | None = None) -> DeviceSpec:
+def load_machine(
+    hw: str | Path | DeviceSpec | NodeSpec,
+    overrides: Mapping[str, object] | None = None,
+    unread: UnreadKeys | None = None,
+) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path or as it is loaded.
 
-    ``overrides`` are ``-C key=value``.  Raises `SpecError` as `load_device` and `load_node_device`.
+    ``overrides`` are ``-C key=value``; those that are ``unread`` are refused.  Raises `SpecError` as `load_device`
+    and `load_node_device`.
     """
     if isinstance(hw, NodeSpec | NodeDevice):
-        return load_node_device(hw, overrides)
+        return load_node_device(hw, overrides, unread)
     if isinstance(hw, DeviceSpec):
-        return apply_overrides(hw, overrides) if overrides else hw
-    resolve("hwconfigs", hw, what="device or node")  # an unknown name lists both
-    return (load_node_device if is_node(hw) else load_device)(hw, overrides)
+        return apply_overrides(hw, overrides or {}, unread)
+    resolve("device or node", hw)  # an unknown name lists both
+    return (load_node_device if is_node(hw) else load_device)(hw, overrides, unread)

@@ -1,16 +1,18 @@
-"""The data that comes with the package: hardware files, workloads and their tensors; devices of other packages.
+"""What comes with npusim (hardware files, workloads, tensors) and with other installed packages (by entry points).
 
 In a checkout the folders stand beside the package, in an installed wheel inside it.
 """
 
 from __future__ import annotations
 
+import csv
 import re
+import sys
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from npusim.config.installed import entries
 from npusim.errors import SpecError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -18,6 +20,33 @@ _NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")
 #: Entry points of installed packages: ``name = "a.package"``, whose folder holds devices and nodes as YAML.
 DEVICES = "npusim.devices"
+
+
+def entries(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group, of all packages on the path."""
+    return _entries(group, tuple(sys.path))
+
+
+@cache
+def _entries(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def installed(group: str) -> dict[str, str]:
+    """Return ``{name: "package.module:thing"}`` of a group."""
+    return {entry.name: entry.value for entry in entries(group)}
+
+
+def clash(group: str, name: str, *, is_ours: bool) -> str:
+    """Return in words who bring a name together, npusim among them or not; empty where at most one does."""
+    sources = ["npusim itself"] if is_ours else []
+    for entry in entries(group):
+        if entry.name == name:
+            package = f" ({entry.dist.name} {entry.dist.version})" if entry.dist else ""
+            sources.append(f"{entry.value}{package}")
+    if len(sources) < 2:
+        return ""
+    return f"{name!r} is brought by {' and by '.join(sources)}; uninstall one, or rename its entry point of {group}"
 
 
 def packaged_folder(kind: str) -> Path:
@@ -36,11 +65,20 @@ def list_packaged(kind: str) -> list[str]:
 
 def _files(kind: str) -> dict[str, list[Path]]:
     """Return the files of a kind by name: more than one where packages bring the same."""
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for folder in (packaged_folder(kind), *(installed_folders() if kind == "hwconfigs" else ())):
         for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem.replace("-", "_"), []).append(path)
-    return found
+            files.setdefault(path.stem.replace("-", "_"), []).append(path)
+    return files
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV table beside the packaged hardware files, less its comments; none if there is none."""
+    path = packaged_folder("hwconfigs") / name
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
 @cache
@@ -65,8 +103,8 @@ def _folders(package: str) -> list[Path]:
         spec = find_spec(top)
     except (ImportError, ValueError):
         return []
-    places = (spec and spec.submodule_search_locations) or ()
-    return [folder for place in places if (folder := Path(place, *below)).is_dir()]
+    locations = (spec and spec.submodule_search_locations) or ()
+    return [folder for location in locations if (folder := Path(location, *below)).is_dir()]
 
 
 def is_node_name(name: str) -> bool:
@@ -74,8 +112,8 @@ def is_node_name(name: str) -> bool:
     return bool(_NODE_NAME.search(name.replace("-", "_")))
 
 
-def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | None = None) -> Path:
-    """Return the file that a name or a path stands for.
+def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+    """Return the file that a name or a path stands for: of a device, a node, a "device or node", or a workload.
 
     A string that ends in ``.yaml`` or ``.yml`` or holds a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
@@ -95,6 +133,7 @@ def resolve(kind: str, name_or_path: str | Path, *, what: str, beside: Path | No
         if not path.is_file():
             raise SpecError(f"{path}: no such {what} file")
         return path
+    kind = "workloads" if what == "workload" else "hwconfigs"
     files = _files(kind)
     names = [n for n in sorted(files) if what != "device" or not is_node_name(n)]
     name = text.replace("-", "_")

@@ -1,24 +1,118 @@
-"""The attention that one device computes in one call: shapes, mask, formats, input recipe."""
+"""What is computed, and of which inputs: attention, kernels to validate a machine by, layers, models."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from npusim.config.data import DataRecipe, NormalData
 from npusim.config.messages import explain
-from npusim.config.model import HeadCount, PositiveInt, SpecModel, StrictBool, StrictFloat
+from npusim.config.model import (
+    HeadCount,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    StrictBool,
+    StrictFloat,
+    fault_at,
+)
 from npusim.errors import SpecError
 from npusim.units import ceil_div
 
 # Sides of the Cube's fractal: head sizes fill whole fractals.
 FRACTAL = 16
-
-
+NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
+#: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
+#: is what CANN's BSND, BSH and TND have in common).
+Layout = Literal["bnsd", "bsnd"]
+#: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
+InputScale = Annotated[PositiveFloat, Field(description="what a stored value is multiplied by")]
+
+
+# ---------------------------------------------------------------- recipes for input tensors
+
+
+class _SeededData(SpecModel):
+    changes_tensors: ClassVar[bool] = False
+    seed: NonNegativeInt = Field(default=0, description="of the random generator")
+
+
+class NormalData(_SeededData):
+    """Independent normal entries of Q, K and V."""
+
+    kind: Literal["normal"] = "normal"
+    mean: StrictFloat = 0.0
+    deviation: PositiveFloat = 1.0
+
+
+class UniformData(_SeededData):
+    """Independent entries, uniform in ``[x0 - amplitude, x0 + amplitude]`` (PASA, equation 9)."""
+
+    kind: Literal["uniform"]
+    x0: StrictFloat
+    amplitude: NonNegativeFloat
+
+
+class HybridData(_SeededData):
+    """Normal entries with rare outliers: ``N(x0, 1) + N(0, amplitude^2) Bernoulli(p)`` (PASA, eq. 10)."""
+
+    kind: Literal["hybrid"]
+    x0: StrictFloat
+    amplitude: NonNegativeFloat
+    # PASA section 3.1, as FlashAttention-3's accuracy test.
+    probability: Annotated[StrictFloat, Field(ge=0, le=1)] = 0.001
+
+
+class SinkData(_SeededData):
+    """Scores N(0, 1), and on the first ``sinks`` keys ``gap`` more; V normal (P-Cast, section 3.1).
+
+    Realised in Q and K: every query has length 1/scale in all dimensions but the last, so that its
+    scores on normal keys are N(0, 1) exactly; the last dimension carries the gap.
+    """
+
+    kind: Literal["sink"]
+    gap: StrictFloat = Field(description="what sinks' scores, already scaled, are raised by")
+    sinks: PositiveInt = Field(default=4, description="sink tokens, the first keys")
+
+
+class ResonanceData(_SeededData):
+    """Q and K share one wave along the head dimension (PASA, section 3.3.2 and figure 6).
+
+    Row entries are ``amplitude cos(2 pi frequency c / head_dim) + N(0, deviation^2)``; K's wave lags
+    by ``phase_degrees``.  Without deviation all entries of Q K^T are query_amplitude key_amplitude
+    head_dim / 2 cos(phase): large and positive in phase (0), large and negative out of phase (180).
+    """
+
+    kind: Literal["resonance"]
+    query_amplitude: PositiveFloat
+    key_amplitude: PositiveFloat
+    frequency: PositiveInt = Field(description="periods along the head dimension")
+    phase_degrees: StrictFloat = Field(description="lag of K's wave behind Q's")
+    deviation: NonNegativeFloat = 1.0
+
+
+class AmplifiedData(SpecModel):
+    """Real tensors with the mean of K over the keys amplified: ``K' = (K - mean) + gain mean``.
+
+    What it gives is called amplified, never real; the workload names the tensors.
+    """
+
+    changes_tensors: ClassVar[bool] = True
+    kind: Literal["amplified"]
+    gain: PositiveFloat
+
+
+# A new recipe is a new member here; its generator stands beside the others in `numerics`.
+DataRecipe = Annotated[
+    NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData, Field(discriminator="kind")
+]
+
+
+# ---------------------------------------------------------------- one device
 
 
 def element_bytes(fmt: str) -> int:
@@ -28,11 +122,16 @@ def element_bytes(fmt: str) -> int:
     return get_format(fmt).size_bytes
 
 
-#: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
-#: is what CANN's BSND, BSH and TND have in common).
-Layout = Literal["bnsd", "bsnd"]
-#: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
-InputScale = Annotated[StrictFloat, Field(gt=0, description="what a stored value is multiplied by")]
+def divisors_of(number: int) -> list[int]:
+    """Return the divisors of ``number``, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def check_kv_heads(heads: int, kv_heads: int) -> None:
+    """Raise what pydantic reports if query heads cannot share the KV heads equally; lists the divisors."""
+    if heads % kv_heads:
+        possible = " ".join(map(str, divisors_of(heads)))
+        raise fault_at("kv_heads", f"{kv_heads} does not divide {heads} query heads; possible: {possible}")
 
 
 class Sizes(SpecModel):
@@ -86,25 +185,21 @@ class Problem(Sizes):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.heads % self.kv_heads:
-            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            raise SpecError(
-                f"kv_heads: {self.kv_heads} does not divide {self.heads} query heads; "
-                f"possible: {' '.join(map(str, fitting))}"
-            )
+        check_kv_heads(self.heads, self.kv_heads)
         for name in ("head_dim", "value_head_dim"):
             _check_head_size(name, getattr(self, name))
         if self.causal and self.seq_q > self.seq_kv:
-            raise SpecError(
-                f"seq_q: {self.seq_q} causal queries but only {self.seq_kv} keys: the first "
-                f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q"
+            raise fault_at(
+                "seq_q",
+                f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first "
+                f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q",
             )
         if self.causal and self.causal_offset < 0:
-            raise SpecError(f"causal_offset: {self.causal_offset} leaves query 0 without a key; must be >= 0")
+            raise fault_at("causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0")
         if self.is_scaled and self.dtype != "float8_e4m3fn":
-            raise SpecError(f"q_scale, k_scale, v_scale: only float8_e4m3fn inputs have them, not {self.dtype}")
+            raise fault_at("q_scale, k_scale, v_scale", f"only float8_e4m3fn inputs have them, not {self.dtype}")
         if self.scale == 0:
-            raise SpecError("scale: 0 makes all keys equal; must not be 0")
+            raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
 
     @property
@@ -157,8 +252,7 @@ class Problem(Sizes):
 
     def dense_flops(self) -> int:
         """Return operations of both products without a mask, as papers count causal ones too."""
-        per_pair = 2 * (self.head_dim + self.value_head_dim)
-        return self.batch * self.heads * self.seq_q * self.seq_kv * per_pair
+        return self.flops_of(self.seq_q * self.seq_kv)
 
 
 def _check_head_size(name: str, value: int) -> None:
@@ -166,4 +260,141 @@ def _check_head_size(name: str, value: int) -> None:
         return
     upper = ceil_div(value, FRACTAL) * FRACTAL
     nearest = f"{upper - FRACTAL} or {upper}" if upper > FRACTAL else str(upper)
-    raise SpecError(f"{name}: {value} is not a multiple of {FRACTAL}; nearest allowed: {nearest}")
+    raise fault_at(name, f"{value} is not a multiple of {FRACTAL}; nearest allowed: {nearest}")
+
+
+class GemmProblem(Sizes):
+    """``C (m, n) = A (m, k) B (k, n)`` on one device."""
+
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    dtype: Dtype = "float16"
+
+    def flops(self) -> int:
+        """Return operations, 2 a multiply-add."""
+        return 2 * self.m * self.n * self.k
+
+    def bytes_moved(self) -> int:
+        """Return the bytes of A, B and C, each once."""
+        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return elements * element_bytes(self.dtype)
+
+
+class CopyProblem(Sizes):
+    """A copy of ``bytes`` from global memory to global memory."""
+
+    bytes: PositiveInt
+
+    def flops(self) -> int:
+        """Return 0: nothing is computed."""
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Return the bytes read and written."""
+        return 2 * self.bytes
+
+
+class RowsProblem(Sizes):
+    """What stands between the products of a layer, on ``heads`` matrices of (rows, cols).
+
+    ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
+    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone.
+    """
+
+    what: Literal["norm", "rotary", "gate", "gelu"]
+    heads: PositiveInt = 1
+    rows: PositiveInt
+    cols: PositiveInt
+    dtype: Dtype = "float16"
+
+    def flops(self) -> int:
+        """Return 0: no products."""
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Return the bytes of inputs and results, each once."""
+        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2}[self.what]
+        shared = 2 * self.rows * self.cols if self.what == "rotary" else 0
+        return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
+
+
+AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem
+
+
+# ---------------------------------------------------------------- several devices
+
+
+class SharedProblem(Problem):
+    """Attention whose heads ``ranks`` devices share; the sizes are those of one device."""
+
+    ranks: PositiveInt
+
+    @classmethod
+    def around(cls, attention: Problem, **more: object) -> Self:
+        """Return the problem whose attention on one device is ``attention``."""
+        return cls(**{**{n: getattr(attention, n) for n in Problem.model_fields}, **more})
+
+    @property
+    def attention(self) -> Problem:
+        """Return the attention of one device."""
+        return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
+
+    @property
+    def whole(self) -> Problem:
+        """Return the attention of all heads."""
+        heads = {"heads": self.heads * self.ranks, "kv_heads": self.kv_heads * self.ranks}
+        return self.attention.model_copy(update=heads)
+
+    @property
+    def rows(self) -> int:
+        """Return the rows over batch and sequence."""
+        return self.batch * self.seq_q
+
+    @property
+    def width(self) -> int:
+        """Return the columns of the attention's output on one device."""
+        return self.heads * self.value_head_dim
+
+
+class LayerProblem(SharedProblem):
+    """Attention, output projection and AllReduce of one layer on ``ranks`` devices.
+
+    Every device computes all ``hidden`` columns of its partial product, which the AllReduce adds up.
+    """
+
+    hidden: PositiveInt
+
+    def flops(self) -> int:
+        """Return the operations of one device: attention and projection."""
+        return super().flops() + 2 * self.rows * self.width * self.hidden
+
+
+class ModelProblem(LayerProblem):
+    """``layers`` equal layers, each attention and an FFN of width ``intermediate``, between vocabularies.
+
+    With ``gated`` the FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it.  ``parameters`` are those
+    stated for the whole model, 0: those of its shapes.
+    """
+
+    layers: PositiveInt
+    intermediate: PositiveInt
+    gated: StrictBool = False
+    vocab: NonNegativeInt = 0
+    parameters: NonNegativeInt = 0
+
+    @property
+    def qkv_width(self) -> int:
+        """Return the columns of Q, K and V on one device."""
+        return self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_head_dim)
+
+    @property
+    def ffn_width(self) -> int:
+        """Return the columns inside the FFN on one device, rounded up."""
+        return ceil_div(self.intermediate, self.ranks)
+
+    def flops(self) -> int:
+        """Return the operations of one layer on one device."""
+        matrices = 3 if self.gated else 2
+        product = self.qkv_width + matrices * self.ffn_width
+        return super().flops() + 2 * self.rows * self.hidden * product

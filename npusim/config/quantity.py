@@ -1,45 +1,57 @@
-"""Numbers of a hardware file: each says its value, how it is known, and where it comes from."""
+"""Numbers of a hardware file: each says its value, how it is known, and where it comes from.
+
+What a number may be follows from the unit that its key ends in.  The ranges are far wider than any machine: they keep
+a slip (a missing exponent, another unit) from becoming an overflow, a deadlock that is none, or a day of simulation.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from npusim.config.model import SpecModel, Text
+from npusim.config.model import SpecModel, Text, fault_at
 
 Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
+BASES: tuple[str, ...] = get_args(Basis)
 ChoiceValue = TypeVar("ChoiceValue", bound=str | bool)
 
 # Beyond it a whole number has no float any more; infinities and NaN fail the comparison too.
 LARGEST = sys.float_info.max
 
-BASES = ("vendor", "measured", "derived", "fitted", "assumed")
-
-# The key of every number ends in one of these.
-UNIT_SUFFIXES = (
-    "_bytes_per_cycle",
-    "_bytes_per_s",
-    "_cycles_per_repeat",
-    "_cycles_per_element",
-    "_cycles_per_fractal",
-    "_elements_per_cycle",
-    "_per_group_count",
-    "_elements",
-    "_factor",
-    "_cycles",
-    "_bytes",
-    "_count",
-    "_hz",
-    "_s",
+#: The units that keys of numbers end in, the longest ending first, each with its least and largest value; 0 is its
+#: key's own affair.
+RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "group_count": (1, 4096),
+        "_per_group_count": (1, 1024),
+        "_count": (1, 65536),
+        "_bytes_per_cycle": (2**-10, 2**20),
+        "_elements_per_cycle": (2**-10, 2**20),
+        "_flops_per_s": (1, 1e24),
+        "_bytes_per_s": (1, 1e24),
+        "_per_s": (1, 1e24),
+        "_elements": (1, 65536),
+        "_factor": (1e-3, 1e3),
+        "_cycles": (0, 1e9),
+        "_cycles_per_repeat": (0, 1e6),
+        "_cycles_per_element": (0, 1e6),
+        "_cycles_per_fractal": (0, 1e6),
+        "_bytes": (1, 2**50),
+        "_hz": (1e6, 1e12),
+        "_s": (0, 3600),
+    }
 )
 
 
 def has_unit(key: str) -> bool:
     """Return whether ``key`` ends in (or is) a unit: ``clock_hz``, ``bytes_per_cycle``."""
-    return f"_{key}".endswith(UNIT_SUFFIXES)
+    return f"_{key}".endswith(tuple(RANGES))
 
 
 def _check_number(value: object) -> int | float:
@@ -110,3 +122,53 @@ def _refuse_zero(quantity: Quantity) -> Quantity:
 
 Positive = Annotated[Quantity, AfterValidator(_refuse_zero)]
 PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_zero)]
+
+
+class HardwareModel(SpecModel):
+    """A whole file of sourced numbers, each within the range of its unit."""
+
+    @model_validator(mode="after")
+    def _numbers_are_within_the_range_of_their_unit(self) -> Self:
+        for key, quantity in self.quantities():
+            name = f"_{key.rpartition('.')[2]}"
+            low, high = next((limits for unit, limits in RANGES.items() if name.endswith(unit)), (0, LARGEST))
+            if quantity.value and not low <= quantity.value <= high:
+                text = f"{quantity.value!r} must lie between {format_limit(low)} and {format_limit(high)}"
+                raise fault_at(key, text)
+        return self
+
+    def quantities(self) -> Iterator[tuple[str, Quantity]]:
+        """Yield every number with its dotted key, in the order of the file."""
+        for key, fact in self.facts():
+            if isinstance(fact, Quantity):
+                yield key, fact
+
+    def facts(self) -> Iterator[tuple[str, Sourced]]:
+        """Yield every sourced number and choice with its dotted key."""
+        yield from _facts("", self)
+
+    def digest(self) -> str:
+        """Return a short hash of the content, the same for equal files: for a result's provenance."""
+        return hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
+
+
+def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
+    if isinstance(node, Sourced):
+        yield prefix, node
+        return
+    if isinstance(node, SpecModel):
+        fields = type(node).model_fields
+        children: Iterator[tuple[str, object]] = ((fields[name].alias or name, v) for name, v in node)
+    elif isinstance(node, Mapping):
+        children = iter(node.items())
+    elif isinstance(node, tuple):
+        children = ((str(index), child) for index, child in enumerate(node))
+    else:
+        return
+    for key, child in children:
+        yield from _facts(f"{prefix}.{key}" if prefix else key, child)
+
+
+def format_limit(value: float) -> str:
+    """Return a limit as messages write it: ``4,096``, ``1.76e+06``."""
+    return f"{value:,.0f}" if 1 <= value < 1e6 or not value else f"{value:.3g}"

@@ -2,23 +2,22 @@
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.data import DataRecipe, NormalData
 from npusim.config.model import (
     HeadCount,
     Name,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     SpecModel,
     StrictBool,
-    StrictFloat,
     Text,
     fault_at,
 )
-from npusim.config.problem import Dtype, Problem
+from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
@@ -37,9 +36,6 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 )
 #: Names that a run may be asked to ignore.
 IGNORABLE = ("window", "softcap", *UNMODELLED)
-
-
-Positive = Annotated[StrictFloat, Field(gt=0)]
 
 
 class TensorFile(SpecModel):
@@ -87,8 +83,8 @@ class Workload(SpecModel):
         default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
         description="layers with that window; default: all",
     )
-    softcap: Positive | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
-    scale: Positive | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
+    softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
     )
@@ -104,11 +100,7 @@ class Workload(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.heads % self.kv_heads:
-            possible = _joined(_divisors(self.heads))
-            raise fault_at(
-                "kv_heads", f"{self.kv_heads} does not divide {self.heads} query heads; possible: {possible}"
-            )
+        check_kv_heads(self.heads, self.kv_heads)
         fault = _share_fault(self.heads, self.kv_heads, self.tensor_parallel)
         if fault:
             raise fault_at("tensor_parallel", fault)
@@ -172,14 +164,14 @@ class Workload(SpecModel):
 
         A window no shorter than that changes nothing; without ``keys`` every window counts.
         """
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         window = self.sliding_window
         if window is not None and self.sliding_layers and (keys is None or keys > window):
             of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
-            found["window"] = f"{window} keys{of}"
+            parts["window"] = f"{window} keys{of}"
         if self.softcap is not None:
-            found["softcap"] = f"scores capped at {self.softcap:g}"
-        return {**found, **{name: UNMODELLED[name] for name in self.unmodelled}}
+            parts["softcap"] = f"scores capped at {self.softcap:g}"
+        return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
 
     def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
         """Return what a run over ``keys`` keys leaves out, as a table says it.
@@ -189,13 +181,13 @@ class Workload(SpecModel):
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        found = self.left_out(keys)
-        refused = [f"{name} ({what})" for name, what in found.items() if name not in ignore]
+        parts = self.left_out(keys)
+        refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(
-                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(found)}"
+                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(parts)}"
             )
-        return tuple(f"{name} ({what})" for name, what in found.items())
+        return tuple(f"{name} ({what})" for name, what in parts.items())
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:
@@ -214,7 +206,7 @@ def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
     """Return why ``devices`` cannot share the heads equally, or None if they can."""
     if devices < 1:
         return f"{devices} must be greater than 0"
-    divisors = _divisors(heads)
+    divisors = divisors_of(heads)
     unfit = [n for n in divisors if kv_heads % n and n % kv_heads]
     note = f" (not with {kv_heads} KV heads: {_joined(unfit)})" if unfit else ""
     if heads % devices:
@@ -223,10 +215,6 @@ def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
         fit = _joined([n for n in divisors if n not in unfit])
         return f"{devices} neither divides nor is a multiple of {kv_heads} KV heads; possible: {fit}"
     return None
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _joined(numbers: list[int]) -> str:

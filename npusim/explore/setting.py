@@ -14,7 +14,7 @@ from npusim.config.tiling import tiling_fields
 from npusim.errors import SpecError, TilingError
 from npusim.explore.points import SIZES, at, precision_fields
 from npusim.explore.space import Space, declared
-from npusim.schedules import find_schedule
+from npusim.schedules import find_schedule, unread_keys
 from npusim.simulation.plan import target_of
 from npusim.units import parse_count
 
@@ -180,7 +180,7 @@ def _check(request: Request, space: Space, keys: tuple[str, ...]) -> None:
         raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
     for key in keys:
         for value in space.axes[key]:
-            load_machine(device, {key: str(value)})
+            load_machine(device, {key: str(value)}, unread_keys)
     for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
         for value in space.axes.get(size, ()):
             if request.problem is None:

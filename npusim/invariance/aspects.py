@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from npusim import formats
-from npusim.config.kernels import CopyProblem
 from npusim.config.node import list_nodes, load_node
+from npusim.config.problem import CopyProblem
 from npusim.config.tiling import tiling_fields
 from npusim.node.collective import ALGORITHMS, Algorithm, collective
 from npusim.node.reduction import execute

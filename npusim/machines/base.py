@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.gemm import gemm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
@@ -22,6 +23,8 @@ class Machine:
     has_rows_kernels = reshapes_operands = True
     #: Cores that share the rows of a block.
     row_cores = 1
+    #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.
+    unread: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device

@@ -29,8 +29,8 @@ from npusim.numerics.result import NumericEvent, NumericResult
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.config.layer import LayerProblem
     from npusim.config.node import NodeSpec
+    from npusim.config.problem import LayerProblem
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
     from npusim.node.program import NodeKernel

@@ -16,8 +16,8 @@ from npusim.errors import SpecError
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from npusim.config.layer import ModelProblem
     from npusim.config.node import NodeDevice
+    from npusim.config.problem import ModelProblem
 
 #: Bytes of an element where equations 34 to 36 count FP16.
 HALF = 2

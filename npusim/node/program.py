@@ -24,8 +24,7 @@ from npusim.node.collective import CollectiveCall
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npusim.config.kernels import GemmProblem, RowsProblem
-    from npusim.config.problem import Problem
+    from npusim.config.problem import GemmProblem, Problem, RowsProblem
     from npusim.ir.buffers import Ring
     from npusim.ir.program import Item, Touch
     from npusim.ir.tile import RingTile

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import GemmProblem
     from npusim.config.node import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
-    from npusim.config.problem import Problem
+    from npusim.config.problem import GemmProblem, Problem
     from npusim.timing.result import TimingResult
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.config.data import SinkData
+from npusim.config.problem import SinkData
 from npusim.ir.op import Opcode
 from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.resonance import Resonance, measure

@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.data import AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
+from npusim.config.problem import AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.errors import TensorError
 from npusim.formats.float_format import format_of_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npusim.config.data import DataRecipe
-    from npusim.config.problem import Problem
+    from npusim.config.problem import DataRecipe, Problem
     from npusim.numerics.executor import HeadSource
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
-from npusim.config.validated import Validated, validated
+from npusim.config.device_tables import Validated, validated
 from npusim.node.result import NodeTiming
 from npusim.numerics.result import ErrorSummary, NumericEvent
 from npusim.report.roofline import Roofline, roofline_of

@@ -9,7 +9,7 @@ from npusim.validate.bits import BitsReport
 from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
-    from npusim.config.measurements import Interval
+    from npusim.config.cases import Interval
     from npusim.formats.vectors import VectorReport
     from npusim.validate.times import Residual, TimesReport
 

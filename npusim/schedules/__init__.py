@@ -13,16 +13,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.device import MACHINES
-from npusim.config.installed import installed
-from npusim.config.layer import ModelProblem
+from npusim.config.packaged import installed
+from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import allreduce, flash, fp8, gemm, layer, pasa, plugins, split_kv, standard
+from npusim.schedules.define import unread_keys
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "unread_keys"]
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
     {

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem
 from npusim.config.node import NODE_FAMILY
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format

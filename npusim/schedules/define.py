@@ -65,11 +65,17 @@ ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
 )
 
 
-def machine_of(device: DeviceSpec) -> Any:
-    """Return the machine that a device is; one from an installed package where its family is one's."""
-    if device.family not in FAMILIES:
-        return plugins.machine(device.family)(device)
-    return AscendMachine(device) if device.family == "ascend" else SmMachine(device)
+def machine_class(family: str) -> type[Any]:
+    """Return the machine of a core family; one from an installed package where the family is one's."""
+    if family not in FAMILIES:
+        return plugins.machine(family)
+    return AscendMachine if family == "ascend" else SmMachine
+
+
+def unread_keys(family: str) -> Mapping[str, str]:
+    """Return the keys of device files that change nothing on a core family, and what would read them."""
+    unread: Mapping[str, str] = machine_class(family).unread
+    return unread
 
 
 def schedule(
@@ -130,7 +136,7 @@ def schedule(
 def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
-    machine, dtype = machine_of(device), getattr(problem, "dtype", "")
+    machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)

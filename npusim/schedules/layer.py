@@ -16,8 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.config.kernels import GemmProblem, RowsProblem
-from npusim.config.layer import ModelProblem, SharedProblem
+from npusim.config.problem import GemmProblem, ModelProblem, RowsProblem, SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import MACHINES
-from npusim.config.installed import clash, installed
 from npusim.config.messages import suggest
+from npusim.config.packaged import clash, installed
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.machines.base import Machine
 from npusim.schedules.registry import Schedule

@@ -16,8 +16,8 @@ from npusim.schedules.precision import Precision, choose_precision
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
     from npusim.config.model import SpecModel
+    from npusim.config.problem import AnyProblem
     from npusim.ir.program import TileProgram
 
 

@@ -17,7 +17,7 @@ from npusim.units import ceil_div, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.numerics.evaluate import Choice
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from npusim import formats
-from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.load import load_device
+from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check

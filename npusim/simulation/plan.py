@@ -6,10 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
 from npusim.config.tiling import build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram

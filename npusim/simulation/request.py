@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
     from npusim.config.node import NodeSpec
-    from npusim.config.problem import Dtype, Problem
+    from npusim.config.problem import AnyProblem, Dtype, Problem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
@@ -279,8 +278,9 @@ class Request:
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
         from npusim.config.node import load_machine
+        from npusim.schedules import unread_keys
 
-        return load_machine(self.named_device(), self.overrides)
+        return load_machine(self.named_device(), self.overrides, unread_keys)
 
     def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""
@@ -425,7 +425,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where no words stand for its value."""
-    from npusim.config.kernels import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)

@@ -9,7 +9,7 @@ from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult

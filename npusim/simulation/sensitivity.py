@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.config.layer import ModelProblem
+from npusim.config.load import reader_of
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.overrides import reader_of
+from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
+from npusim.schedules import unread_keys
 from npusim.simulation.simulate import simulate_program
 from npusim.timing import METHODS
 
@@ -64,7 +65,7 @@ def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
     in_node = isinstance(result.device, NodeDevice)
     each = result.device.each if isinstance(result.device, NodeDevice) else result.device
     for key, fact in result.device.quantities():
-        if not key.startswith("node.") and reader_of(each, key, in_node=in_node) is not None:
+        if not key.startswith("node.") and reader_of(each, key, unread_keys, in_node=in_node) is not None:
             continue
         matters = key.rpartition(".")[0] in places or key.startswith(GLOBAL_PREFIXES)
         if matters and fact.basis in ("assumed", "fitted") and fact.value:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import WarpIssue
 from npusim.errors import ProgramError
 from npusim.timing.link import AFTER_ALL, Alarm
 from npusim.timing.result import QueueUse, Span

@@ -50,29 +50,29 @@ def alternatives(base: RunData) -> tuple[Change, ...]:
     """Return every single change to the choices of a run that its schedule states."""
     schedule = find_schedule(base.schedule, base.device.family)
     precision = schedule.precision(base.precision)
-    found = [*_of_precision(base, precision), *_of_tiling(base, schedule.tiling)]
-    return tuple(dict.fromkeys(found))
+    changes = [*_of_precision(base, precision), *_of_tiling(base, schedule.tiling)]
+    return tuple(dict.fromkeys(changes))
 
 
 def _of_precision(base: RunData, precision: Precision) -> Iterator[Change]:
     formats = precision.formats()
     for field in dataclasses.fields(cast("Any", precision)):
-        own = getattr(precision, field.name)
-        for value in _values(base, field.name, own, is_format=field.name in formats):
-            if value != own:
+        stated = getattr(precision, field.name)
+        for value in _values(base, field.name, stated, is_format=field.name in formats):
+            if value != stated:
                 yield Change("precision", field.name, value)
 
 
-def _values(base: RunData, name: str, own: object, *, is_format: bool) -> tuple[object, ...]:
+def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tuple[object, ...]:
     if is_format:
         return FORMATS
     if name == "arithmetic":
         return _arithmetics(base)
     if name == "accumulate":
         return get_args(Accumulate)
-    if isinstance(own, bool):
-        return (not own,)
-    return SCALES if isinstance(own, float) else NAMED.get(name, ())
+    if isinstance(stated, bool):
+        return (not stated,)
+    return SCALES if isinstance(stated, float) else NAMED.get(name, ())
 
 
 def _arithmetics(base: RunData) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _arithmetics(base: RunData) -> tuple[str, ...]:
 def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
     keys = getattr(base.problem, "seq_kv", 0)
     for name, field in tiling.model_fields.items():
-        own = getattr(base.tiling, name, None)
+        stated = getattr(base.tiling, name, None)
         kind = field.annotation
         if get_origin(kind) is Literal:
             values: tuple[object, ...] = get_args(kind)
@@ -94,4 +94,4 @@ def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
         else:
             sizes = {"block_kv": TILES, "block": TILES, "splits": SPLITS}.get(name, ())
             values = tuple(size for size in sizes if size <= keys)
-        yield from (Change("tiling", name, value) for value in values if value != own)
+        yield from (Change("tiling", name, value) for value in values if value != stated)

@@ -10,11 +10,9 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem, SharedProblem
-from npusim.config.measurements import MeasurementCase, MeasurementFile, load_measurements
+from npusim.config.cases import MeasurementCase, MeasurementFile, load_measurements
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.errors import SpecError, TilingError
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from npusim.config.cases import Interval
     from npusim.config.device import DeviceSpec
-    from npusim.config.kernels import AnyProblem
-    from npusim.config.measurements import Interval
     from npusim.config.model import SpecModel
+    from npusim.config.problem import AnyProblem
     from npusim.errors import NpusimError
     from npusim.simulation.result import RunData
 
@@ -209,10 +207,10 @@ def _residuals(
     predictor: Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
 ) -> list[Residual]:
     allowed = file.band_of(case)
-    found = []
+    residuals = []
     for quantity, measured in case.measured.items():
         predicted = predictor.quantity(case, quantity)
-        found.append(
+        residuals.append(
             Residual(
                 case.name,
                 case.group,
@@ -226,7 +224,7 @@ def _residuals(
                 bool({case.name, case.group} & predictor.fitted(case.device)),
             )
         )
-    return found
+    return residuals
 
 
 class Predictor:
@@ -254,8 +252,7 @@ class Predictor:
 
     def quantity(self, case: MeasurementCase, quantity: str) -> float:
         """Return one predicted quantity of a case."""
-        result = self.result(case)
-        assert result.timing is not None
+        result, timing = self.result(case), self.timing(case)
         if quantity == "speedup":
             baseline = case.baseline_case()
             assert baseline is not None
@@ -264,28 +261,26 @@ class Predictor:
             return self.latency_us(case)
         if quantity == "core_us":
             return result.device.seconds(result.cycles) * MICROSECONDS
-        if quantity == "phase1_us" and isinstance(result.timing, TimingResult) and result.timing.account is not None:
-            first = result.device.seconds(result.timing.account.phases[0].cycles)
+        if quantity == "phase1_us" and isinstance(timing, TimingResult) and timing.account is not None:
+            first = result.device.seconds(timing.account.phases[0].cycles)
             return (first + result.device.timed_launch().kernel_overhead_s.value) * MICROSECONDS
         if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
             return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):
             return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
-        if isinstance(result.timing, NodeTiming) and quantity in NODE_PARTS:
-            return float(getattr(result.timing, NODE_PARTS[quantity])) * MICROSECONDS
-        if isinstance(result.timing, NodeTiming) and quantity in RAN_PARTS:
-            return sum(result.timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
+        if isinstance(timing, NodeTiming) and quantity in NODE_PARTS:
+            return float(getattr(timing, NODE_PARTS[quantity])) * MICROSECONDS
+        if isinstance(timing, NodeTiming) and quantity in RAN_PARTS:
+            return sum(timing.parts_s.get(p, 0.0) for p in RAN_PARTS[quantity]) * MICROSECONDS
         queue = MEASURED_PIPES.get(quantity)
-        for uses in zip(*result.timing.queues, strict=True):
+        for uses in zip(*timing.queues, strict=True):
             if uses[0].queue == queue:
-                busy = max(u.busy_cycles for u in uses)
-                return result.device.seconds(busy) * MICROSECONDS
+                return result.device.seconds(max(u.busy_cycles for u in uses)) * MICROSECONDS
         raise SpecError(f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:
         """Return a case's latency as it was measured: of its kind of timing, with the host's floor."""
-        timing = self.result(case).timing
-        assert timing is not None
+        timing = self.timing(case)
         times, floor = timing.times_s, case.host_floor_us
         if case.kind not in times:
             raise SpecError(
@@ -295,20 +290,26 @@ class Predictor:
         if floor is not None and case.kind == "call":
             return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS
         if floor is not None:
-            device = timing.cycles / timing.clock_hz + timing.stream_s
-            return max(floor, device * MICROSECONDS)
+            return max(floor, (timing.cycles / timing.clock_hz + timing.stream_s) * MICROSECONDS)
         return times[case.kind] * MICROSECONDS
 
     def is_floor(self, case: MeasurementCase, quantity: str) -> bool:
         """Whether a latency is the host's more than the device's: decided by its floor."""
         if quantity != "latency_us" or case.kind not in ("back_to_back", "call"):
             return False
-        timing = self.result(case).timing
-        assert timing is not None
+        timing = self.timing(case)
         device = timing.cycles / timing.clock_hz * MICROSECONDS
         if case.kind == "call":
             return case.host_floor_us is not None and case.host_floor_us > device
         return self.latency_us(case) > (device + timing.stream_s * MICROSECONDS) * (1 + TINY)
+
+    def timing(self, case: MeasurementCase) -> TimingResult | NodeTiming:
+        """Return the time of a case's run; raise `SpecError` where its device has none."""
+        timing = self.result(case).timing
+        if timing is None:
+            raise SpecError(f"case {case.name}: {case.device} has no timing model")
+        self.methods[case.name] = method_text(timing.method, timing.band)
+        return timing
 
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
@@ -328,11 +329,7 @@ class Predictor:
                     **_what(case, machine),
                 )
             )
-        result = self._done[text]
-        if result.timing is None:
-            raise SpecError(f"case {case.name}: {case.device} has no timing model")
-        self.methods[case.name] = method_text(result.timing.method, result.timing.band)
-        return result
+        return self._done[text]
 
 
 def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:

@@ -7,8 +7,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
+from npusim.config.problem import GemmProblem
 from npusim.run import run
 from npusim.validate.times import Predictor
 from reports.ascend_timing import study

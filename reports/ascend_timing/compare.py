@@ -6,9 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.config.layer import LayerProblem
 from npusim.config.load import load_workload
-from npusim.config.problem import Problem
+from npusim.config.problem import LayerProblem, Problem
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 from npusim.timing.result import TimingResult

@@ -11,8 +11,8 @@ from npusim.algorithms.gemm import gemm
 from npusim.algorithms.phase import Name, Phase, TileLoop
 from npusim.algorithms.table import Stage, row
 from npusim.config.engine import VectorEngine
-from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_device
+from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import Residency
 from npusim.ir.tile import GlobalTensor, Tile

@@ -10,16 +10,16 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.load import load_device
-from npusim.config.measurements import MeasurementCase, load_measurements
 from npusim.config.node import load_machine
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.cases import Interval
     from npusim.config.device import DeviceSpec
-    from npusim.config.measurements import Interval
 
 __all__ = [
     "CLASSES",

@@ -8,10 +8,10 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 import npusim
-from npusim.config.layer import ModelProblem
+from npusim.config.cases import load_measurements
 from npusim.config.load import load_workload
-from npusim.config.measurements import load_measurements
 from npusim.config.node import load_node_device
+from npusim.config.problem import ModelProblem
 from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.simulation.plan import layer_problem
 from npusim.validate.times import Predictor, validate_times
@@ -21,7 +21,7 @@ from reports.parts.document import Section, number, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.config.measurements import MeasurementCase
+    from npusim.config.cases import MeasurementCase
     from npusim.config.node import NodeDevice
     from npusim.validate.times import TimesReport
 

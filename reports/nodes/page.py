@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npusim.config.measurements import load_measurements
+from npusim.config.cases import load_measurements
 from npusim.config.node import load_node, load_node_device
 from npusim.node.result import NodeTiming
 from npusim.validate.times import validate_times

@@ -10,10 +10,9 @@ import numpy as np
 
 import npusim
 from npusim import formats
-from npusim.config.kernels import CopyProblem
-from npusim.config.layer import LayerProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node, load_node_device
+from npusim.config.problem import CopyProblem, LayerProblem
 from npusim.explore import explore
 from npusim.node.collective import CollectiveCall, alpha_beta, collective, plan_collective
 from npusim.node.program import cut_rows

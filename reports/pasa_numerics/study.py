@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
-from npusim.config.data import AmplifiedData, HybridData, UniformData
 from npusim.config.load import load_workload
-from npusim.config.problem import Problem
+from npusim.config.problem import AmplifiedData, HybridData, Problem, UniformData
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.simulation.inputs import load_tensors
 from reports.parts.document import number, scattered

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.data import SinkData
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile

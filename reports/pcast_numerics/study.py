@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.config.data import SinkData
 from npusim.config.load import load_workload
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, SinkData
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.simulation.inputs import load_tensors
 from reports.parts.values import GPU, observe, values

@@ -13,9 +13,9 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from npusim.config.device_tables import COLUMNS, FILE, numbers_of
 from npusim.config.node import load_machine
 from npusim.config.packaged import packaged_folder
-from npusim.config.validated import COLUMNS, FILE, numbers_of
 from npusim.report.output import write_whole
 from reports.validation import study
 

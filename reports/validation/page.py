@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.device_tables import FILE
 from npusim.config.packaged import packaged_folder
 from npusim.config.problem import Problem
-from npusim.config.validated import FILE
 from npusim.report.output import write_whole
 from npusim.run import run
 from reports.parts.chart import scatters

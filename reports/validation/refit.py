@@ -15,8 +15,8 @@ from reports.validation.study import Errors, counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.cases import MeasurementCase
     from npusim.config.device import DeviceSpec
-    from npusim.config.measurements import MeasurementCase
 
 DEVICE = "h200"
 #: The group that constants are fitted on, and those that are predicted then.

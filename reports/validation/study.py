@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.measurements import load_measurements
+from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
 from npusim.validate import BitsReport, validate
 from npusim.validate.times import validate_times
@@ -17,7 +17,7 @@ from reports.ascend_timing.study import REPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.config.measurements import MeasurementCase
+    from npusim.config.cases import MeasurementCase
     from npusim.validate.times import GroupRank, Residual
 
 HERE = Path(__file__).resolve().parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from npusim.config.data import UniformData
 from npusim.config.load import load_device
+from npusim.config.problem import UniformData
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.volta.study import MEMORIES, Kernel, bank_cycles, chains, instruction_times, kernel, numerics, shape

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.data import NormalData
 from npusim.config.engine import WarpMatrixEngine
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import NormalData, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.layout import VOLTA_BANKS, arrangement, chain, fragment_addresses, instruction, padded, swizzled, wavefronts
@@ -23,7 +22,7 @@ from reports.parts.values import program_of, values
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npusim.config.data import DataRecipe
+    from npusim.config.problem import DataRecipe
     from npusim.numerics.result import NumericResult
 
 __all__ = ["MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import npusim
-from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
+from npusim.config.problem import GemmProblem
 from npusim.node.machine import RunningCollective
 from npusim.simulation.node import time_on_node
 from tests.node.test_simulate import simulated_anew

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.inherit import read_inherited
+from npusim.config.document import read_inherited
 from npusim.config.load import load_device
 from npusim.errors import SpecError
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npusim import run
-from npusim.config.limits import RANGES
 from npusim.config.load import list_devices, load_device
 from npusim.config.node import load_machine
-from npusim.config.quantity import UNIT_SUFFIXES
 from npusim.errors import SpecError
 
 
@@ -44,6 +42,5 @@ def test_the_ends_of_the_range_run(value: str) -> None:
     assert run("flash", seq=128, numerics=False, trace_groups=(), overrides=changes).cycles > 0
 
 
-def test_every_unit_has_a_range_and_every_device_lies_within() -> None:
-    assert set(UNIT_SUFFIXES) <= set(RANGES)
+def test_every_device_lies_within() -> None:
     assert all(load_device(name) for name in list_devices())

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.load import (
-    device_schema,
-    list_devices,
-    list_workloads,
-    load_device,
-    load_workload,
-    read_spec,
-    workload_schema,
-)
+from npusim.config.device import DeviceSpec
+from npusim.config.load import list_devices, list_workloads, load_device, load_workload, read_spec
 from npusim.config.packaged import packaged_folder
+from npusim.config.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +155,7 @@ def test_unknown_names_list_what_there_is(fault: Callable[..., str]) -> None:
 
 
 def test_schemas_are_json_and_refuse_unknown_keys() -> None:
-    for schema in (device_schema(), workload_schema()):
+    for schema in (DeviceSpec.model_json_schema(), Workload.model_json_schema()):
         assert json.loads(json.dumps(schema)) == schema
         assert schema["additionalProperties"] is False
         properties = schema["properties"]
@@ -172,7 +166,7 @@ def test_schemas_are_json_and_refuse_unknown_keys() -> None:
 def test_loading_needs_no_numpy_networkx_or_numba() -> None:
     code = (
         "import sys, npusim.config.load as l; l.load_device('ascend_910b4'); "
-        "l.load_workload('smollm2'); l.device_schema(); import npusim.config.measurements, "
+        "l.load_workload('smollm2'); import npusim.config.cases, "
         "npusim.config.huggingface, npusim.config.tiling; "
         "assert not {'numpy', 'networkx', 'numba'} & set(sys.modules), sorted(sys.modules)"
     )
@@ -198,11 +192,11 @@ def test_packaged_files_are_parsed_once_and_anew_when_one_of_them_changes(
     shutil.copytree(packaged_folder("hwconfigs"), folder)
     for module in ("npusim.config.packaged", "npusim.config.load"):
         monkeypatch.setattr(f"{module}.packaged_folder", lambda kind: tmp_path / kind)
-    before = read_spec("hwconfigs", "device", "ascend_910b2")
-    assert read_spec("hwconfigs", "device", "ascend_910b2") is before
+    before = read_spec("device", "ascend_910b2")
+    assert read_spec("device", "ascend_910b2") is before
     assert load_device("ascend_910b3").clock_hz.value == 1.8e9
     base = folder / "ascend_910b2.yaml"
     base.write_text(base.read_text().replace("clock_hz: {value: 1.8e9", "clock_hz: {value: 1.81e9"))
-    assert read_spec("hwconfigs", "device", "ascend_910b2") is not before
+    assert read_spec("device", "ascend_910b2") is not before
     for name in ("ascend_910b2", "ascend_910b3"):
         assert load_device(name).clock_hz.value == 1.81e9, "what extends it changes with it"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.measurements import Interval, MeasurementCase, load_measurements
+from npusim.config.cases import Interval, MeasurementCase, load_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable

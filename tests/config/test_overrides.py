@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from npusim.config.load import load_device
-from npusim.config.overrides import apply_overrides
+from npusim.config.load import apply_overrides, load_device
+from npusim.schedules import unread_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,4 +91,4 @@ def test_keys_that_change_nothing_are_refused_with_their_reader(
     hw: str, key: str, reader: str, fault: Callable[..., str]
 ) -> None:
     expected = f"-C {key}=3: changes nothing on {hw}; read by {reader}"
-    assert fault(load_device, hw, {key: "3"}).startswith(expected)
+    assert fault(load_device, hw, {key: "3"}, unread_keys).startswith(expected)

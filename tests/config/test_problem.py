@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from npusim.config.data import NormalData, UniformData
-from npusim.config.problem import Problem
+from npusim.config.problem import NormalData, Problem, UniformData
 
 if TYPE_CHECKING:
     from collections.abc import Callable

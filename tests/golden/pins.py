@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.baseline.cycles import busy_cycles
-from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.load import load_device as read_device
 from npusim.config.node import NODE_FAMILY
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop

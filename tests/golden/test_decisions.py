@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npusim.baseline import check_baselines
-from npusim.config.baseline_file import DecisionFile, load_case
+from npusim.config.cases import DecisionFile, load_case
 from npusim.config.load import list_devices, load_device
 from npusim.schedules import SCHEDULES
 

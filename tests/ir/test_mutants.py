@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ir.oracle import Changed, find_race, unrolled
-from npusim.config.kernels import CopyProblem, GemmProblem, RowsProblem
-from npusim.config.load import load_device
-from npusim.config.overrides import apply_overrides
-from npusim.config.problem import Problem
+from npusim.config.load import apply_overrides, load_device
+from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError
 from npusim.ir.check import check

@@ -10,9 +10,8 @@ import pytest
 
 from ir.oracle import Changed, Flag, Runs, find_race, flags_of
 from ir.toy import UB, Toy, fill, front, phase, touched_bytes
-from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError, RaceError
 from npusim.ir.check import check

@@ -11,8 +11,7 @@ import pytest
 
 from ir.oracle import Changed, RandomOrder, find_race, group_operations, program_order, values_in, with_tiles
 from ir.toy import UB, RandomProgram, flatten
-from npusim.config.load import load_device
-from npusim.config.overrides import apply_overrides
+from npusim.config.load import apply_overrides, load_device
 from npusim.errors import ProgramError, RaceError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step, TileOp

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.config.kernels import CopyProblem
-from npusim.config.layer import LayerProblem
 from npusim.config.load import load_device, load_workload
 from npusim.config.node import NodeDevice, NodeSpec, load_machine
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, LayerProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.node.program import KernelWork
 from npusim.node.simulate import worst

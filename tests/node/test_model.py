@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.config.kernels import RowsProblem
-from npusim.config.layer import ModelProblem
 from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_node_device
-from npusim.config.problem import Problem
+from npusim.config.problem import ModelProblem, Problem, RowsProblem
 from npusim.errors import SpecError, TilingError
 from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
 from npusim.node.program import COMPUTE, task_program

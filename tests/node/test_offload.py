@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.config.layer import SharedProblem
 from npusim.config.load import load_device
 from npusim.config.node import load_node
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, SharedProblem
 from npusim.errors import SpecError, TilingError
 from npusim.formats import exp, get_format
 from npusim.numerics.evaluate import evaluate

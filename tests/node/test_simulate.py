@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.layer import LayerProblem
 from npusim.config.load import load_device, load_workload
 from npusim.config.node import NodeSpec, load_machine, load_node
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.collective import CollectiveCall, plan_collective

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.config.data import ResonanceData, SinkData, UniformData
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, ResonanceData, SinkData, UniformData
 from npusim.config.tiling import build_tiling
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npusim.config.data import AmplifiedData, DataRecipe, HybridData, NormalData, ResonanceData, SinkData, UniformData
-from npusim.config.problem import Problem
+from npusim.config.problem import (
+    AmplifiedData,
+    DataRecipe,
+    HybridData,
+    NormalData,
+    Problem,
+    ResonanceData,
+    SinkData,
+    UniformData,
+)
 from npusim.errors import TensorError
 from npusim.numerics.inputs import amplify_mean, array_source, recipe_source
 

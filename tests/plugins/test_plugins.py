@@ -15,9 +15,8 @@ import npusim
 from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.cli.guide import guides
-from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError
 from npusim.explore import explore

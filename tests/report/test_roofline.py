@@ -67,6 +67,6 @@ def test_an_approximate_time_says_so_with_its_band(result: RunData) -> None:
 
 
 def test_a_copy_has_no_place_under_it() -> None:
-    from npusim.config.kernels import CopyProblem
+    from npusim.config.problem import CopyProblem
 
     assert roofline_of(run("copy", problem=CopyProblem(bytes=1 << 20))) is None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_workload
+from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
 from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.config.overrides import apply_overrides
+from npusim.config.load import apply_overrides
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.walk import ResolvedOp, Walker, walk

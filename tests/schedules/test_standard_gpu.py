@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import npusim
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import WarpIssue
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.config.measurements import Interval, MeasurementCase, load_measurements
+from npusim.config.cases import Interval, MeasurementCase, load_measurements
 from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.config.measurements import load_measurements
+from npusim.config.cases import load_measurements
 from reports.nodes import models
 from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study

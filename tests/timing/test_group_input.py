@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 import npusim
-from npusim.config.gpu_engine import LocalMemoryPipe
-from npusim.config.load import load_device
-from npusim.config.overrides import apply_overrides
+from npusim.config.device_tables import compiled_registers
+from npusim.config.engine import LocalMemoryPipe
+from npusim.config.load import apply_overrides, load_device
 from npusim.config.problem import Problem
-from npusim.config.registers import compiled_registers
 from npusim.errors import NpusimError
 
 PROBLEM = Problem(heads=132, seq_q=256, seq_kv=1024, head_dim=128)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from npusim.config.engine import VectorEngine
-from npusim.config.kernels import GemmProblem
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile

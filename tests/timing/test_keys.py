@@ -11,10 +11,8 @@ import pytest
 
 from npusim.config.device import DeviceSpec
 from npusim.config.engine import VectorEngine
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.load import load_device
-from npusim.config.overrides import reader_of
-from npusim.config.problem import Problem
+from npusim.config.load import load_device, reader_of
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.quantity import Quantity
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
@@ -23,7 +21,7 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.roofline import peak_flops_per_s
-from npusim.schedules import find_schedule
+from npusim.schedules import find_schedule, unread_keys
 from npusim.simulation.simulate import flag_budget, simulate_program
 
 if TYPE_CHECKING:
@@ -218,7 +216,7 @@ def test_every_other_key_changes_a_prediction(hw: str) -> None:
     unread = [
         key
         for key, fact in device.facts()
-        if reader_of(device, key) is None
+        if reader_of(device, key, unread_keys) is None
         and not any(fnmatchcase(key, pattern) for pattern in (*OF_ONE_STEP, *OF_BITS))
         and not is_read(device, key, fact.value)  # type: ignore[attr-defined]
     ]

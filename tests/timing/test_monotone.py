@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import RandomProgram, Toy, fill, front
 
-from npusim.config.kernels import CopyProblem, GemmProblem
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.ir.program import Loop
 from npusim.schedules import find_schedule
 from npusim.timing import des, steady

@@ -7,9 +7,8 @@ import pytest
 from simpy.core import Environment
 
 import npusim
-from npusim.config.kernels import CopyProblem, GemmProblem
 from npusim.config.load import load_device
-from npusim.config.problem import Problem
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.ir.cost import Share
 from npusim.numerics.executor import execute

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npusim.cli.diff import _show as show_difference
-from npusim.config.kernels import GemmProblem
+from npusim.config.problem import GemmProblem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
 from npusim.run import run

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
+from npusim.config.cases import load_measurements
+from npusim.config.device_tables import FILE, Validated, numbers_of, validated
 from npusim.config.load import load_device
-from npusim.config.measurements import load_measurements
 from npusim.config.node import load_machine
 from npusim.config.packaged import packaged_folder
-from npusim.config.validated import FILE, Validated, numbers_of, validated
 from npusim.report.record import record_of
 from npusim.report.sections import run_tiles
 from npusim.report.tables import run_table

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from npusim import run
 from npusim.cli.app import app
-from npusim.config.measurements import load_measurements
+from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
 from npusim.validate import TimesReport, validate
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.config.measurements import load_measurements
+from npusim.config.cases import load_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.config.measurements import MeasurementCase
+    from npusim.config.cases import MeasurementCase
 
 #: Issue 2: within a quarter; later issues tighten it.
 BAND = 0.25

@@ -10,8 +10,7 @@ import pytest
 
 from npusim.algorithms.pasa import pasa_attention
 from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
-from npusim.config.data import UniformData
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, UniformData
 from npusim.schedules import pasa as schedule
 from reports.parts.values import values
 from reports.pasa_numerics import page as pasa

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from npusim import formats
-from npusim.config.data import SinkData
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, SinkData
 from reports.parts.values import GPU, program_of
 from reports.pcast_numerics import theory
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import WarpMatrixEngine
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import WarpIssue, WarpMatrixEngine
 from npusim.errors import SpecError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.machines.sm.plan import FUSED, MUFU, RF, SM, SMEM, WARPS

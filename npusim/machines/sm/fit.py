@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, storage
 from npusim.algorithms.phase import BySize, tensor_of
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.warps import Accumulator, WarpPlan

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import GroupMatrixEngine
-from npusim.config.gpu_engine import LanePipe, LocalMemoryPipe, SharedMemoryPipe, WarpIssue
+from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, WarpIssue
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.ir.cost import Cost, Share

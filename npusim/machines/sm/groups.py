@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import GroupMatrixEngine
-from npusim.config.gpu_engine import LocalMemoryPipe, WarpIssue
-from npusim.config.registers import compiled_registers
+from npusim.config.device_tables import compiled_registers
+from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe, WarpIssue
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
 from npusim.ir.warps import GroupWork

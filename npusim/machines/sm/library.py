@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.gemm import gemm_tiles
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import WarpIssue
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError
 from npusim.formats import get_format

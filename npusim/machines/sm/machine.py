@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import dealt, masked_throughout
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
+_ASCEND = "schedules of ascend devices"
 UNTIMED = "this device has no timing model yet: values only"
 
 
@@ -46,6 +48,20 @@ class SmMachine(Machine):
     """The family of streaming multiprocessors on one device, for one program."""
 
     reshapes_operands = False
+    unread = MappingProxyType(
+        {
+            "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
+            "memory.gm.request_min_bytes": f"routes with an unaligned_factor: {_ASCEND}",
+            "memory.gm.alignment_bytes": f"{_ASCEND}, which keep rings in global memory",
+            "memory.gm.capacity_bytes": f"{_ASCEND}, which keep rings in global memory",
+            "cores.sm.engines.WARPS.queue_depth_count": f"{_ASCEND}: warps wait in order anyway",
+            "cores.sm.engines.TENSOR.queue_depth_count": f"{_ASCEND}: warps issue products",
+            "cores.sm.engines.TENSOR.startup_cycles": f"{_ASCEND}: a product of warps has steps",
+            "cores.sm.engines.TENSOR.arithmetic.*": "devices without steps of a product",
+            "cores.sm.engines.LDG.queue_depth_count": f"{_ASCEND}: a block's stages bound its loads",
+            "cores.sm.engines.LSU.phases.32.*": "accesses of 32 bits, which no schedule makes",
+        }
+    )
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)  # places: residents share a multiprocessor

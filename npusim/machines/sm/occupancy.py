@@ -16,7 +16,7 @@ from npusim.units import ceil_div, format_bytes, round_up
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.config.gpu_engine import WarpIssue
+    from npusim.config.engine import WarpIssue
 
 REGISTER_BYTES = REGISTER_BITS // 8
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import DmaEngine
-from npusim.config.gpu_engine import WarpIssue
+from npusim.config.engine import DmaEngine, WarpIssue
 from npusim.ir.cost import Cost
 from npusim.ir.tile import GlobalTile
 from npusim.machines.sm.group_cost import GroupModel

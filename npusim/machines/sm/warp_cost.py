@@ -16,8 +16,7 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
-from npusim.config.engine import WarpMatrixEngine
-from npusim.config.gpu_engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue
+from npusim.config.engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode

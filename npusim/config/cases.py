@@ -1,0 +1,486 @@
+"""Files of cases, each what to run and what it gave: times that were measured, cycles and decisions that were accepted.
+
+``npusim.measurements/1`` holds cases that predictions are held against; ``npusim.baseline/1`` (cycles) and
+``npusim.decision/1`` (which schedule and tile wins a space) hold one case each, which ``npusim check`` runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from npusim.config.document import read_document, read_text
+from npusim.config.load import validated
+from npusim.config.model import (
+    HeadCount,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    StrictBool,
+    StrictFloat,
+    Text,
+    fault_at,
+)
+from npusim.config.problem import Problem
+from npusim.config.quantity import LARGEST
+from npusim.config.workload import shared_heads
+
+
+class Interval(NamedTuple):
+    """What was measured: a range, or one number as a range of no width."""
+
+    low: float
+    high: float
+
+    def relative_error(self, predicted: float) -> float:
+        """Return the signed relative error against the nearer end; 0 inside."""
+        if predicted < self.low:
+            return predicted / self.low - 1
+        if predicted > self.high:
+            return predicted / self.high - 1
+        return 0.0
+
+
+def _interval(value: object) -> Interval:
+    if isinstance(value, Interval):
+        return value
+    ends: list[object] = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(ends) != 2:
+        raise PydanticCustomError("interval", "expected a positive number or [low, high]")
+    low, high = (_positive(end) for end in ends)
+    if low > high:
+        raise PydanticCustomError("interval", "the low end is above the high end")
+    return Interval(low, high)
+
+
+def _positive(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST:
+        return float(value)
+    raise PydanticCustomError("interval", "expected a positive number or [low, high]")
+
+
+def _tiling_value(value: object) -> int | float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PydanticCustomError("tiling_value", "expected a number or text")
+    return value
+
+
+Range = Annotated[Interval, PlainValidator(_interval)]
+TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
+
+
+class Measured(SpecModel):
+    """What was measured; times in microseconds, whole calls and parts of them."""
+
+    latency_us: Range | None = Field(default=None, description="of the kind that `timing` says")
+    core_us: Range | None = Field(default=None, description="the cores' time, without launch")
+    mac_us: Range | None = Field(default=None, description="matrix unit")
+    mte1_us: Range | None = None
+    mte2_us: Range | None = None
+    fixp_us: Range | None = None
+    vec_us: Range | None = Field(default=None, description="vector unit")
+    phase1_us: Range | None = Field(default=None, description="a call of the first of several kernels alone")
+    compute_us: Range | None = None
+    attention_us: Range | None = None
+    linear_us: Range | None = None
+    allreduce_us: Range | None = None
+    upload_us: Range | None = Field(default=None, description="K and V of a layer to the device")
+    gpu_us: Range | None = Field(default=None, description="attention on the device")
+    cpu_us: Range | None = Field(default=None, description="attention on the host")
+    off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
+    speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
+    tflops: Range | None = None
+    tokens_per_s: Range | None = Field(default=None, description="of a decoding step, all sequences")
+
+    @model_validator(mode="after")
+    def _something_was_measured(self) -> Self:
+        if not any(True for _ in self.items()):
+            raise PydanticCustomError("nothing_measured", "nothing was measured")
+        return self
+
+    def items(self) -> Iterator[tuple[str, Interval]]:
+        """Yield the quantities that were measured, by name."""
+        for name, value in self:
+            if value is not None:
+                yield name, value
+
+
+#: What a latency is: `npusim.timing.result.KINDS`, in ``npusim run``'s words.
+Timing = Literal["core", "kernel", "back_to_back", "call"]
+
+
+class RunSizes(SpecModel):
+    """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
+
+    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
+    seq_q: PositiveInt | None = None
+    seq_kv: PositiveInt | None = None
+    batch: PositiveInt | None = None
+    tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
+    causal: StrictBool | None = None
+    dtype: Text | None = None
+
+
+#: What a case says besides a workload's name.
+OF_NAMED = (*RunSizes.model_fields, "phase")
+
+
+class MeasuredWorkload(RunSizes):
+    """What a case computes: a workload by name, or sizes of attention, of a matrix product (``m n k``),
+    or of a copy (``bytes``).
+    """
+
+    name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
+    phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
+    heads: HeadCount | None = Field(default=None, description="of the whole layer")
+    kv_heads: HeadCount | None = None
+    head_dim: PositiveInt | None = None
+    value_head_dim: PositiveInt | None = None
+    hidden: PositiveInt | None = Field(default=None, description="of the whole layer")
+    m: PositiveInt | None = None
+    n: PositiveInt | None = None
+    k: PositiveInt | None = None
+    bytes: PositiveInt | None = None
+
+    @property
+    def kind(self) -> Literal["named", "attention", "gemm", "copy"]:
+        """Which sizes are given."""
+        if self.name is not None:
+            return "named"
+        if self.bytes is not None:
+            return "copy"
+        return "attention" if self.m is None else "gemm"
+
+    @model_validator(mode="after")
+    def _sizes_are_complete(self) -> Self:
+        needed: tuple[str, ...] = {
+            "named": ("name",),
+            "copy": ("bytes",),
+            "gemm": ("m", "n", "k"),
+            "attention": ("heads", "seq_q", "seq_kv", "head_dim"),
+        }[self.kind]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            text = f"missing; sizes of {self.kind} are {', '.join(needed)}, or give a workload's name"
+            raise fault_at(missing[0], text)
+        wrong = [name for name, value in self if value is not None and self._has_no(name)]
+        if wrong:
+            known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
+            raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
+        return self
+
+    def _has_no(self, size: str) -> bool:
+        return size not in ("name", *OF_NAMED) if self.kind == "named" else size in ("seq", "phase")
+
+    def of_name(self) -> dict[str, object]:
+        """Return what `npusim.run` takes besides the name of a named workload."""
+        return {size: getattr(self, size) for size in OF_NAMED}
+
+    def problem(self) -> Problem:
+        """Return the attention problem of one device; raise `SpecError` if it is none."""
+        sizes = {name: value for name, value in self if value is not None and name in Problem.model_fields}
+        devices = self.tensor_parallel or 1
+        if devices > 1:
+            queries = self.heads or 1
+            heads, kv_heads = shared_heads(queries, self.kv_heads or queries, devices)
+            sizes |= {"heads": heads, "kv_heads": kv_heads}
+        return Problem.model_validate(sizes)
+
+
+class _Options(SpecModel):
+    """What a run is asked for, besides its schedule and its sizes.
+
+    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload``, and beside it
+    ``seq``, ``batch``, ...
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_of_run(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        case = dict(data)
+        if "hw" in case:
+            if "device" in case:
+                raise fault_at("hw", "the same as `device`, which is there too; keep one")
+            case["device"] = case.pop("hw")
+        if isinstance(case.get("workload"), str):
+            case["workload"] = {"name": case["workload"]}
+        if isinstance(case.get("workload"), dict):
+            sizes = {name: case.pop(name) for name in OF_NAMED if name in case}
+            case["workload"] = {**case["workload"], **sizes}
+        return case
+
+    precision: Text | None = Field(default=None, description="absent: the schedule's default")
+    tiling: dict[str, TilingValue] | None = Field(default=None, description="absent: the schedule's default")
+    attention: Text | None = Field(default=None, description="attention inside a node schedule")
+    timing: Timing | None = Field(
+        default=None,
+        description="what latencies are: the slowest core's time, the profiler's task duration, N calls one behind "
+        "the other over N, or (absent) one call that is waited for",
+    )
+    host_floor_us: PositiveFloat | None = Field(
+        default=None, description="what the host takes there: no back_to_back time is less, a call adds it"
+    )
+    warm: StrictBool | None = Field(default=None, description="whether inputs lie in L2 when the kernel starts")
+
+    @property
+    def kind(self) -> Timing:
+        """What its latencies are."""
+        return self.timing or "call"
+
+    @model_validator(mode="after")
+    def _a_floor_is_of_the_host(self) -> Self:
+        if self.host_floor_us is not None and self.timing in ("core", "kernel"):
+            text = f"timing: {self.timing} has no host in it; leave it out, or say back_to_back or call"
+            raise fault_at("host_floor_us", text)
+        return self
+
+
+class Baseline(_Options):
+    """What differs in the run that a speedup is relative to."""
+
+    device: Text | None = None
+    schedule: Text | None = None
+    workload: MeasuredWorkload | None = None
+
+
+class MeasurementCase(_Options):
+    """One case: what to predict and what was measured."""
+
+    name: Text = Field(description="unique in the file")
+    group: Text | None = Field(default=None, description="cases that differ only in tiling")
+    device: Text = Field(description="a hardware or node file by name")
+    schedule: Text
+    workload: MeasuredWorkload
+    baseline: Baseline | None = None
+    measured: Measured
+    band: PositiveFloat | None = Field(default=None, description="relative error allowed")
+
+    @model_validator(mode="after")
+    def _speedup_has_a_baseline(self) -> Self:
+        if self.measured.speedup is not None and self.baseline is None:
+            raise fault_at("baseline", "missing; a speedup is relative to a baseline")
+        return self
+
+    def baseline_case(self) -> Self | None:
+        """Return the case that a speedup is relative to, or None if there is none.
+
+        It is this case with the baseline's keys replaced.  Another schedule does not take over
+        this schedule's tiling and precision: left out, they are that schedule's defaults.
+        """
+        if self.baseline is None:
+            return None
+        changes: dict[str, object] = {"baseline": None, "group": None}
+        if self.baseline.schedule not in (None, self.schedule):
+            changes |= {"tiling": None, "precision": None}
+        changes |= {key: value for key, value in self.baseline if value is not None}
+        return self.model_copy(update=changes)
+
+
+class MeasurementFile(SpecModel):
+    """A whole file of measurements."""
+
+    schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
+    source: Text
+    band: PositiveFloat | None = Field(default=None, description="for cases without their own")
+    cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        first: dict[str, int] = {}
+        for index, case in enumerate(self.cases):
+            if case.name in first:
+                text = f"{case.name!r} is also the name of case {first[case.name] + 1}"
+                raise fault_at(f"cases.{index}.name", text)
+            first[case.name] = index
+        return self
+
+    def band_of(self, case: MeasurementCase) -> float | None:
+        """Return the relative error allowed for a case: its own, the file's, or None."""
+        return case.band if case.band is not None else self.band
+
+
+def load_measurements(path: str | Path) -> MeasurementFile:
+    """Return a file of measurements; raise `SpecError` (``file:line  key: ``) if it is faulty."""
+    return validated(MeasurementFile, read_document(Path(path)))
+
+
+# ---------------------------------------------------------------- accepted cycles and decisions
+
+DECISION = "npusim.decision/1"
+
+
+class Acceptance(SpecModel):
+    """Who accepted what a case gave: the tool, and why; ``digest`` is of the case and of all that it expects."""
+
+    npusim: Text = Field(description="version of npusim that gave it")
+    reason: Text = Field(description="why it was accepted")
+    digest: Text = Field(description="hash of the case and of what is expected; written by npusim check --update")
+
+
+class UnitCycles(SpecModel):
+    """Where a unit's time goes in the core group that ends last, in cycles."""
+
+    busy: NonNegativeInt
+    operations: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    waits: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    phases: dict[str, NonNegativeInt] = Field(default_factory=dict, description="in which it has nothing to do")
+
+
+class ExpectedCycles(SpecModel):
+    """What a case gave when it was accepted; whole numbers, compared exactly."""
+
+    device_digest: Text = Field(description="hash of the device file's content at that time")
+    cycles: NonNegativeInt = Field(description="of the kernel, without its launch")
+    busy_cycles: dict[str, NonNegativeInt] = Field(description="by pipe, over all core groups")
+    units: dict[str, UnitCycles] = Field(default_factory=dict, description="of the core group that ends last")
+    accepted: Acceptance | None = None
+
+
+class Case(RunSizes):
+    """What accepted cases of both kinds say in the words of `npusim.run`."""
+
+    description: Text | None = Field(default=None, description="why this case is here")
+    hw: Text = Field(description="a device by name, or a path relative to this file")
+    workload: Text | None = Field(
+        default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
+    )
+    dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None = None
+    ignore: tuple[Text, ...] = ()
+    method: Text = "auto"
+    overrides: dict[str, TilingValue] = Field(
+        default_factory=dict, description="values of the device file by dotted key"
+    )
+
+
+class BaselineFile(Case):
+    """One case of cycles: what to run, and the cycles it should take."""
+
+    schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="of this file")
+    schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
+    tiling: dict[str, TilingValue] = Field(default_factory=dict)
+    precision: Text | None = None
+    expect: ExpectedCycles | None = Field(default=None, description="absent: written by `npusim check --update`")
+
+
+class Candidate(SpecModel):
+    """A schedule that may win: the values to try of its fields (of its precision's, too), or a store of them."""
+
+    schedule: Text
+    fields: dict[str, tuple[TilingValue, ...]] | None = Field(default=None, min_length=1)
+    store: Text | None = Field(default=None, description="what npusim explore kept, a path relative to this file")
+    tiling: dict[str, TilingValue] = Field(default_factory=dict, description="fields that stay as they are")
+    precision: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_a_space(self) -> Self:
+        if (self.fields is None) == (self.store is None):
+            raise fault_at("fields", "write the values to try, or a store of npusim explore; one of them")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What it is called: the schedule, with the precision that is asked for."""
+        return f"{self.schedule} {self.precision}" if self.precision else self.schedule
+
+
+class ExpectedChoice(SpecModel):
+    """The best point of one candidate; ``cycles`` of every point of its space, in the order of the grid."""
+
+    candidate: Text
+    point: dict[str, TilingValue] | None = Field(description="null: no point fits")
+    latency_us: StrictFloat | None = None
+    margin: StrictFloat | None = Field(default=None, description="how much longer its next point takes, relative")
+    finite: StrictBool | None = Field(default=None, description="of its output; null: no bits")
+    cycles: tuple[NonNegativeInt | None, ...] = ()
+
+
+class ExpectedDecision(SpecModel):
+    """What won a space when it was accepted."""
+
+    device_digest: Text = Field(description="hash of the device file's content at that time")
+    winner: Text = Field(description="the candidate whose best point takes least time")
+    margin: StrictFloat | None = Field(default=None, description="how much longer the next candidate's takes, relative")
+    choices: tuple[ExpectedChoice, ...]
+    accepted: Acceptance | None = None
+
+
+class DecisionFile(Case):
+    """A space of schedules and tiles, and what should win it."""
+
+    schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="of this file")
+    problem: dict[str, PositiveInt] | None = Field(default=None, description="m, n, k of gemm, or bytes of copy")
+    candidates: tuple[Candidate, ...] = Field(min_length=1)
+    numerics: StrictBool = Field(default=True, description="whether the best points' outputs are looked at")
+    expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")
+
+
+def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:
+    """Return a case; raise `SpecError` (``file:line  key: ``) if it is faulty.
+
+    So is one that was edited since it was accepted, unless ``is_edited``: then it expects nothing.
+    """
+    document = read_document(path)
+    is_decision = document.data.get("schema") == DECISION
+    case = validated(DecisionFile, document) if is_decision else validated(BaselineFile, document)
+    accepted = None if case.expect is None else case.expect.accepted
+    if case.expect is None or accepted is None or accepted.digest == digest_of(case, case.expect):
+        return case
+    if is_edited:
+        return case.model_copy(update={"expect": None})
+    raise document.error(
+        "expect.accepted.digest",
+        f"{accepted.digest} is not of this file: the case or its numbers were edited by hand since they were "
+        f'accepted; to accept what the case gives today: npusim check {path} --update --reason "..."',
+    )
+
+
+def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
+    """Return the hash of what a case asks for and expects."""
+    # Defaults left out: a key that a later version adds is no edit.
+    request = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
+    result = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
+    return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def accepted_text(
+    path: Path, case: Case, expected: ExpectedCycles | ExpectedDecision, version: str, reason: str
+) -> str:
+    """Return a file's text with what it expects replaced; its other lines and comments stay as they are."""
+    from ruamel.yaml import YAML
+
+    # Round trip: the default loader of ruamel keeps comments, order and quotes.
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 20  # a key that is broken over lines is none
+    text = io.StringIO()
+    accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
+    content: Any = yaml.load(read_text(path))
+    content["expect"] = _plain(expected.model_copy(update={"accepted": accepted}).model_dump(mode="json"))
+    yaml.dump(content, text)
+    return text.getvalue()
+
+
+def _plain(data: Any) -> Any:
+    """Return data as YAML is to have it: mappings of numbers and lists of them on one line each."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    if not isinstance(data, dict | list):
+        return data
+    if isinstance(data, dict):
+        node: Any = CommentedMap({key: _plain(value) for key, value in data.items() if value not in ({}, [])})
+    else:
+        node = CommentedSeq([_plain(value) for value in data])
+    values = list(node.values() if isinstance(data, dict) else node)
+    if values and not any(isinstance(v, dict | list) or (isinstance(v, str) and len(v) > 40) for v in values):
+        node.fa.set_flow_style()
+    return node

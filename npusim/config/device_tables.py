@@ -1,0 +1,121 @@
+"""Tables beside the device files, written by scripts: errors of predicted times, registers of compiled kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.config.packaged import read_table
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+
+#: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
+FILE = "validated.csv"
+COLUMNS = ("device", "numbers", "schedule", "cases", "median", "most", "untouched", "untouched_median")
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Errors of a schedule's predicted times on a device, relative to measured ones.
+
+    Half of ``cases`` are within ``median_error``, nine in ten within ``most_error``; no constant was fitted on
+    ``untouched_cases`` of them, half of which are within ``untouched_median_error``.  No cases: nothing was
+    measured, or (``is_changed``) the device's numbers are others than those that were held against it.
+    """
+
+    cases: int = 0
+    median_error: float | None = None
+    most_error: float | None = None
+    untouched_cases: int = 0
+    untouched_median_error: float | None = None
+    is_changed: bool = False
+
+    def text(self, schedule: str, device: str) -> str:
+        """Return it in words."""
+        if self.median_error is None or self.most_error is None:
+            changed = " with these numbers" if self.is_changed else ""
+            return f"no measurement of {schedule} on {device}{changed}: predicted only"
+        if self.cases == 1:
+            return f"the one measured time of {schedule} on {device} is met within {_percent(self.most_error)}"
+        errors = (
+            f"of {self.cases} measured times of {schedule} on {device} half are met within "
+            f"{_percent(self.median_error)}, nine in ten within {_percent(self.most_error)}"
+        )
+        untouched = self.untouched_median_error
+        if untouched is None or self.untouched_cases == self.cases:
+            return f"{errors}; constants were fitted on {'all' if untouched is None else 'none'} of them"
+        return (
+            f"{errors}; half of the {self.untouched_cases} that no constant was fitted on within {_percent(untouched)}"
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+@cache
+def _errors() -> dict[tuple[str, str], tuple[str, Validated]]:
+    """Return the hash of the device's numbers and the errors, by device and schedule."""
+    errors = {}
+    for row in read_table(FILE):
+        untouched = int(row["untouched"])
+        median = float(row["untouched_median"]) if untouched else None
+        errors[row["device"], row["schedule"]] = (
+            row["numbers"],
+            Validated(int(row["cases"]), float(row["median"]), float(row["most"]), untouched, median),
+        )
+    return errors
+
+
+def validated(device: DeviceSpec, schedule: str) -> Validated:
+    """Return the errors of a schedule's times on a device, as far as its numbers are those of its file."""
+    numbers, errors = _errors().get((device.name, schedule), ("", Validated()))
+    return errors if not numbers or numbers == numbers_of(device) else Validated(is_changed=True)
+
+
+def numbers_of(device: DeviceSpec) -> str:
+    """Return a hash of all numbers and choices that decide what is predicted, whatever is said of them."""
+    values = [(key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith("facts.")]
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:
+    """Return the same by schedule, of those that were measured on the device."""
+    return {schedule: validated(device, schedule) for name, schedule in _errors() if name == device.name}
+
+
+#: Columns of a device's table of registers that say which kernel a row is of.
+_KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
+#: Formats of one size take the same registers, but for a few.
+_SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
+
+
+@cache
+def _registers(device: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
+    """Return what `compiled_registers` does by the text of `_KERNEL_COLUMNS`."""
+    return {
+        tuple(row[column] for column in _KERNEL_COLUMNS): (
+            int(row["registers_per_thread"]),
+            int(row["spilled_registers"]),
+            int(row["shared_bytes"]),
+            int(row["loop_accesses"]),
+        )
+        for row in read_table(f"{device}_registers.csv")
+        if row["registers_per_thread"]
+    }
+
+
+def compiled_registers(
+    device: str, kernel: str, dtype: str, head_dim: int, causal: bool, rows: int, keys: int, stages: int, warps: int
+) -> tuple[int, int, int, int] | None:
+    """Return registers of a thread, spilled ones, shared bytes, and an iteration's loads and stores of spilled ones.
+
+    None where no compiler was asked.
+    """
+    table, sizes = _registers(device), tuple(map(str, (head_dim, causal, rows, keys, stages, warps)))
+    same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))
+    return table.get((kernel, dtype, *sizes), same_size)
