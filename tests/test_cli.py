@@ -26,7 +26,7 @@ from npusim.errors import SpecError
 from npusim.explore import search as search_module
 from npusim.explore.store import read_store
 from npusim.machines.ascend.pricing import EnginePricing
-from npusim.report.result_json import load_result
+from npusim.report.record import load_result
 
 if TYPE_CHECKING:
     from typer.testing import Result

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError
-from npusim.report.record import record_of
-from npusim.report.result_json import load_result
+from npusim.report.record import load_result, record_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +53,7 @@ def test_help_describes_every_parameter() -> None:
 def test_a_result_saves_itself(result: RunData, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "a")
     assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
-    assert load_result(folder) == record_of(result)
+    assert load_result(folder).to_document() == record_of(result).to_document()
     assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
 
 

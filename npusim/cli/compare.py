@@ -85,7 +85,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
 
     Everything is read before anything is run.
     """
-    from npusim.report.result_json import load_result
+    from npusim.report.record import load_result
     from npusim.simulation.simulate import run_request
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]

@@ -140,7 +140,6 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
     from npusim.report.record import record_of
-    from npusim.report.result_json import result_document
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
     from npusim.report.trial import Trial
@@ -150,7 +149,7 @@ def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: 
     moved = sensitivity(result) if sensitive else ()
     if as_json:
         extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
-        show_json({**result_document(record), **extra})
+        show_json({**record.to_document(), **extra})
     else:
         shown = run_table(record, Trial(result))
         show((*shown, *(sensitivity_table(moved) if sensitive else ())))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from npusim.config.device import DeviceSpec
 from npusim.config.document import parse_scalar, read_inherited
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
-RecordType = TypeVar("RecordType")
 
 
 def load_device(
@@ -93,18 +92,6 @@ class _Content:
 def _made(model: type[BaseModel], content: _Content) -> BaseModel:
     """Return one frozen model for all files of one content: programs of one device share what they have alike."""
     return model.model_validate(content.document.data)
-
-
-def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
-    """Return JSON text as the dataclass ``kind``; keys that it does not know are left out.
-
-    Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
-    """
-    try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
-    except ValidationError as error:
-        lines = [f"{file}  {key}: {fault}" for key, fault in explain(error, model=kind)]
-        raise SpecError("\n".join(lines)) from None
 
 
 def _schema_of(model: type[BaseModel]) -> str:

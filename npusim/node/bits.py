@@ -7,7 +7,7 @@ taken, a collective's order and chunks are those of its plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -250,15 +250,15 @@ class LayerEvaluation:
             for start, batch, first, rows in _stretches(row, len(block), layer.seq_q, longest=layer.seq_q)
         }
         numerics = NumericResult(
+            **asdict(error),
             rows=written,
             shape=(layer.batch, 1, layer.seq_q, layer.hidden),
             sample=self._sample(),
-            error=error,
             overflow_counts=dict(self.log.overflow),
             nan_counts=dict(self.log.nan),
             first_events=tuple(self.log.first.values()),
             arithmetic={n: e for arithmetic, _ in choices for n, e in arithmetic.items()},
-            row_sums=tuple(sorted({o for _, orders in choices for o in orders})),
+            row_sum_orders=tuple(sorted({o for _, orders in choices for o in orders})),
             events=tuple(self.log.events),
         )
         return LayerBits(numerics, tuple(self.sums.orders) if error.is_finite else (), self.sums.rmse)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, Touch
     from npusim.ir.tile import RingTile
     from npusim.node.collective import Algorithm, Kind
-    from npusim.timing.result import Approximation
 
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
@@ -84,7 +83,7 @@ class KernelWork:
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
     resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
     ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
-    ``approximation`` how far they are from exact; ``bound_fs`` is the least time of the work.
+    ``band`` how far they are from exact, relative; ``bound_fs`` is the least time of the work.
     """
 
     alone_fs: int
@@ -94,7 +93,7 @@ class KernelWork:
     waves: Waves | None = None
     terms: tuple[tuple[str, float], ...] = ()
     methods: tuple[str, ...] = ()
-    approximation: Approximation | None = None
+    band: float = 0.0
     bound_fs: int = 0
 
     @property

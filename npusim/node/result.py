@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.timing.result import QueueUse, TimingResult
+from npusim.timing.result import OverlapRecord, QueueUse, TimingResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 #: The line of a model's time that no kernel has.
 OVERHEAD = "framework overhead"
 
 
-@dataclass(frozen=True)
-class NodeTiming(TimingResult):
+@dataclass(frozen=True, kw_only=True)
+class NodeTiming(TimingResult, OverlapRecord):
     """Predicted time of a node program; ``queues[rank]`` are those of one device.
 
-    ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and
-    issue included; ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the
-    alpha-beta form gives for them.  ``exposed_s`` is the part of the whole in which no kernel runs,
-    ``overlap_s`` that in which kernels and collectives run side by side; ``running_s`` are the times
+    ``overlap_s`` is the time in which kernels and collectives run side by side; ``running_s`` are the times
     of kernels and of collectives as they ran.  ``alone_s`` is what the kernels, cut as they are,
-    take on a device that does nothing else, without the host's issue.  ``parts_s`` is device 0's time
-    by what its operations are called, as they ran: ``attention``, ``upload``, ``cpu``, ...
+    take on a device that does nothing else, without the host's issue.
     """
 
-    attention_s: float = 0.0
-    linear_s: float = 0.0
-    allreduce_s: float = 0.0
-    exposed_s: float = 0.0
-    overlap_s: float = 0.0
-    running_s: tuple[float, float] = (0.0, 0.0)
-    alone_s: float = 0.0
-    closed_form_s: float = 0.0
-    modes: tuple[str, ...] = field(default=())  #: each collective's, as ``mesh by sdma (stream)``
-    parts_s: Mapping[str, float] = field(default_factory=dict)
+    overlap_s: float
+    running_s: tuple[float, float]
+    alone_s: float
 
     @property
     def compute_s(self) -> float:
         """Time of all kernels alone."""
         return self.attention_s + self.linear_s
 
-    @property
-    def overlap_efficiency(self) -> float:
-        """Share of the shorter of compute and communication that runs beside the other one."""
-        shorter = min(self.running_s)
-        return self.overlap_s / shorter if shorter else 0.0
+
+def overlap_efficiency(overlap_s: float, running_s: tuple[float, float]) -> float:
+    """Return the share of the shorter of compute and communication that runs beside the other one."""
+    shorter = min(running_s)
+    return overlap_s / shorter if shorter else 0.0
 
 
 def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> NodeTiming:
@@ -68,7 +57,8 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
                 found[key] = found.get(key, 0) + value * count
         return found
 
-    cycles = round(total("cycles") + overhead_s * clock)
+    cycles, overlap_s = round(total("cycles") + overhead_s * clock), total("overlap_s")
+    running_s = sum(t.running_s[0] * n for t, n in parts), sum(t.running_s[1] * n for t, n in parts)
     overhead = {OVERHEAD: overhead_s} if overhead_s else {}
     seconds = total("latency_s") + overhead_s
     return replace(
@@ -82,16 +72,17 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
         operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},
-        approximation=max((t.approximation for t, _ in parts if t.approximation), key=lambda a: a.band, default=None),
+        band=max(t.band for t, _ in parts),
         attention_s=total("attention_s"),
         linear_s=total("linear_s"),
         allreduce_s=total("allreduce_s"),
         exposed_s=total("exposed_s"),
-        overlap_s=total("overlap_s"),
+        overlap_s=overlap_s,
+        overlap_efficiency=overlap_efficiency(overlap_s, running_s),
         alone_s=total("alone_s"),
         closed_form_s=total("closed_form_s"),
         parts_s={**summed("parts_s"), **overhead},
-        running_s=(sum(t.running_s[0] * n for t, n in parts), sum(t.running_s[1] * n for t, n in parts)),
+        running_s=running_s,
     )
 
 

@@ -13,7 +13,7 @@ from npusim.ir.walk import Walker, givers, list_endpoints, walk
 from npusim.node.collective import PlannedCollective, plan_collective
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
 from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
-from npusim.node.result import NodeTiming
+from npusim.node.result import NodeTiming, overlap_efficiency
 from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from npusim.ir.walk import ResolvedOp
     from npusim.node.collective import CollectiveCall
     from npusim.node.program import KernelTimer, KernelWork
-    from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]
 
@@ -270,9 +269,11 @@ class _Simulation:
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
         is_alone = not self.kernels
+        overlap_s = _common(*self.ran) / FEMTOSECONDS
+        running_s = _length(self.ran[0]), _length(self.ran[1])
         return NodeTiming(
             method=_method(work for _, work in self.kernels),
-            approximation=worst(work.approximation for _, work in self.kernels),
+            band=max((work.band for _, work in self.kernels), default=0.0),
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
@@ -289,8 +290,9 @@ class _Simulation:
             linear_s=others / FEMTOSECONDS,
             allreduce_s=_length(self.ran[1]) + issue / FEMTOSECONDS,
             parts_s={part: fs / FEMTOSECONDS for part, fs in self.parts_fs.items()},
-            overlap_s=_common(*self.ran) / FEMTOSECONDS,
-            running_s=(_length(self.ran[0]), _length(self.ran[1])),
+            overlap_s=overlap_s,
+            running_s=running_s,
+            overlap_efficiency=overlap_efficiency(overlap_s, running_s),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
             alone_s=sum(w.launch_fs + w.alone_fs for _, w in self.kernels) / FEMTOSECONDS,
             closed_form_s=sum(plan.seconds for plan in plans),
@@ -321,11 +323,6 @@ def _method(kernels: Iterable[KernelWork]) -> str:
     """Return how times were found: ``node-des over steady and reserved``."""
     below = sorted({name for work in kernels for name in work.methods})
     return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
-
-
-def worst(approximations: Iterable[Approximation | None]) -> Approximation | None:
-    """Return the approximation with the widest band; None if all times are exact."""
-    return max((a for a in approximations if a is not None), key=lambda a: a.band, default=None)
 
 
 def _length(intervals: list[tuple[int, int]]) -> float:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 from npusim.errors import SpecError
 from npusim.node.machine import femtoseconds
 from npusim.node.program import KernelWork, NodeKernel, Waves
-from npusim.node.simulate import worst
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
         bound_fs=femtoseconds(device.seconds(bound)),
-        approximation=worst(r.approximation for r in results),
+        band=max(r.band for r in results),
     )
 
 

@@ -1,80 +1,36 @@
-"""Diagnosis of an execution: ranges, resonance, underflow and saturation, as plain figures."""
+"""Diagnosis of an execution: ranges, resonance, underflow and saturation, as plain figures.
+
+What is looked at goes by the roles of what steps write: a ``score``, an exponential that is a ``weight`` (P) and its
+casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles and this one), what adds to the
+``sum`` (the tile ends) and the ``output`` divided by it; and by the name of keys, ``k``.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim import formats
 from npusim.config.problem import SinkData
+from npusim.formats import get_format
 from npusim.ir.op import Opcode
+from npusim.ir.tile import GlobalTile, Operand, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.resonance import Resonance, measure
-from npusim.numerics.result import Magnitudes
-from npusim.numerics.underflow import Underflow
+from npusim.numerics.result import Diagnosis, Magnitudes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.config.problem import Problem
+    from npusim.ir.op import Step
     from npusim.numerics.executor import Moment
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What the values of the computed rows went through; None where a figure has no meaning.
-
-    Attributes
-    ----------
-    nan_row_percent
-        Output rows with a NaN, as the PASA paper counts them.
-    key_min, key_max, shifted_key_min, shifted_key_max
-        Range of K, and of K' as stored.
-    raw_score_min, raw_score_max
-        Range of Q K^T in float64, unscaled, over the pairs that the mask leaves.
-    score_min, score_max
-        Range of what the matrix unit adds up (Q K^T, or PASA's S'), before it is stored; whole
-        tiles, masked pairs included; infinite values left out.
-    resonance_cosine, resonance_frequency, resonance_phase_degrees, resonance_share_percent
-        See `npusim.numerics.resonance`; of the block whose wave moves the scores most.
-    sink_mass_percent
-        Mean softmax mass of the sinks: the first keys, as many as the recipe says, else one.
-    underflow_percent
-        Pairs whose probability is zero when the second product reads it; masked pairs not counted.
-    zeroed_mass_percent
-        Mean softmax mass of those pairs: what is really lost.
-    product_mass_percent
-        P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.
-        It overstates the loss, since the pairs zeroed are the smallest (papers.md section 1.2).
-    saturated_count
-        Probabilities that the cast cut to the largest finite value.
-    """
-
-    nan_row_percent: float
-    key_min: float
-    key_max: float
-    raw_score_min: float
-    raw_score_max: float
-    resonance_cosine: float
-    resonance_frequency: float
-    resonance_phase_degrees: float
-    resonance_share_percent: float
-    sink_mass_percent: float
-    shifted_key_min: float | None = None
-    shifted_key_max: float | None = None
-    score_min: float | None = None
-    score_max: float | None = None
-    underflow_percent: float | None = None
-    zeroed_mass_percent: float | None = None
-    product_mass_percent: float | None = None
-    saturated_count: float | None = None
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures that have a meaning, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+Doubles = NDArray[np.float64]
 
 
 class Range:
@@ -213,3 +169,117 @@ class Probe:
             return None, None, None, None
         product = u.zeroed_others / max(1, u.visible_others) * other_mass
         return (100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated))
+
+
+class Underflow:
+    """Counts probabilities that become zero, and sums the softmax mass they should have had.
+
+    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and
+    ``visible_others`` those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows``
+    finished query rows, the part of the row sum that zeroed pairs should have had; ``saturated``
+    counts values that a saturating cast cut to the largest finite one.  A row whose sum is not finite
+    has no mass and is left out of ``rows``.
+    """
+
+    def __init__(self, sinks: int = 0) -> None:
+        self.sinks = sinks
+        self.zeroed = self.visible = self.rows = self.saturated = 0
+        self.zeroed_others = self.visible_others = 0
+        self.lost_mass = 0.0
+        self._first_key, self._is_loading = 0, False
+        self._blocks: Sequence[Any] = ()
+        self._lost: dict[str, Doubles] = {}
+        self._start_tile()
+
+    def _start_tile(self) -> None:
+        self._mask: NDArray[np.bool_] | None = None
+        self._exact: Doubles | None = None
+        self._gone: NDArray[np.bool_] | None = None
+        self._old_factor: Doubles | None = None
+        self._tile_factor: Doubles | None = None
+
+    def __call__(self, moment: Moment) -> None:
+        """Look at one executed step."""
+        if moment.blocks is not self._blocks:
+            self._blocks, self._lost = moment.blocks, {}
+        step = moment.step
+        match moment.role, step.opcode:
+            case "operand", _ if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
+                self._load_keys(step.srcs[0].row)
+            case _, Opcode.SELECT if isinstance(step.srcs[2], float):
+                self._mask = np.asarray(moment.sources[0] != 0)
+            case "weight", Opcode.EXP:
+                self._exact = _exact_exponential(step, moment.sources[0])
+                self._gone = np.asarray(moment.result == 0)
+                self._is_loading = False
+            case "weight", Opcode.CAST:
+                self._gone = np.asarray(moment.result == 0)
+                self.saturated += _count_saturated(step, moment.sources[0])
+            case "decay", Opcode.EXP:
+                self._old_factor = moment.result.astype(np.float64)[..., 0]
+            case "gain", Opcode.EXP:
+                self._tile_factor = moment.result.astype(np.float64)[..., 0]
+            case "sum", Opcode.ADD:
+                self._finish_tile(step.dst)
+            case "output", Opcode.DIV:
+                self._finish_rows(step.srcs[1], moment.sources[1].astype(np.float64)[..., 0])
+            case _:
+                pass
+
+    def _load_keys(self, row: int) -> None:
+        """Take in that keys from ``row`` are loaded: a tile of them may come in pieces."""
+        self._first_key = min(self._first_key, row) if self._is_loading else row
+        self._is_loading = True
+
+    def _finish_tile(self, row_sum: Operand) -> None:
+        """Rescale what the rows have lost so far, and add what this tile lost."""
+        if self._exact is None or self._gone is None:
+            return
+        mask = np.broadcast_to(True if self._mask is None else self._mask, self._gone.shape)
+        gone = self._gone & mask
+        self.zeroed += int(gone.sum())
+        self.visible += int(mask.sum())
+        others = max(0, self.sinks - self._first_key)
+        self.zeroed_others += int(gone[..., others:].sum())
+        self.visible_others += int(mask[..., others:].sum())
+        lost = summed(np.where(gone, self._exact, 0.0))
+        if self._tile_factor is not None:
+            lost = lost * self._tile_factor
+        kept = self._lost_rows(row_sum)
+        if self._old_factor is not None:
+            kept *= np.where(kept > 0, self._old_factor, 0.0)
+        kept += lost
+        self._start_tile()
+
+    def _finish_rows(self, row_sum: object, total: Doubles) -> None:
+        """Add the lost share of finished rows."""
+        if not isinstance(row_sum, Tile):
+            return
+        share = np.divide(self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total))
+        self.lost_mass += float(summed(share.ravel()))
+        self.rows += int(np.isfinite(total).sum())
+
+    def _lost_rows(self, row_sum: Operand) -> Doubles:
+        """Return the lost sums of some rows, (lanes, rows), kept where the row sum ``l`` lies."""
+        assert isinstance(row_sum, Tile)  # state lives as long as a block, never in a ring
+        first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
+        end, lanes = first + row_sum.rows, len(self._blocks)
+        known = self._lost.get(row_sum.space, np.zeros((lanes, 0)))
+        if known.shape[1] < end:
+            known = np.concatenate([known, np.zeros((lanes, end - known.shape[1]))], axis=1)
+            self._lost[row_sum.space] = known
+        return known[:, first:end]
+
+
+def _exact_exponential(step: Step, exponent: NDArray[Any]) -> Doubles:
+    """Return what the exponential would be without underflow; in the base of its variant."""
+    power = formats.exp2 if step.attributes.variant.startswith("exp2.") else formats.exp
+    result: Doubles = power(exponent.astype(np.float64), "float64")
+    return result
+
+
+def _count_saturated(step: Step, source: NDArray[Any]) -> int:
+    if not step.attributes.overflow.endswith("saturate"):
+        return 0
+    limit = get_format(step.dst.fmt).max_finite
+    return int((np.abs(source.astype(np.float64)) > limit).sum())

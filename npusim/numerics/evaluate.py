@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -88,15 +89,15 @@ def evaluate(
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
     arithmetic, row_sums = named_choices(program)
     return NumericResult(
+        **asdict(error),
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
         sample=_describe(problem, wanted, written),
-        error=error,
         overflow_counts=dict(done.events.overflow),
         nan_counts=dict(done.events.nan),
         first_events=tuple(done.events.first.values()),
         arithmetic=arithmetic,
-        row_sums=row_sums,
+        row_sum_orders=row_sums,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         scores=probe.scores.magnitudes() if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from npusim.config.record import written_as
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from npusim.numerics.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +78,101 @@ class Magnitudes:
     nonfinite_count: int
 
 
-@dataclass(frozen=True)
-class NumericResult:
-    """Bits of the chosen blocks, and what happened on the way.
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the values of the computed rows went through; None where a figure has no meaning.
 
-    ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).
-    ``overflow_counts`` and ``nan_counts`` count elements per operation; ``events`` lists every
-    operation of every computed block that had some, in program order (the first
-    `npusim.numerics.events.EVENTS_KEPT` of them), ``first_events`` the first of each kind;
-    ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row
-    sums.  ``row_errors`` has the relative error of each row of ``rows``, NaN or Inf where it is not finite;
-    ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked for;
-    ``against`` what errors are against, in words.
+    Attributes
+    ----------
+    nan_row_percent
+        Output rows with a NaN, as the PASA paper counts them.
+    key_min, key_max, shifted_key_min, shifted_key_max
+        Range of K, and of K' as stored.
+    raw_score_min, raw_score_max
+        Range of Q K^T in float64, unscaled, over the pairs that the mask leaves.
+    score_min, score_max
+        Range of what the matrix unit adds up (Q K^T, or PASA's S'), before it is stored; whole
+        tiles, masked pairs included; infinite values left out.
+    resonance_cosine, resonance_frequency, resonance_phase_degrees, resonance_share_percent
+        See `npusim.numerics.resonance`; of the block whose wave moves the scores most.
+    sink_mass_percent
+        Mean softmax mass of the sinks: the first keys, as many as the recipe says, else one.
+    underflow_percent
+        Pairs whose probability is zero when the second product reads it; masked pairs not counted.
+    zeroed_mass_percent
+        Mean softmax mass of those pairs: what is really lost.
+    product_mass_percent
+        P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.
+        It overstates the loss, since the pairs zeroed are the smallest (papers.md section 1.2).
+    saturated_count
+        Probabilities that the cast cut to the largest finite value.
     """
 
-    rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
-    shape: tuple[int, int, int, int]
+    nan_row_percent: float
+    key_min: float
+    key_max: float
+    raw_score_min: float
+    raw_score_max: float
+    resonance_cosine: float
+    resonance_frequency: int
+    resonance_phase_degrees: float
+    resonance_share_percent: float
+    sink_mass_percent: float
+    shifted_key_min: float | None = None
+    shifted_key_max: float | None = None
+    score_min: float | None = None
+    score_max: float | None = None
+    underflow_percent: float | None = None
+    zeroed_mass_percent: float | None = None
+    product_mass_percent: float | None = None
+    saturated_count: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures that have a meaning, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class NumericRecord(ErrorSummary):
+    """What the computed bits look like beside a reference, as ``result.json`` keeps it.
+
+    ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
+    ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
+    basis, ``against`` says in words what errors are against.
+    """
+
     sample: str
-    error: ErrorSummary
     overflow_counts: dict[str, int]
     nan_counts: dict[str, int]
     first_events: tuple[NumericEvent, ...]
     arithmetic: dict[str, str]
-    row_sums: tuple[str, ...] = ()
-    diagnosis: Diagnosis | None = None
+    diagnosis: Annotated[Diagnosis, written_as(Diagnosis.figures, dict[str, Any])] | None = None
+    row_sums: dict[str, str] | None = None
+    against: str = "float64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericResult(NumericRecord):
+    """Bits of the chosen blocks, and what happened on the way.
+
+    ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
+    operation of every computed block that had some, in program order (the first
+    `npusim.numerics.events.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
+    or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
+    for.  ``row_sums`` is added when a run is put on record: a device says how their ``row_sum_orders`` are known.
+    """
+
+    rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
+    shape: tuple[int, int, int, int]
+    row_sum_orders: tuple[str, ...] = ()
     scores: Magnitudes | None = None
     row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     events: tuple[NumericEvent, ...] = field(default=(), repr=False)
-    against: str = "float64"
+
+    @property
+    def error(self) -> ErrorSummary:
+        """Distance of the output from the reference."""
+        return self
 
     @cached_property
     def output(self) -> NDArray[Any]:

@@ -14,8 +14,9 @@ from npusim.report.text import percent
 
 if TYPE_CHECKING:
     from npusim.report.bottleneck import Bottleneck
-    from npusim.report.record import RunRecord, TimingRecord
+    from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
+    from npusim.timing.result import TimingRecord
 
 #: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6

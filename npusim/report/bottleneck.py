@@ -9,8 +9,7 @@ from npusim.machines.tracks import track_of
 from npusim.report.record import units_of
 
 if TYPE_CHECKING:
-    from npusim.report.record import TimingRecord
-    from npusim.timing.result import QueueUse
+    from npusim.timing.result import QueueUse, TimingRecord
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Bottleneck:
 def group_ends(timing: TimingRecord) -> dict[int, int]:
     """Return the cycle at which each core group that worked has ended."""
     ends: dict[int, int] = {}
-    for queue in timing.queues:
+    for queue in timing.uses:
         if queue.operations:
             ends[queue.group] = max(ends.get(queue.group, 0), queue.end_cycles)
     return ends
@@ -43,7 +42,7 @@ def deciding_group(timing: TimingRecord) -> int:
 
 def queues_of(timing: TimingRecord, group: int) -> tuple[QueueUse, ...]:
     """Return the queues of one core group, in the program's order."""
-    return tuple(q for q in timing.queues if q.group == group)
+    return tuple(q for q in timing.uses if q.group == group)
 
 
 def bottleneck(timing: TimingRecord) -> Bottleneck | None:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from npusim.numerics.result import NumericRecord
     from npusim.report.parts import Part, PartStep
-    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
+    from npusim.report.record import RunRecord
     from npusim.report.sheet import Sheet
     from npusim.simulation.result import RunData
+    from npusim.timing.result import TimingRecord
 
 SCHEMA_VERSION = 2
 Value = int | float | str | None

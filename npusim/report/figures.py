@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.report.result_json import MOST_BYTES
+from npusim.report.record import MOST_BYTES
 from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:

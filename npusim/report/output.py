@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import OutputError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import record_of
-from npusim.report.result_json import RESULT_FILE, result_document, to_json
+from npusim.report.record import RESULT_FILE, record_of, to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 
@@ -123,7 +122,7 @@ def save_run(
     shown = timeline.windowed(window)
     page = _page(result, record, drawn) if report else ""
     with _replacing(target) as fresh:
-        (fresh / RESULT_FILE).write_text(to_json(result_document(record)), encoding="utf-8")
+        (fresh / RESULT_FILE).write_text(to_json(record.to_document()), encoding="utf-8")
         (fresh / FIGURES_FILE).write_text(to_json(drawn, indent=None), encoding="utf-8")
         if page:
             (fresh / REPORT_FILE).write_text(page, encoding="utf-8")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.errors import NpusimError, SpecError, reason_of
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
-from npusim.report.result_json import MOST_BYTES
+from npusim.report.record import MOST_BYTES
 from npusim.sanitize import csv_cell, regular_file
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def pipes_frame(record: RunRecord) -> pd.DataFrame:
 
 def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueUse]]:
     cores: dict[tuple[int, str], list[QueueUse]] = {}
-    queues = () if record.timing is None else record.timing.queues
+    queues = () if record.timing is None else record.timing.uses
     working = {queue.group for queue in queues if queue.operations}
     for queue in queues:
         if queue.group in working:

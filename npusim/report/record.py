@@ -1,29 +1,41 @@
-"""What is kept of a run: plain numbers, all that tables, comparisons and advice need.
+"""``result.json``: what is kept of a run, as plain numbers; all that tables, comparisons and advice need.
 
-A `RunRecord` is made from a live result (`record_of`) or read back from ``result.json``; whatever
-prints or compares takes records, so that a run of last week is treated like one of this minute.
+A `RunRecord` is made from a live result (`record_of`) or read back (`load_result`); whatever prints or compares
+takes records, so that a run of last week is treated like one of this minute.  Its parts are the results' own types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from npusim import __version__
-from npusim.config.device_tables import Validated, validated
-from npusim.node.result import NodeTiming
-from npusim.numerics.result import ErrorSummary, NumericEvent
-from npusim.report.roofline import Roofline, roofline_of
+from npusim.config.device_tables import validated
+from npusim.config.record import read_record, record_document
+from npusim.errors import SpecError
+from npusim.numerics.result import NumericRecord
+from npusim.report.roofline import roofline_of
+from npusim.sanitize import json_safe, regular_file
 from npusim.simulation.arithmetic_uncertainty import Spread, row_sum_evidence
 from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
-from npusim.timing.result import Account, QueueUse
+from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, TimingRecord
+from npusim.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.config.device import DeviceSpec
-    from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
+
+SCHEMA_VERSION = 1
+RESULT_FILE = "result.json"
+KIND = "npusim.run"
+#: Size of a file of results, figures or a table: a result has some 100 KiB, a table a few hundred bytes a point.
+MOST_BYTES = 256 * MIB
 
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
 SHARED_LINKS = "links"
@@ -41,84 +53,6 @@ class DeviceRecord:
     clock_hz: float
     group_count: int
     link_bytes_per_s: dict[str, float]
-
-
-@dataclass(frozen=True)
-class ConstantRecord:
-    """A number of the device file, and the busy cycles of all queues that rest on it."""
-
-    key: str
-    basis: str
-    cycles: float
-
-
-@dataclass(frozen=True)
-class OverlapRecord:
-    """A node's kernels and collectives alone, and how far they run side by side (`NodeTiming`)."""
-
-    attention_us: float
-    linear_us: float
-    allreduce_us: float
-    closed_form_us: float
-    exposed_us: float
-    overlap_efficiency: float
-    modes: tuple[str, ...]
-    parts_us: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TimingRecord:
-    """Predicted time: ``cycles`` and ``core_us`` without the launch, ``latency_us`` with it.
-
-    ``times_us`` is the time as each kind of measurement has it (`npusim.timing.result.KINDS`).
-
-    ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described;
-    ``compulsory_bytes`` are those of inputs, and outputs that leave L2.  ``band``: the exact cycles lie within
-    ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact.  ``account`` is that of the core group
-    that ends last, ``validated`` how far such times were from measured ones; None in files of before they were kept.
-    """
-
-    method: str
-    cycles: int
-    latency_us: float
-    launch_us: float
-    operations: int
-    flops: int
-    bound_cycles: dict[str, int]
-    link_bytes: dict[str, int]
-    queues: tuple[QueueUse, ...]
-    constants: tuple[ConstantRecord, ...]
-    overlap: OverlapRecord | None = None
-    compulsory_bytes: int = 0
-    roofline: Roofline | None = None
-    band: float = 0.0
-    times_us: dict[str, float] | None = None
-    account: Account | None = None
-    validated: Validated | None = None
-
-    @property
-    def core_us(self) -> float:
-        """Time of the cores, without the launch."""
-        return self.latency_us - self.launch_us
-
-
-@dataclass(frozen=True)
-class NumericRecord(ErrorSummary):
-    """What the computed bits look like beside float64.
-
-    ``diagnosis`` has the figures of `npusim.numerics.diagnosis.Diagnosis` that have a meaning; None
-    where none was asked for.  ``row_sums`` maps the orders of row sums to their basis;
-    ``against`` says what errors are against.
-    """
-
-    sample: str
-    overflow_counts: dict[str, int]
-    nan_counts: dict[str, int]
-    first_events: tuple[NumericEvent, ...]
-    arithmetic: dict[str, str]
-    diagnosis: dict[str, float] | None = None
-    row_sums: dict[str, str] | None = None
-    against: str = "float64"
 
 
 @dataclass(frozen=True)
@@ -148,26 +82,33 @@ class RunRecord:
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
 
+    def to_document(self) -> dict[str, object]:
+        """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
+        return {"schema_version": SCHEMA_VERSION, "kind": KIND, **record_document(RunRecord, self)}
+
 
 def record_of(result: RunData) -> RunRecord:
     """Return what is kept of ``result``."""
+    bits = result.numerics
     return RunRecord(
-        **_named_alike(RunRecord, result)
-        | {
-            "npusim_version": __version__,
-            "problem": result.problem.model_dump(mode="json"),
-            "tiling": result.tiling.model_dump(mode="json"),
-            "device": _device(result.device),
-            "timing": None if result.timing is None else _timing(result, result.timing),
-            "numerics": None if result.numerics is None else _numerics(result.numerics, result.device),
-        }
+        npusim_version=__version__,
+        name=result.name,
+        schedule=result.schedule,
+        precision=result.precision,
+        formats=result.formats,
+        workload=result.workload,
+        problem=result.problem.model_dump(mode="json"),
+        tiling=result.tiling.model_dump(mode="json"),
+        device=_device(result.device),
+        timing=None if result.timing is None else _timing(result, result.timing),
+        numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits, result.device)),
+        spread=result.spread,
+        notes=result.notes,
+        orders=result.orders,
+        finite=result.finite,
+        ignored=result.ignored,
+        presets=result.presets,
     )
-
-
-def _named_alike(kind: type[Any], *sources: object) -> dict[str, Any]:
-    """Return the fields of ``kind`` that a source has under the same name."""
-    names = [f.name for f in fields(kind)]
-    return {name: getattr(s, name) for s in sources for name in names if hasattr(s, name)}
 
 
 def _device(device: DeviceSpec) -> DeviceRecord:
@@ -182,29 +123,15 @@ def _device(device: DeviceSpec) -> DeviceRecord:
 
 def _timing(result: RunData, timing: TimingResult) -> TimingRecord:
     # Groups of one class share their uses.
-    queues = tuple(replace(use, group=g) for g, uses in enumerate(timing.queues) for use in uses)
-    return TimingRecord(
-        **_named_alike(TimingRecord, timing)
-        | {
-            "latency_us": timing.latency_s * 1e6,
-            "launch_us": timing.launch_s * 1e6,
-            "flops": result.program.flops,
-            "queues": queues,
-            "constants": _constants(result.device, timing, sum(q.busy_cycles for q in units_of(queues))),
-            "roofline": roofline_of(result),
-            "times_us": {kind: seconds * 1e6 for kind, seconds in timing.times_s.items()},
-            "overlap": _overlap(timing) if isinstance(timing, NodeTiming) else None,
-            "validated": validated(result.device, result.schedule),
-        }
-    )
-
-
-def _overlap(timing: NodeTiming) -> OverlapRecord:
-    seconds = ("attention", "linear", "allreduce", "closed_form", "exposed")
-    return OverlapRecord(
-        **_named_alike(OverlapRecord, timing),
-        **{f"{name}_us": getattr(timing, f"{name}_s") * 1e6 for name in seconds},
-        parts_us={name: seconds * 1e6 for name, seconds in timing.parts_s.items()},
+    uses = tuple(replace(use, group=g) for g, group in enumerate(timing.queues) for use in group)
+    return replace(
+        timing,
+        flops=result.program.flops,
+        uses=uses,
+        constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
+        overlap=timing if isinstance(timing, OverlapRecord) else None,
+        roofline=roofline_of(result),
+        validated=validated(result.device, result.schedule),
     )
 
 
@@ -225,11 +152,35 @@ def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tu
     return tuple(sorted(found, key=lambda c: (-c.cycles, c.key)))
 
 
-def _numerics(numerics: NumericResult, device: DeviceSpec) -> NumericRecord:
-    return NumericRecord(
-        **_named_alike(NumericRecord, numerics.error, numerics)
-        | {
-            "row_sums": row_sum_evidence(numerics, device),
-            "diagnosis": None if numerics.diagnosis is None else numerics.diagnosis.figures(),
-        }
-    )
+def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
+    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
+    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def load_result(path: str | Path) -> RunRecord:
+    """Return the record of a run folder or of a ``result.json``.
+
+    Raises
+    ------
+    SpecError
+        There is no such file, it is no result of npusim or of another schema version, or a key is
+        missing or of the wrong kind (``file  key: ``).
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / RESULT_FILE
+    try:
+        text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
+        data = json.loads(text)
+    except OSError as error:
+        raise SpecError(
+            f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{file}: not a JSON file: {error}") from None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise SpecError(f"{file}: not a result of `npusim run` (no key kind: {KIND!r})")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise SpecError(f"{file}: schema_version {version!r}; this npusim reads {SCHEMA_VERSION}")
+    return read_record(RunRecord, text, file)

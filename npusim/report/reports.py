@@ -11,7 +11,7 @@ from npusim.report.compare_sections import comparison_part
 from npusim.report.explore_sections import exploration_part, rows_of
 from npusim.report.figures import load_figures
 from npusim.report.page import PagePart, page_html
-from npusim.report.result_json import RESULT_FILE, load_result
+from npusim.report.record import RESULT_FILE, load_result
 from npusim.report.sections import run_figures, run_tiles
 from npusim.report.tables import asked_text, run_table
 from npusim.report.text import Facts, Heading

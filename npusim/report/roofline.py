@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice
+from npusim.timing.result import Roofline
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.simulation.result import RunData
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """A run's place under the roofline of its matrix units and its device memory.
-
-    ``intensity`` is the operations a byte of inputs, and of outputs that do not stay in L2, ``moved_intensity``
-    the operations a byte that crossed the memory's link; rates are in operations a second.
-    """
-
-    intensity: float
-    moved_intensity: float
-    peak_flops_per_s: float
-    memory_bytes_per_s: float
-    attained_flops_per_s: float
-
-    @property
-    def attainable_flops_per_s(self) -> float:
-        """What memory and matrix units allow at the intensity of what has to be moved."""
-        return min(self.peak_flops_per_s, self.intensity * self.memory_bytes_per_s)
-
-    @property
-    def ridge(self) -> float:
-        """Intensity from which on the matrix units, not memory, are the limit."""
-        return self.peak_flops_per_s / self.memory_bytes_per_s
-
-    @property
-    def reached(self) -> float:
-        """Attained over attainable, 0 to 1."""
-        return self.attained_flops_per_s / self.attainable_flops_per_s
 
 
 def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.report.charts import Row, Spec
-    from npusim.report.record import RunRecord, TimingRecord
+    from npusim.report.record import RunRecord
+    from npusim.timing.result import TimingRecord
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy",

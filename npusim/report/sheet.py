@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report.bottleneck import deciding_group, queues_of
 from npusim.report.pipes import read_pipes
-from npusim.report.record import RunRecord, record_of
-from npusim.report.result_json import load_result
+from npusim.report.record import RunRecord, load_result, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from npusim.report.record import TimingRecord
     from npusim.simulation.result import RunData
-    from npusim.timing.result import QueueUse
+    from npusim.timing.result import QueueUse, TimingRecord
 
 #: What a unit's time goes to: the kind of it, and which.
 Row = tuple[str, str]

@@ -14,11 +14,11 @@ from npusim.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
-    from npusim.report.roofline import Roofline
+    from npusim.numerics.result import NumericRecord
+    from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
     from npusim.simulation.arithmetic_uncertainty import Spread
-    from npusim.timing.result import QueueUse
+    from npusim.timing.result import QueueUse, Roofline, TimingRecord
 
 Fact = tuple[str, tuple[Cell, ...]]
 
@@ -249,7 +249,7 @@ def _numerics(record: RunRecord) -> list[Fact]:
     if record.orders:
         found.append(("same sums", tuple(Cell(_spread(s)) for s in record.orders)))
     if bits.diagnosis is not None:
-        found.append(("diagnosis", tuple(Cell(line) for line in _diagnosis_lines(bits.diagnosis))))
+        found.append(("diagnosis", tuple(Cell(line) for line in _diagnosis_lines(bits.diagnosis.figures()))))
     used = {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
     used = {**bits.arithmetic, **used}
     if used:

@@ -58,7 +58,7 @@ def alternates(name: str) -> tuple[str, ...]:
 def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
     """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
     own = device.row_sum
-    return {order: own.basis if own is not None and own.value == order else "chosen" for order in bits.row_sums}
+    return {order: own.basis if own is not None and own.value == order else "chosen" for order in bits.row_sum_orders}
 
 
 def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:

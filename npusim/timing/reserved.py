@@ -34,7 +34,6 @@ from npusim.timing.block_machine import (
 from npusim.timing.block_run import Booked, Run, history_of, uses_of
 from npusim.timing.fold import Classes, equal_groups, fold_groups
 from npusim.timing.gpu_pipes import refuse_shared_pipes
-from npusim.timing.result import Approximation
 from npusim.timing.steady import Skipping, build_snapshots
 from npusim.timing.stream import Streams
 from npusim.timing.summary import summarise
@@ -90,11 +89,11 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     result = Reserved(code, classes, short).result()
     crowd = max((result.bound_cycles[link] for link in result.link_bytes), default=0)
     places = PLACES_CROWDED if crowd > CROWDED * result.cycles else PLACES
-    error, sample = 0.0, 0
+    error = 0.0
     for place in places:
         part = sample_of(code, classes, short, place, len(places))
         exact, found = Run(code, part).result("fold"), Reserved(code, part, short).result()
-        error, sample = max(error, abs(found.cycles / exact.cycles - 1)), sample + exact.operations
+        error = max(error, abs(found.cycles / exact.cycles - 1))
     band = LEAST_BAND + BAND_FACTOR * error
     if band > widest:
         raise ProgramError(f"{code.streams.program.name}: a band of {band:.1%}")
@@ -103,7 +102,7 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     if least > 0:
         latency = result.latency_s + code.streams.device.seconds(least)
         result = replace(result, cycles=result.cycles + least, latency_s=latency)
-    return replace(result, approximation=Approximation(band, sample))
+    return replace(result, band=band)
 
 
 def operations_of(code: Code, classes: Classes) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from npusim.config.device_tables import Validated
+from npusim.config.record import Microseconds, key
 
 
 @dataclass(slots=True)
@@ -71,16 +75,70 @@ class Account:
     givers: dict[str, dict[str, tuple[str, ...]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Approximation:
-    """How far an approximate method can be from ``des``, relative to what it says.
+@dataclass(frozen=True)
+class ConstantRecord:
+    """A number of the device file, and the busy cycles of all queues that rest on it."""
 
-    The exact time lies within ``1 - band`` to ``1 + band`` times the stated one: ``band`` is derived
-    from the difference measured on ``sample`` operations of the same program.
+    key: str
+    basis: str
+    cycles: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A run's place under the roofline of its matrix units and its device memory.
+
+    ``intensity`` is the operations a byte of inputs, and of outputs that do not stay in L2, ``moved_intensity``
+    the operations a byte that crossed the memory's link; rates are in operations a second.
     """
 
-    band: float
-    sample: int
+    intensity: float
+    moved_intensity: float
+    peak_flops_per_s: float
+    memory_bytes_per_s: float
+    attained_flops_per_s: float
+
+    @property
+    def attainable_flops_per_s(self) -> float:
+        """What memory and matrix units allow at the intensity of what has to be moved."""
+        return min(self.peak_flops_per_s, self.intensity * self.memory_bytes_per_s)
+
+    @property
+    def ridge(self) -> float:
+        """Intensity from which on the matrix units, not memory, are the limit."""
+        return self.peak_flops_per_s / self.memory_bytes_per_s
+
+    @property
+    def reached(self) -> float:
+        """Attained over attainable, 0 to 1."""
+        return self.attained_flops_per_s / self.attainable_flops_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRecord:
+    """A node's kernels and collectives alone, and how far they run side by side.
+
+    ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and issue included;
+    ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the alpha-beta form gives for them.
+    ``exposed_s`` is the part of the whole in which no kernel runs, ``overlap_efficiency`` the share of the shorter of
+    compute and communication that runs beside the other one.  ``modes`` are each collective's, as
+    ``mesh by sdma (stream)``; ``parts_s`` is device 0's time by what its operations are called, as they ran:
+    ``attention``, ``upload``, ``cpu``, ...
+    """
+
+    attention_s: Annotated[Microseconds, key("attention_us")]
+    linear_s: Annotated[Microseconds, key("linear_us")]
+    allreduce_s: Annotated[Microseconds, key("allreduce_us")]
+    closed_form_s: Annotated[Microseconds, key("closed_form_us")]
+    exposed_s: Annotated[Microseconds, key("exposed_us")]
+    overlap_efficiency: float
+    modes: tuple[str, ...]
+    parts_s: Annotated[dict[str, Microseconds], key("parts_us")] = field(default_factory=dict)
+
+    @property
+    def parts_us(self) -> dict[str, float]:
+        """``parts_s`` in microseconds."""
+        return {name: seconds * 1e6 for name, seconds in self.parts_s.items()}
 
 
 #: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
@@ -93,38 +151,77 @@ def method_text(method: str, band: float) -> str:
     return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
 
 
-@dataclass(frozen=True)
-class TimingResult:
-    """Predicted time of one program on one device.
+@dataclass(frozen=True, kw_only=True)
+class TimingRecord:
+    """Predicted time of one program on one device, as ``result.json`` keeps it.
 
     ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` is that of a call that is
     waited for, launch included.  ``times_s`` says the same time as each of `KINDS` would measure it, those
-    of which the device's file knows nothing left out, and ``stream_s`` what launches cost on the device alone.
-    ``queues[group][i]`` is the use of queue i of that core group.  ``bound_cycles`` is the least
-    time each unit and each link needs for its work, ``compulsory_bytes`` what has to come from or
-    go beyond L2 at least.  ``approximation`` is None where the method is exact.
-    ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
+    of which the device's file knows nothing left out.  ``bound_cycles`` is the least time each unit and each link
+    needs for its work, ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact
+    cycles lie within ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived
+    from a difference measured on operations of the same program.
+    ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only, ``roofline`` where the device's
+    matrix units are described.  ``account`` is that of the core group that ends last, ``validated`` how far such times
+    were from measured ones; None in files of before they were kept.
     """
 
     method: str
     cycles: int
-    latency_s: float
-    launch_s: float
-    clock_hz: float
-    queues: tuple[tuple[QueueUse, ...], ...] = field(repr=False)
-    link_bytes: dict[str, int]
-    term_cycles: dict[str, float] = field(repr=False)
+    latency_s: Annotated[Microseconds, key("latency_us")]
+    launch_s: Annotated[Microseconds, key("launch_us")]
     operations: int
-    bound_cycles: dict[str, int] = field(default_factory=dict)
+    flops: int
+    bound_cycles: dict[str, int]
+    link_bytes: dict[str, int]
+    uses: Annotated[tuple[QueueUse, ...], key("queues")] = field(repr=False)
+    constants: tuple[ConstantRecord, ...] = field(repr=False)
+    overlap: OverlapRecord | None = None
     compulsory_bytes: int = 0
-    spans: tuple[Span, ...] = field(default=(), repr=False)
-    approximation: Approximation | None = None
-    times_s: dict[str, float] = field(default_factory=dict)
-    stream_s: float = 0.0
-    traced_cycles: int | None = None
+    roofline: Roofline | None = None
+    band: float = 0.0
+    times_s: Annotated[dict[str, Microseconds], key("times_us")] = field(default_factory=dict)
     account: Account | None = field(default=None, repr=False)
+    validated: Validated | None = None
 
     @property
-    def band(self) -> float:
-        """How far the exact cycles can be from ``cycles``, relative to them; 0 where they are exact."""
-        return 0.0 if self.approximation is None else self.approximation.band
+    def latency_us(self) -> float:
+        """Whole call in microseconds, launch included."""
+        return self.latency_s * 1e6
+
+    @property
+    def launch_us(self) -> float:
+        """The launch alone, in microseconds."""
+        return self.launch_s * 1e6
+
+    @property
+    def core_us(self) -> float:
+        """Time of the cores in microseconds, without the launch."""
+        return self.latency_us - self.launch_us
+
+    @property
+    def times_us(self) -> dict[str, float]:
+        """``times_s`` in microseconds."""
+        return {kind: seconds * 1e6 for kind, seconds in self.times_s.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingResult(TimingRecord):
+    """What a simulation returns: what is kept of it, and what only a live run has.
+
+    ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses.
+    ``stream_s`` is what launches cost on the device alone, ``term_cycles`` maps keys of the device's file to the busy
+    cycles that rest on them.  ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
+    ``flops``, ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are added when a run is put on
+    record.
+    """
+
+    flops: int = 0
+    uses: tuple[QueueUse, ...] = field(default=(), repr=False)
+    constants: tuple[ConstantRecord, ...] = field(default=(), repr=False)
+    clock_hz: float
+    queues: tuple[tuple[QueueUse, ...], ...] = field(repr=False)
+    term_cycles: dict[str, float] = field(repr=False)
+    stream_s: float = 0.0
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+    traced_cycles: int | None = None

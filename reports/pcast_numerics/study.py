@@ -24,8 +24,8 @@ from reports.pcast_numerics.weights import EffectiveWeights
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npusim.numerics.diagnosis import Diagnosis
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import Diagnosis
 
 __all__ = [
     "PRECISIONS",

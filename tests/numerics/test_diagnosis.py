@@ -17,8 +17,8 @@ from npusim.run import run
 from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
-    from npusim.numerics.diagnosis import Diagnosis
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import Diagnosis
 
 #: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (papers.md 1.1).
 E4M3_ZERO = -10 * np.log(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,10 +47,10 @@ def overflowed(result: RunData) -> RunData:
         count=4,
     )
     bits = NumericResult(
+        **asdict(error),
         rows={(0, 0, 128): np.ones((4, 128), np.float16)},
         shape=(1, 5, 512, 128),
         sample="rows 128..131 of 1 of 5 heads",
-        error=error,
         overflow_counts={"S.drain.cast": 7},
         nan_counts={"softmax.exp": 2},
         first_events=(event,),

@@ -14,9 +14,9 @@ from npusim import run
 from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.report.advice import advise, decoding
-from npusim.report.record import ConstantRecord, DeviceRecord, RunRecord, TimingRecord, record_of
+from npusim.report.record import DeviceRecord, RunRecord, record_of
 from npusim.report.trial import Trial
-from npusim.timing.result import QueueUse
+from npusim.timing.result import ConstantRecord, QueueUse, TimingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,13 +42,13 @@ def _record(
     timing = TimingRecord(
         method="des",
         cycles=CYCLES,
-        latency_us=1.0,
-        launch_us=0.0,
+        latency_s=1e-6,
+        launch_s=0.0,
         operations=1,
         flops=1,
         bound_cycles={},
         link_bytes={"l2": link_bytes},
-        queues=queues,
+        uses=queues,
         constants=tuple(ConstantRecord(k, "vendor", c) for k, c in (constants or {}).items()),
     )
     device = DeviceRecord("d", "0", 1e9, groups, {"l2": 1e9})

@@ -38,7 +38,7 @@ def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: Run
 
 def test_inputs_and_figures_that_differ_are_listed(record: RunRecord) -> None:
     assert record.timing is not None
-    faster = replace(record.timing, latency_us=record.timing.latency_us / 2)
+    faster = replace(record.timing, latency_s=record.timing.latency_s / 2)
     new = replace(record, tiling={**record.tiling, "block_kv": 256}, timing=faster)
     found = compare(record, new)
     assert found.differences == {"tiling.block_kv": (512, 256)}

@@ -14,7 +14,7 @@ import pytest
 from npusim.errors import OutputError
 from npusim.report import output
 from npusim.report.output import check_writable, save_run, save_trace, write_whole
-from npusim.report.result_json import load_result
+from npusim.report.record import load_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -53,7 +53,7 @@ def test_columns_have_the_vendors_names_and_a_row_for_each_core_at_work(record: 
 def test_ratios_are_busy_over_the_cores_own_cycles(record: RunRecord) -> None:
     assert record.timing is not None
     columns = pipe_columns(record)
-    cube = next(q for q in record.timing.queues if (q.group, q.queue) == (0, "aic.CUBE"))
+    cube = next(q for q in record.timing.uses if (q.group, q.queue) == (0, "aic.CUBE"))
     total = columns["aic_total_cycles"][0]
     assert isinstance(total, int)
     assert columns["aic_cube_ratio"][0] == round(cube.busy_cycles / total, 6)

@@ -8,12 +8,11 @@ import pytest
 
 from npusim import __version__
 from npusim.errors import SpecError
-from npusim.report.record import OverlapRecord, record_of
-from npusim.report.result_json import load_result, result_document, to_json
-from npusim.report.roofline import Roofline
+from npusim.report.record import load_result, record_of, to_json
 from npusim.simulation.arithmetic_uncertainty import Spread
 from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
+from npusim.timing.result import OverlapRecord, Roofline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,15 +24,23 @@ if TYPE_CHECKING:
 def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunData) -> None:
     for kept in (record, record_of(overflowed)):
         file = tmp_path / "result.json"
-        file.write_text(to_json(result_document(kept)))
-        assert load_result(file) == kept
-        assert load_result(tmp_path) == kept
+        file.write_text(to_json(kept.to_document()))
+        assert load_result(file).to_document() == kept.to_document()
+        assert load_result(tmp_path).to_document() == kept.to_document()
 
 
 def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", 1e-5, 0.25), Spread("ascend.cube.k4.f16.f32", None, None))
     assert record.timing is not None
-    overlap = OverlapRecord(1.5, 2.5, 3.5, 4.5, 5.5, 0.5, ("mesh by sdma (stream)",))
+    overlap = OverlapRecord(
+        attention_s=1.5,
+        linear_s=2.5,
+        allreduce_s=3.5,
+        closed_form_s=4.5,
+        exposed_s=5.5,
+        overlap_efficiency=0.5,
+        modes=("mesh by sdma (stream)",),
+    )
     roofline = Roofline(1.0, 2.0, 3e12, 4e11, 5e11)
     kept = replace(
         record,
@@ -45,12 +52,12 @@ def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord)
         presets=(PresetOutcome("fp16", None, 2.0), PresetOutcome("fp32", 1e-4, None)),
         timing=replace(record.timing, overlap=overlap, roofline=roofline, band=0.01),
     )
-    (tmp_path / "result.json").write_text(to_json(result_document(kept)))
-    assert load_result(tmp_path) == kept
+    (tmp_path / "result.json").write_text(to_json(kept.to_document()))
+    assert load_result(tmp_path).to_document() == kept.to_document()
 
 
 def test_document_says_where_the_numbers_come_from(record: RunRecord, result: RunData) -> None:
-    document: dict[str, Any] = result_document(record)
+    document: dict[str, Any] = record.to_document()
     assert document["schema_version"] == 1
     assert document["npusim_version"] == __version__
     assert document["device"]["digest"] == result.device.digest()
@@ -66,20 +73,20 @@ def test_busy_cycles_rest_on_constants_with_a_known_basis(record: RunRecord) -> 
     assert timing is not None
     assert {c.basis for c in timing.constants} <= {"vendor", "measured", "derived", "fitted", "assumed"}
     # Costs are rounded up to whole cycles one by one: at most a cycle a step.
-    busy = sum(q.busy_cycles for q in timing.queues)
+    busy = sum(q.busy_cycles for q in timing.uses)
     assert sum(c.cycles for c in timing.constants) == pytest.approx(busy)
 
 
 def test_a_figure_that_is_not_finite_is_null(overflowed: RunData) -> None:
-    document: dict[str, Any] = result_document(record_of(overflowed))
+    document: dict[str, Any] = record_of(overflowed).to_document()
     assert document["numerics"]["max_abs_error"] is None
     json.loads(to_json(document), parse_constant=pytest.fail)
 
 
 def test_keys_of_a_later_version_are_left_out(tmp_path: Path, record: RunRecord) -> None:
-    document = {**result_document(record), "more": 1}
+    document = {**record.to_document(), "more": 1}
     (tmp_path / "result.json").write_text(to_json(document))
-    assert load_result(tmp_path) == record
+    assert load_result(tmp_path).to_document() == record.to_document()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def test_damaged_results_are_refused_with_file_and_key(
     tmp_path: Path, record: RunRecord, change: dict[str, object], message: str
 ) -> None:
     file = tmp_path / "result.json"
-    file.write_text(to_json({**result_document(record), **change}))
+    file.write_text(to_json({**record.to_document(), **change}))
     with pytest.raises(SpecError) as caught:
         load_result(file)
     assert str(caught.value).startswith(str(file))

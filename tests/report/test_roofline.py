@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.record import record_of
-from npusim.report.result_json import load_result, result_document, to_json
-from npusim.report.roofline import Roofline, peak_flops_per_s, roofline_of
+from npusim.report.record import load_result, record_of, to_json
+from npusim.report.roofline import peak_flops_per_s, roofline_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
+from npusim.timing.result import Roofline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +54,8 @@ def test_the_table_and_the_result_file_have_it(result: RunData, tmp_path: Path) 
     for words in ("roofline", "a compulsory byte", "of compulsory", "slack"):
         assert words in text
     file = tmp_path / "result.json"
-    file.write_text(to_json(result_document(record)))
-    assert load_result(file).timing == record.timing
+    file.write_text(to_json(record.to_document()))
+    assert load_result(file).to_document() == record.to_document()
 
 
 def test_an_approximate_time_says_so_with_its_band(result: RunData) -> None:

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.report.output import save_run
-from npusim.report.record import record_of
-from npusim.report.result_json import load_result
+from npusim.report.record import load_result, record_of
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
 from npusim.run import run
@@ -104,9 +103,10 @@ def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
     assert record.numerics is not None
     figures = record.numerics.diagnosis
     assert figures is not None
-    assert figures["shifted_key_max"] < figures["key_min"] < figures["raw_score_min"]
+    assert figures.shifted_key_max is not None
+    assert figures.shifted_key_max < figures.key_min < figures.raw_score_min
     text = plain(run_table(record))
     for part in ("ranges: K [", "K' [", "Q K^T [", "resonance: Q against K 0 degrees", "P underflow: 87"):
         assert part in text
     again = load_result(save_run(asked, tmp_path / "run", trace="none"))
-    assert again.numerics == record.numerics
+    assert again.to_document() == record.to_document()

@@ -72,7 +72,7 @@ def held(seed: int, shortest: int, longest: int, operations: tuple[int, int], co
         except ProgramError:
             continue  # groups in step: `auto` is exact there
         exact = skipping(code, classes)
-        assert found.approximation is not None
+        assert found.band
         assert (found.operations, found.link_bytes) == (exact.operations, exact.link_bytes)
         used.append(abs(exact.cycles / found.cycles - 1) / found.band)
         assert used[-1] <= 1, (program.name, device.name, found.cycles, exact.cycles, found.band)

@@ -1,0 +1,47 @@
+"""Records: dataclasses that JSON files keep, written and read by their fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+
+from npusim.config.messages import explain
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RecordType = TypeVar("RecordType")
+
+#: Seconds that a file has in microseconds; from it and back gives the file's own number again, to the last bit.
+Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerializer(lambda s: s * 1e6, float)]
+
+
+def key(name: str) -> Any:
+    """Return what an annotation says of a field whose key in a file is another than its name."""
+    return Field(alias=name)
+
+
+def written_as(document: Any, kind: Any) -> Any:
+    """Return what an annotation says of a field that ``document(value)``, a ``kind``, stands for in a file."""
+    return PlainSerializer(document, kind)
+
+
+def record_document(kind: type[RecordType], record: RecordType) -> dict[str, Any]:
+    """Return the fields of ``kind`` as JSON data; what a subclass adds is left out."""
+    document: dict[str, Any] = TypeAdapter(kind).dump_python(record, mode="json", by_alias=True)
+    return document
+
+
+def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
+    """Return JSON text as the dataclass ``kind``; keys that it does not know are left out.
+
+    Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
+    """
+    try:
+        record: RecordType = TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        lines = [f"{file}  {key}: {fault}" for key, fault in explain(error, model=kind)]
+        raise SpecError("\n".join(lines)) from None
+    return record
