@@ -1,25 +1,40 @@
 """The timeline of a run: slices by track, what they waited for, who fed whom, what memories and links held.
 
+It is put together after the fact: the spans of a queue stand in the order in which the program has its operations,
+so that the program is walked beside them.  From that follow each operation's producers, what it waited for, the
+bytes that rings hold and what crosses links.
+
 Cycles are the truth.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
+from npusim.ir.walk import Walker, walk
 from npusim.machines.tracks import Track, track_of
-from npusim.report.replay import Happened, Reading
+from npusim.timing.gpu_pipes import PIPE_BUSY
+from npusim.timing.stream import Streams
+from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from npusim.ir.walk import ResolvedOp
     from npusim.numerics.result import NumericEvent
     from npusim.simulation.result import RunData
-    from npusim.timing.result import QueueUse, TimingResult
+    from npusim.timing.result import QueueUse, Span, TimingResult
+    from npusim.timing.stream import TimedOp
+
+#: Cause of a wait: other core groups have yet to end the phase before; then blocks are dealt out.
+BARRIER = "phase barrier"
+#: Cause, first and last cycle.
+Wait = tuple[str, int, int]
 
 _NANOSECONDS = 10**9
 
@@ -107,7 +122,7 @@ def timeline_of(result: RunData) -> Timeline:
     end, clock = timing.traced_cycles or timing.cycles, round(timing.clock_hz)
     timeline = Timeline(result.name, clock, end, timing.traced_cycles is None, _empty_tracks(result, timing))
     for group in sorted({s.group for s in timing.spans}):
-        _add_group(timeline, Reading(result, group).read())
+        _Replay(timeline, result, group).run()
     for slices in timeline.tracks.values():
         slices.sort(key=lambda s: (s.start, s.end))
     for name in [t for t, slices in timeline.tracks.items() if not slices and _is_of_waits(timing, t)]:
@@ -128,30 +143,150 @@ def _is_of_waits(timing: TimingResult, track: Track) -> bool:
     return any(u.is_pipe for u in uses) and track.pipe not in {u.queue.rpartition(".")[2] for u in uses if u.is_pipe}
 
 
-def _add_group(timeline: Timeline, found: Happened) -> None:
-    """Add what happened on one core group."""
-    made: list[tuple[Track, Slice]] = []
-    for op in found.operations:
-        span = op.span
-        track = track_of(span.group, span.queue)
-        piece = Slice(
-            span.label, span.start, span.end, block=op.block, path=op.path, events=tuple(map(_told, op.events))
-        )
-        made.append((track, piece))
-        timeline.tracks[track].append(piece)
-        for producer in op.producers:
-            timeline.flows.append(Flow(made[producer], made[-1]))
-        queue = track_of(span.group, span.issued_by or span.queue)
-        for cause, start, end in op.waits:
-            if end > start:
-                timeline.tracks[queue].append(Slice(cause, start, end, "wait", op.block, op.path))
-    cores = {track_of(found.group, op.span.queue).core for op in found.operations}
-    shared = cores.pop() if len(cores) == 1 else f"core group {found.group}"
-    for space, changes in found.changes.items():
-        place = track_of(found.group, space) if "." in space else Track(shared, space)
-        timeline.counters[Track(place.core, f"{place.pipe} bytes")] = _summed(changes)
-    for link, rates in found.rates.items():
-        timeline.counters[Track(shared, f"{link} GB/s")] = [(at, round(v, 3)) for at, v in _summed(rates)]
+class _Replay:
+    """Goes through a core group's program with its spans, and adds what they show to a timeline."""
+
+    def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
+        assert result.timing is not None
+        self.timeline, self.result, self.program, self.group = timeline, result, result.program, group
+        self.clock_hz = result.timing.clock_hz
+        self.walker = Walker(self.program)
+        self.sides = {(e.ring, e.queue, e.is_producer): e for e in self.walker.endpoints}
+        spans: dict[str, list[Span]] = defaultdict(list)
+        for span in result.timing.spans:
+            if span.group == group:
+                spans[span.issued_by or span.queue].append(span)
+        self.spans = {q: sorted(own, key=lambda s: (-s.start, -s.end)) for q, own in spans.items()}  # last first
+        self.operations: list[tuple[Track, Slice]] = []  # in program order
+        self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
+        self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link
+        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that moved it on
+        self.visible: dict[int, list[int]] = defaultdict(list)  # and when that was seen
+        self.free: dict[str, int] = {}  # by queue, in the phase at hand
+        self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
+        self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
+        self.begun: set[tuple[int, int]] = set()  # ring and generation
+        self.released: dict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def run(self) -> None:
+        """Add slices, flows and counters of the whole group."""
+        events: dict[tuple[str, str, int], list[NumericEvent]] = defaultdict(list)
+        for event in self.result.numerics.events if self.result.numerics else ():
+            events[event.phase, event.block, event.position].append(event)
+        left = sum(map(len, self.spans.values()))
+        for (phase, block, position, resolved), timed in zip(self._walked(), self._timed(), strict=False):
+            if not left:
+                break
+            remaining = self.spans.get(resolved.op.queue)
+            if not remaining:
+                continue  # beyond the end of what was traced
+            left -= 1
+            span = remaining.pop()
+            assert span.label == resolved.op.label, f"{span} is no {resolved}"
+            notes = tuple(map(_event_text, events.get((phase, block, position), ())))
+            piece = Slice(span.label, span.start, span.end, block=block, path=resolved.path, events=notes)
+            track = track_of(self.group, span.queue)
+            self.operations.append((track, piece))
+            self.timeline.tracks[track].append(piece)
+            self._add_waits(piece, span, resolved, timed)
+            self._look_at_rings(span, resolved)
+            self._look_at_links(span, timed)
+            self._hand_on(span, resolved, timed)
+        self._add_counters()
+
+    def _add_counters(self) -> None:
+        cores = {track.core for track, _ in self.operations}
+        shared = cores.pop() if len(cores) == 1 else f"core group {self.group}"
+        for space, changes in self.changes.items():
+            memory = track_of(self.group, space) if "." in space else Track(shared, space)
+            self.timeline.counters[Track(memory.core, f"{memory.pipe} bytes")] = _summed(changes)
+        for link, rates in self.rates.items():
+            levels = [(at, round(rate, 3)) for at, rate in _summed(rates)]
+            self.timeline.counters[Track(shared, f"{link} GB/s")] = levels
+
+    def _walked(self) -> Iterator[tuple[str, str, int, ResolvedOp]]:
+        """Yield phase, block and position of every operation of the group."""
+        count = self.result.device.group_count.value
+        for phase in self.program.phases:
+            end = max(self.free.values(), default=0)
+            first = min((spans[-1].start for spans in self.spans.values() if spans), default=end)
+            self.opening, self.free = (BARRIER if end else NO_INSTRUCTION, end, first), {}
+            for block in phase.blocks_of_group(self.group, count):
+                for position, resolved in enumerate(walk(self.walker, phase.body(block))):
+                    yield phase.name, str(block), position, resolved
+
+    def _timed(self) -> Iterator[TimedOp | None]:
+        """Yield the same operations with their costs; None for each of a node, whose kernels have none."""
+        if self.program.pricing is None:
+            while True:
+                yield None
+        streams = self.streams = Streams(self.program, self.result.device)
+        cursors, count = [0] * len(streams.endpoints), self.result.device.group_count.value
+        for phase in self.program.phases:
+            for op, _ in streams.stream(phase, phase.blocks_of_group(self.group, count), cursors):
+                yield op
+
+    def _add_waits(self, piece: Slice, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
+        """Add flows from who made what an operation reads, and cut the time before it by what held it up.
+
+        Flags in the order in which the queue looks at them.  Where an instruction came late and a flag later
+        still, all of it counts as the flag's.
+        """
+        queue = resolved.op.queue
+        waits = [] if queue in self.free else [self.opening]
+        now = self.free.get(queue, self.opening[-1])
+        for wait in resolved.waits:
+            endpoint = self.walker.endpoints[wait.endpoint]
+            if wait.count > len(self.sets[wait.peer]):
+                continue
+            if not endpoint.is_producer:
+                producer = self.operations[self.sets[wait.peer][wait.count - 1]]
+                self.timeline.flows.append(Flow(producer, self.operations[-1]))
+            seen = min(self.visible[wait.peer][wait.count - 1], span.start)
+            if seen > now:
+                waits.append((str(endpoint), now, seen))
+                now = seen
+        if span.start > now:
+            is_shared = timed is not None and timed.pipes
+            waits.append((PIPE_BUSY if is_shared else NO_INSTRUCTION, now, span.start))
+        self.free[queue] = max(span.end, span.done)
+        track = self.timeline.tracks[track_of(self.group, queue)]
+        track += [
+            Slice(cause, start, end, "wait", piece.block, piece.path) for cause, start, end in waits if end > start
+        ]
+
+    def _look_at_rings(self, span: Span, resolved: ResolvedOp) -> None:
+        """A slot is held from its first producer's begin to its last consumer's end."""
+        for (name, is_producer), generation in resolved.cursors.items():
+            ring = self.sides[name, resolved.op.queue, is_producer].ring_number
+            at = self.program.rings[ring]
+            if is_producer and (ring, generation) not in self.begun:
+                self.begun.add((ring, generation))
+                self.changes[at.space].append((span.start, at.slot_bytes))
+        for index in resolved.sets:
+            endpoint = self.walker.endpoints[index]
+            if endpoint.is_producer:
+                continue
+            at = self.program.rings[endpoint.ring_number]
+            ends = self.released[endpoint.ring_number, len(self.sets[index])]
+            ends.append(max(span.end, span.done))
+            if len(ends) == len(at.consumers):
+                self.changes[at.space].append((max(ends), -at.slot_bytes))
+
+    def _look_at_links(self, span: Span, timed: TimedOp | None) -> None:
+        end = max(span.end, span.done)
+        for link, size in timed.flows if timed is not None and end > span.start else ():
+            rate = size / (end - span.start) * self.clock_hz / 1e9
+            self.rates[link] += [(span.start, rate), (end, -rate)]
+
+    def _hand_on(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
+        number, queue = len(self.operations) - 1, resolved.op.queue
+        over = max(span.end, span.done) + (0 if timed is None else timed.latency)
+        self.over[queue] = max(over, self.over[queue])
+        for index in resolved.sets:
+            late = 0 if timed is None else self.streams.flag_latency(index)
+            self.sets[index].append(number)
+            self.visible[index].append(self.over[queue] + late)
 
 
 def _summed(changes: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -163,5 +298,5 @@ def _summed(changes: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return list(found.items())
 
 
-def _told(event: NumericEvent) -> str:
+def _event_text(event: NumericEvent) -> str:
     return str(event) if event.count == 1 else f"{event}, {event.count} elements"

@@ -1,24 +1,33 @@
-"""Turns the raw counts of a simulation into a :class:`TimingResult`; shared by all methods."""
+"""Turns the raw counts of a simulation into a :class:`TimingResult`; shared by all methods.
+
+The account of the core group that ends last says to the cycle what its time went to: with the cycles that each
+queue was busy and stalled (`QueueUse`) a queue's operations, what shared links and pipes added to them, its waits by
+cause, the phases in which it has nothing to do, and what follows its last operation.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.timing.account import account_of
+from npusim.ir.walk import givers
 from npusim.timing.link import bytes_per_cycle
-from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.timing.result import Account, PhaseTime, QueueUse, Span, TimingResult, Work
+from npusim.timing.stream import TimedLoop
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
-    from npusim.timing.stream import Streams
+    from npusim.ir.program import ProgramPhase, TileProgram
+    from npusim.timing.stream import Streams, TimedBody
 
 #: How often each timed operation ran, by its key.
 OpCounts = dict[int, int]
+#: Times and cycles of an operation, by the unit it ran on and its label.
+Done = dict[tuple[str, str], list[int]]
 #: Cause of a stall: the queue was empty.
 NO_INSTRUCTION = "no instruction"
 
@@ -62,7 +71,7 @@ def summarise(
         bound_cycles=_bounds(streams, work, link_bytes),
         compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
-        account=account_of(streams, uses, ends),
+        account=_account(streams, uses, ends),
     )
 
 
@@ -80,3 +89,58 @@ def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) 
         rate = bytes_per_cycle(streams.device, name)
         bounds[name] = ceil(size / rate) if size else 0
     return bounds
+
+
+def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequence[int]) -> Account:
+    """Return the account of the core group that ends last, the first of several.
+
+    ``uses`` are those of each core group, ``ends`` the cycles at which the program's phases were over.
+    """
+    group = max(range(len(uses)), key=lambda g: max((u.end_cycles for u in uses[g] if u.operations), default=0))
+    done: Done = {}
+    phases = []
+    for phase, before, end in zip(streams.program.phases, (0, *ends), ends, strict=False):
+        busy = _add_phase(streams, phase, group, done)
+        idle = tuple(q.name for n, q in enumerate(streams.program.queues) if n not in busy)
+        phases.append(PhaseTime(phase.name, end - before, idle))
+    work = (Work(unit, label, times, cycles) for (unit, label), (times, cycles) in done.items())
+    return Account(group, tuple(work), tuple(phases), givers(streams.endpoints))
+
+
+def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) -> set[int]:
+    """Add what a core group does in a phase; return the queues that do something."""
+    blocks = phase.blocks_of_group(group, streams.device.group_count.value)
+    bodies = [streams.timed(streams.templates.of(phase, block), None) for block in blocks]
+    by_id = {id(body): body for body in bodies}
+    ran: Counter[int] = Counter()
+    for number, count in Counter(map(id, bodies)).items():
+        _count(by_id[number], count, ran)
+    names = [queue.name for queue in streams.program.queues]
+    prefix = _prefix(streams, phase)
+    busy = set()
+    for key, count in ran.items():
+        op = streams.timed_op(key)
+        busy.add(op.queue)
+        pipes = ((streams.pipes[pipe], taken) for pipe, taken in op.pipes)
+        alone = op.occupancy + (op.share.cycles if op.share else 0)
+        for unit, taken in ((names[op.queue], alone), *pipes):
+            row = done.setdefault((unit, prefix + op.label), [0, 0])
+            row[0] += count
+            row[1] += count * taken
+    return busy
+
+
+def _count(body: TimedBody, times: int, ran: Counter[int]) -> None:
+    """Add how often each operation of a body runs, which is run ``times`` times itself."""
+    for part in body.parts:
+        if isinstance(part, TimedLoop):
+            _count(part.body, times * part.count, ran)
+        else:
+            for op in part:
+                ran[op.key] += times
+
+
+def _prefix(streams: Streams, phase: ProgramPhase) -> str:
+    """Return what a phase's rings are called by, and so its operations: the phase, unless it is the main one."""
+    prefix = f"{phase.name} "
+    return prefix if any(ring.name.startswith(prefix) for ring in streams.program.rings) else ""
