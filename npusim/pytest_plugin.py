@@ -108,20 +108,13 @@ class DecisionRegression(_Stored):
         from npusim.baseline.decision import decide, found_of
 
         found = [found_of(_name(e), e, numerics=numerics) for e in searched]
-        obtained = _kept(decide(found).expected().model_dump(exclude={"device_digest", "accepted"}))
+        obtained = decide(found).expected().model_dump(mode="json", exclude={"device_digest", "accepted"})
         self._check(_choices(obtained, self._stored(basename)), basename, "")
 
 
 def _name(searched: Exploration) -> str:
     request = searched.request
     return f"{request.schedule} {request.precision}" if request.precision else request.schedule
-
-
-def _kept(told: Any) -> Any:
-    """Return data with lists for tuples, as YAML gives it back."""
-    if isinstance(told, dict):
-        return {key: _kept(value) for key, value in told.items()}
-    return [_kept(value) for value in told] if isinstance(told, (list, tuple)) else told
 
 
 def _choices(obtained: dict[str, Any], stored: dict[str, Any]) -> dict[str, object]:

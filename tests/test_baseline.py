@@ -231,7 +231,7 @@ def test_file_that_cannot_be_written_stays(case: Path, monkeypatch: pytest.Monke
     def refuse(file: Path, _content: bytes) -> None:
         raise OutputError(f"{file}: cannot be written")
 
-    monkeypatch.setattr("npusim.baseline.outcome.write_whole", refuse)
+    monkeypatch.setattr("npusim.baseline.cycles.write_whole", refuse)
     with pytest.raises(OutputError, match=r"small\.yaml: cannot be written"):
         check_baselines(case, update=True)
     assert (case / "small.yaml").read_text() == CASE

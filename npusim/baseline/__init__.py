@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npusim.baseline.cycles import check_cycles, cycles_of
+from npusim.baseline.cycles import CheckOutcome, Update, check_cycles, cycles_of
 from npusim.baseline.decision import check_decision
-from npusim.baseline.outcome import CheckOutcome, Update
 from npusim.config.cases import BaselineFile, load_case
 from npusim.errors import SpecError
 

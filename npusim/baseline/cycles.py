@@ -1,28 +1,126 @@
-"""Cycles against accepted ones: whether a change moved any number; on which pipe, operation and wait.
+"""Cases and what became of them; and cycles against accepted ones: on which pipe, operation and wait any moved.
 
 Cycles are whole and deterministic, so any difference counts unless a tolerance is given.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
-from npusim.config.cases import ExpectedCycles, UnitCycles
+from npusim import __version__
+from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, UnitCycles, accepted_text
 from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
+from npusim.report.output import write_whole
 from npusim.report.parts import breakdown
 from npusim.report.sheet import Sheet, Unit, sheet_of
+from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from npusim.config.cases import BaselineFile
+    from npusim.config.cases import Candidate, Case, ExpectedDecision
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
+
+
+Status = Literal["ok", "changed", "new", "failed", "updated"]
+#: What an acceptance says where nothing was accepted before.
+FIRST = "first accepted"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that is held against what was accepted: cycles, or a choice in words; ``change`` is relative."""
+
+    name: str
+    old: int | str | None
+    new: int | str | None
+    change: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """What became of one case.
+
+    ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not
+    run any more, see ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles
+    the kernel's, of a decision the winner and each candidate's best point that changed.  ``moved`` are the parts
+    of units that changed (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are
+    those of the new cycles.
+    """
+
+    kind: Literal["cycles", "decision"]
+    name: str
+    path: Path
+    status: Status
+    rows: tuple[Row, ...] = ()
+    reason: str = ""
+    moved: tuple[tuple[str, str, int, int], ...] = ()
+    device_changed: bool = False
+    method: str = ""
+    band: float | None = None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case is as expected, or was made so."""
+        return self.status in ("ok", "updated")
+
+
+@dataclass(frozen=True)
+class Update:
+    """Accepts what a case gives: writes it into the case's file, with the reason."""
+
+    path: Path
+    case: BaselineFile | DecisionFile
+    reason: str
+
+    def accept(self, status: Status, new: ExpectedCycles | ExpectedDecision) -> Status:
+        """Write what is new and return the status after it; what was accepted is replaced for a reason only."""
+        old = self.case.expect
+        if old is None:
+            self._write(new, self.reason or FIRST)
+            return "updated"
+        was = None if old.accepted is None else old.accepted.reason
+        alike = new.model_copy(update={"device_digest": old.device_digest, "accepted": old.accepted}) == old
+        if alike and new.device_digest != old.device_digest:
+            self._write(new, was or FIRST)  # nothing else changed: it names the device of today
+        elif not alike and self.reason:
+            self._write(new, self.reason)
+            return "updated" if status == "changed" else status
+        return status
+
+    def _write(self, new: ExpectedCycles | ExpectedDecision, reason: str) -> None:
+        write_whole(self.path, accepted_text(self.path, self.case, new, __version__, reason).encode())
+
+
+def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) -> Request:
+    """Return what a case asks for of a schedule; paths, a schedule's too, are relative to the case's ``folder``."""
+    schedule = candidate.schedule
+    fields = {
+        "hw": _resolved(case.hw, folder),
+        "workload": case.workload and _resolved(case.workload, folder),
+        "schedule": str(folder / schedule) if schedule.rpartition(":")[0].endswith(".py") else schedule,
+        "tiling": dict(candidate.tiling),
+        "precision": candidate.precision,
+    }
+    return Request.of({**dict(case), **fields, "numerics": False, "trace_groups": ()})
+
+
+def fault_text(error: NpusimError) -> str:
+    """Return an error's text in the words of the file: an override of it is what `-C` is on the command line."""
+    return re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
+
+
+def _resolved(name: str, folder: Path) -> str | Path:
+    return folder / name if name.endswith((".yaml", ".yml")) else name
 
 
 def cycles_of(result: RunData) -> ExpectedCycles:
@@ -37,27 +135,21 @@ def cycles_of(result: RunData) -> ExpectedCycles:
 
 def busy_cycles(timing: TimingResult) -> dict[str, int]:
     """Return how long each pipe is busy, over all core groups."""
-    busy: dict[str, int] = {}
+    busy: Counter[str] = Counter()
     for use in (use for uses in timing.queues for use in uses):
-        busy[use.queue] = busy.get(use.queue, 0) + use.busy_cycles
-    return busy
-
-
-def run_baseline(case: BaselineFile, beside: Path) -> RunData:
-    """Run a case; paths in it are relative to the folder ``beside``."""
-    request = request_of(case, case.schedule, beside)
-    return run_request(replace(request, tiling=dict(case.tiling), precision=case.precision))
+        busy[use.queue] += use.busy_cycles
+    return dict(busy)
 
 
 def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> CheckOutcome:
     """Run a case of cycles and return what became of it; see `check_baselines`."""
     old = case.expect
     try:
-        result = run_baseline(case, file.parent)
+        result = run_request(request_of(case, case, file.parent))
         new = cycles_of(result)
     except NpusimError as error:
         rows = () if old is None else (_row(old.cycles, None),)
-        return CheckOutcome("cycles", file.stem, file, "failed", rows, said(error))
+        return CheckOutcome("cycles", file.stem, file, "failed", rows, fault_text(error))
     status: Status = "new" if old is None else "ok" if _is_met(old, new, tolerance) else "changed"
     if update is not None:
         status = update.accept(status, new)
@@ -138,13 +230,15 @@ def _moved(old: ExpectedCycles, new: ExpectedCycles) -> Iterator[tuple[str, str,
     yield from ((unit, name, a, b) for (unit, name), (a, b) in ranked if a != b)
 
 
-def _numbers(told: ExpectedCycles, *, whole: bool) -> Iterator[tuple[tuple[str, str], int]]:
+def _numbers(expected: ExpectedCycles, *, whole: bool) -> Iterator[tuple[tuple[str, str], int]]:
     if whole:
-        yield from (((pipe, "busy"), cycles) for pipe, cycles in told.busy_cycles.items())
+        yield from (((pipe, "busy"), cycles) for pipe, cycles in expected.busy_cycles.items())
         return
-    for name, unit in told.units.items():
+    for name, unit in expected.units.items():
         yield from (((name, label), cycles) for label, cycles in unit.operations.items())
         yield from (((name, f"waits: {cause}"), cycles) for cause, cycles in unit.waits.items())
         yield from (((name, f"nothing to do in {phase}"), cycles) for phase, cycles in unit.phases.items())
-    groups = set(told.units)
-    yield from (((pipe, "busy, in all core groups"), n) for pipe, n in told.busy_cycles.items() if pipe not in groups)
+    groups = set(expected.units)
+    yield from (
+        ((pipe, "busy, in all core groups"), n) for pipe, n in expected.busy_cycles.items() if pipe not in groups
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim import __version__
-from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
+from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
 from npusim.config.cases import ExpectedChoice, ExpectedDecision
 from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
@@ -109,7 +109,7 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
     try:
         today = decide([_search(case, c, file.parent) for c in case.candidates])
     except NpusimError as error:
-        return CheckOutcome("decision", file.stem, file, "failed", reason=said(error))
+        return CheckOutcome("decision", file.stem, file, "failed", reason=fault_text(error))
     new = today.expected()
     rows = tuple(_changes(old, today, tolerance)) if old is not None else ()
     status: Status = "new" if old is None else "changed" if rows else "ok"
@@ -133,15 +133,10 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
     )
 
 
-def _search(case: DecisionFile, candidate: Candidate, beside: Path) -> Found:
-    request = replace(
-        request_of(case, candidate.schedule, beside),
-        tiling=dict(candidate.tiling),
-        precision=candidate.precision,
-        problem=_problem(case),
-    )
+def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> Found:
+    request = replace(request_of(case, candidate, folder), problem=_problem(case))
     if candidate.store is not None:
-        return _stored(candidate.name, request, beside / candidate.store, numerics=case.numerics)
+        return _stored(candidate.name, request, folder / candidate.store, numerics=case.numerics)
     fields = candidate.fields or {}
     return found_of(candidate.name, search(request, fields, Options(exhaustive=True)), numerics=case.numerics)
 

@@ -74,7 +74,7 @@ def compare(
 
 def _write(file: Path, found: "Comparison") -> None:
     from npusim.report.output import write_whole
-    from npusim.report.reports import comparison_page
+    from npusim.report.page import comparison_page
 
     write_whole(file, comparison_page(found).encode())
     say(f"wrote {file}")

@@ -28,13 +28,13 @@ def report(runs: Runs, out: Out = None) -> None:
     """
     check_reports()
     from npusim.report.output import check_file_writable, write_whole
-    from npusim.report.reports import place_of, saved_page
+    from npusim.report.page import page_file, saved_page
 
     if out is not None:
         check_file_writable(out)
     with working("drawing"):
         page = saved_page(runs)
-    file = place_of(runs) if out is None else out
+    file = page_file(runs) if out is None else out
     write_whole(file, page.encode())
     say(f"wrote {file}")
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from npusim.report import charts
 from npusim.report.compare_tables import comparison_table
-from npusim.report.page import PagePart
-from npusim.report.sections import Figure, FigureTile
+from npusim.report.sections import Figure, FigureTile, PagePart
 from npusim.report.text import Facts, Grid, percent
 
 if TYPE_CHECKING:

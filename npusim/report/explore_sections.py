@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import SpecError
 from npusim.explore.store import FIGURES, read_store
 from npusim.report import charts, more_charts
-from npusim.report.page import PagePart
 from npusim.report.pipes import read_csv
-from npusim.report.sections import Figure, FigureTile
+from npusim.report.sections import Figure, FigureTile, PagePart
 from npusim.report.text import percent, whole
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import OutputError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import RESULT_FILE, record_of, to_json
+from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of, to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
-REPORT_FILE = "report.html"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
 _OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
@@ -136,7 +135,7 @@ def save_run(
 
 
 def _page(result: RunData, record: RunRecord, drawn: dict[str, object]) -> str:
-    from npusim.report.reports import run_page
+    from npusim.report.page import run_page
     from npusim.report.trial import Trial
 
     return run_page(record, drawn, Trial(result))

@@ -1,4 +1,5 @@
-"""Pages: one HTML file that needs nothing else, neither network nor server.
+"""Reports as pages, of a run, of several with what lies between them, of a search: one HTML file that needs nothing
+else, neither network nor server.
 
 Charts are Vega-Lite specifications drawn in the browser by the library that comes with vl-convert, in the
 colours of the reader's theme; each has its numbers as a table besides.  What runs and compares brought along
@@ -10,33 +11,80 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
 from npusim.report.charts import altair
+from npusim.report.compare import compare
+from npusim.report.compare_sections import comparison_part
+from npusim.report.explore_sections import exploration_part, rows_of
+from npusim.report.figures import load_figures
+from npusim.report.record import REPORT_FILE, RESULT_FILE, load_result
+from npusim.report.sections import PagePart, run_figures, run_tiles
+from npusim.report.tables import asked_text, run_table
+from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.report.sections import Figure, FigureTile
-    from npusim.report.text import Block
+    from npusim.report.compare import Comparison
+    from npusim.report.record import RunRecord
+    from npusim.report.trial import Trial
 
 TEMPLATES = Path(__file__).with_name("template")
+#: Endings of what a search writes.
+TABLES = (".csv", ".sqlite")
+#: Windows of a timeline that a page of several runs leaves out, to stay small.
+LEFT_OUT = ("Prologue", "Epilogue")
 
 
-@dataclass(frozen=True)
-class PagePart:
-    """A part of a page: a heading, the few numbers, a table as the terminal has it, figures."""
+def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
+    """Return the page of one run; ``drawn`` is what stands in ``figures.json``."""
+    title = f"{record.schedule} on {record.device.name} · npusim"
+    return page_html(title, [run_part(record, drawn, trial)])
 
-    title: str
-    subtitle: str = ""
-    tiles: Sequence[FigureTile] = ()
-    blocks: Sequence[Block] = ()
-    figures: Sequence[Figure] = ()
+
+def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> PagePart:
+    """Return what a page says of one run; pipes and links are figures of their own."""
+    table = run_table(record, trial)
+    heading = next(b for b in table if isinstance(b, Heading))
+    facts = [b for b in table if isinstance(b, Facts)]
+    figures = tuple(run_figures(record, drawn, prefix))
+    return PagePart(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
+
+
+def saved_page(runs: Sequence[Path]) -> str:
+    """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
+    if len(runs) == 1 and runs[0].suffix in TABLES:
+        return page_html(f"{runs[0].stem} · npusim", [exploration_part(runs[0].stem, rows_of(runs[0]))])
+    found = [(load_result(run), load_figures(_folder(run))) for run in runs]
+    return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
+
+
+def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
+    """Return the page of runs side by side, then of each; ``drawn`` are their ``figures.json``, where known."""
+    parts = [comparison_part(comparison)]
+    known = (*drawn, *(None for _ in comparison.sheets))
+    for number, (sheet, figures) in enumerate(zip(comparison.sheets, known, strict=False), start=1):
+        if sheet.record is not None:
+            fewer = figures and {**figures, "windows": [w for w in figures["windows"] if w["name"] not in LEFT_OUT]}
+            parts.append(replace(run_part(sheet.record, fewer, prefix=f"run{number}-"), title=sheet.label))
+    return page_html(f"{' and '.join(comparison.labels)} · npusim", parts)
+
+
+def page_file(runs: Sequence[Path]) -> Path:
+    """Return where the page of runs goes unless the caller says otherwise."""
+    if len(runs) == 1 and runs[0].suffix in TABLES:
+        return runs[0].with_suffix(".html")
+    return (_folder(runs[0]) if len(runs) == 1 else Path()) / REPORT_FILE
+
+
+def _folder(run: Path) -> Path:
+    return run.parent if run.name == RESULT_FILE else run
 
 
 def theme(name: str) -> dict[str, Any]:

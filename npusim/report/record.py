@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"
+REPORT_FILE = "report.html"
 KIND = "npusim.run"
 #: Size of a file of results, figures or a table: a result has some 100 KiB, a table a few hundred bytes a point.
 MOST_BYTES = 256 * MIB

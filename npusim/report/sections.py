@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row, Spec
     from npusim.report.record import RunRecord
+    from npusim.report.text import Block
     from npusim.timing.result import TimingRecord
 
 BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
@@ -53,6 +54,17 @@ class Figure:
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """A part of a page: a heading, the few numbers, a table as the terminal has it, figures."""
+
+    title: str
+    subtitle: str = ""
+    tiles: Sequence[FigureTile] = ()
+    blocks: Sequence[Block] = ()
+    figures: Sequence[Figure] = ()
 
 
 def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:

@@ -17,8 +17,8 @@ from npusim.errors import NpusimError, SpecError
 from npusim.report import charts, page
 from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
+from npusim.report.page import run_page, saved_page
 from npusim.report.record import record_of
-from npusim.report.reports import run_page, saved_page
 from npusim.report.timeline import timeline_of
 from npusim.run import run
 
