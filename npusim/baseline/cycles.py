@@ -238,7 +238,5 @@ def _numbers(expected: ExpectedCycles, *, whole: bool) -> Iterator[tuple[tuple[s
         yield from (((name, label), cycles) for label, cycles in unit.operations.items())
         yield from (((name, f"waits: {cause}"), cycles) for cause, cycles in unit.waits.items())
         yield from (((name, f"nothing to do in {phase}"), cycles) for phase, cycles in unit.phases.items())
-    groups = set(expected.units)
-    yield from (
-        ((pipe, "busy, in all core groups"), n) for pipe, n in expected.busy_cycles.items() if pipe not in groups
-    )
+    others = {pipe: cycles for pipe, cycles in expected.busy_cycles.items() if pipe not in expected.units}
+    yield from (((pipe, "busy, in all core groups"), cycles) for pipe, cycles in others.items())

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from npusim.report.record import RunRecord
-    from npusim.timing.result import QueueUse
+    from npusim.timing.result import QueueUse, TimingRecord
 
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]
 
 _VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 _TOTAL = "_total_cycles"
+_FIRST, _LAST = ("block_id", "sub_block_id"), ("method", "band")
 #: How the profiler's files mark a column that does not apply to a row.
 _NOT_APPLICABLE = "NA"
 
@@ -54,13 +55,17 @@ def pipe_columns(record: RunRecord) -> PipeColumns:
 
     There are no rows for a run without a time.
     """
-    rows = [_row(record, group, core, queues) for (group, core), queues in _cores(record).items()]
-    names: dict[str, None] = {}
-    for kind in sorted({_kind(core) for _, core in _cores(record)}):
-        for row in rows:
-            names |= dict.fromkeys(n for n in row if n.startswith(f"{kind}_"))
-    columns = ["block_id", "sub_block_id", *names, "method", "band"]
-    return {name: [row.get(name) for row in rows] for name in columns}
+    if record.timing is None:
+        return {name: [] for name in (*_FIRST, *_LAST)}
+    cores: dict[tuple[int, str], list[QueueUse]] = {}
+    working = {use.group for use in record.timing.uses if use.operations}
+    for use in record.timing.uses:
+        if use.group in working:
+            cores.setdefault((use.group, use.queue.rpartition(".")[0]), []).append(use)
+    rows = [_row(record, record.timing, *core, uses) for core, uses in cores.items()]
+    kinds = sorted({_kind(core) for _, core in cores})
+    names = dict.fromkeys(name for kind in kinds for row in rows for name in row if name.startswith(f"{kind}_"))
+    return {name: [row.get(name) for row in rows] for name in (*_FIRST, *names, *_LAST)}
 
 
 def pipes_csv(record: RunRecord) -> str:
@@ -84,39 +89,24 @@ def pipes_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _cores(record: RunRecord) -> dict[tuple[int, str], list[QueueUse]]:
-    cores: dict[tuple[int, str], list[QueueUse]] = {}
-    queues = () if record.timing is None else record.timing.uses
-    working = {queue.group for queue in queues if queue.operations}
-    for queue in queues:
-        if queue.group in working:
-            cores.setdefault((queue.group, queue.queue.rpartition(".")[0]), []).append(queue)
-    return cores
+def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: list[QueueUse]) -> dict[str, PipeValue]:
+    def us(cycles: int) -> float:
+        return round(cycles / record.device.clock_hz * 1e6, 6)
 
-
-def _row(record: RunRecord, group: int, core: str, queues: Iterable[QueueUse]) -> dict[str, PipeValue]:
-    own = list(queues)
-    kind = _kind(own[0].queue)
-    number = core[len(kind) :] or "0"
-    total = max(q.end_cycles for q in own)
+    kind = _kind(core)
+    total = max(use.end_cycles for use in uses)
     row: dict[str, PipeValue] = {
         "block_id": group,
-        "sub_block_id": f"{PROFILED_CORES.get(kind, kind)}{number}",
-        f"{kind}_time(us)": _microseconds(record, total),
+        "sub_block_id": f"{PROFILED_CORES.get(kind, kind)}{core[len(kind) :] or '0'}",
+        f"{kind}_time(us)": us(total),
         f"{kind}_total_cycles": total,
     }
-    for queue in own:
-        pipe = queue.queue.rpartition(".")[2]
+    for use in uses:
+        pipe = use.queue.rpartition(".")[2]
         name = PROFILED_PIPES.get(pipe, pipe.lower())
-        row[f"{kind}_{name}_time(us)"] = _microseconds(record, queue.busy_cycles)
-        row[f"{kind}_{name}_ratio"] = round(queue.busy_cycles / total, 6) if total else 0.0
-    if record.timing is not None:
-        row |= {"method": record.timing.method, "band": record.timing.band}
-    return row
-
-
-def _microseconds(record: RunRecord, cycles: int) -> float:
-    return round(cycles / record.device.clock_hz * 1e6, 6)
+        row[f"{kind}_{name}_time(us)"] = us(use.busy_cycles)
+        row[f"{kind}_{name}_ratio"] = round(use.busy_cycles / total, 6) if total else 0.0
+    return {**row, "method": timing.method, "band": timing.band}
 
 
 def _kind(queue: str) -> str:
@@ -126,8 +116,7 @@ def _kind(queue: str) -> str:
 def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns' names and the rows of a CSV file; raise `SpecError` where it cannot be read."""
     try:
-        given = regular_file(file, MOST_BYTES, SpecError)
-        with given.open(newline="", encoding="utf-8-sig") as stream:
+        with regular_file(file, MOST_BYTES, SpecError).open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
             return list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -143,13 +132,13 @@ def read_pipes(file: Path) -> MeasuredPipes:
     names, rows = read_csv(file)
     columns = [c.strip() for c in names]
     kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
-    lacks = [c for c in ("block_id",) if c not in columns]
-    lacks += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]
-    if lacks:
-        of_core = (f"{kind}{_TOTAL}, {kind}_time(us), {kind}_..._ratio" for kind in PROFILED_CORES)
+    missing = [] if "block_id" in columns else ["block_id"]
+    missing += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]
+    if missing:
+        of_core = ", ".join(f"{kind}{_TOTAL}, {kind}_time(us), {kind}_..._ratio" for kind in PROFILED_CORES)
         raise SpecError(
-            f"{file}: no column {', '.join(lacks)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
-            + ", ".join(of_core)
+            f"{file}: no column {', '.join(missing)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
+            f"{of_core}"
         )
     blocks: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
