@@ -105,10 +105,10 @@ class DecisionRegression(_Stored):
         points' outputs are looked at.  Times and margins may move.
         """
         __tracebackhide__ = True
-        from npusim.baseline.decision import decide, found_of
+        from npusim.baseline.decision import decide, outcome_of
 
-        found = [found_of(_name(e), e, numerics=numerics) for e in searched]
-        obtained = decide(found).expected().model_dump(mode="json", exclude={"device_digest", "accepted"})
+        candidates = [outcome_of(_name(e), e, numerics=numerics) for e in searched]
+        obtained = decide(candidates).expected().model_dump(mode="json", exclude={"device_digest", "accepted"})
         self._check(_choices(obtained, self._stored(basename)), basename, "")
 
 

@@ -28,13 +28,13 @@ def regular_file(path: Path, most_bytes: int, wrong: type[Exception]) -> Path:
 
     Every reader of files that a user names asks this first.  `OSError` where there is no such file.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
         raise wrong(f"{path}: cannot be read: it is {what}, not a file")
-    if found.st_size > most_bytes:
+    if status.st_size > most_bytes:
         raise wrong(
-            f"{path}: has {found.st_size >> 20:,} MiB; files of this kind have {most_bytes >> 20:,} MiB at most"
+            f"{path}: has {status.st_size >> 20:,} MiB; files of this kind have {most_bytes >> 20:,} MiB at most"
         )
     return path
 
@@ -75,4 +75,4 @@ def csv_cell(value: object) -> object:
 
 def json_safe(text: str) -> str:
     """Return JSON text with controls and halves of surrogates escaped that JSON itself allows; it means the same."""
-    return _JSON_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _JSON_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -72,7 +72,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such baseline, nor a folder of them")
-    found = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
-    if not found:
+    files = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
+    if not files:
         raise SpecError(f"{folder}: holds no baseline (*.yaml); see npusim check --help for one")
-    return found
+    return files

@@ -175,16 +175,16 @@ def why_of(old: ExpectedCycles, result: RunData) -> str:
     today = sheet_of(result, "today")
     if old.cycles == today.cycles or not old.units:
         return ""
-    known = today.units
+    today_units = today.units
     units = {
         name: Unit(
             name,
             u.busy,
-            name in known and known[name].is_pipe,
+            name in today_units and today_units[name].is_pipe,
             {label: (0, cycles) for label, cycles in u.operations.items()},
             u.waits,
             u.phases,
-            known[name].givers if name in known else {},
+            today_units[name].givers if name in today_units else {},
         )
         for name, u in old.units.items()
     }

@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import Candidate, DecisionFile
     from npusim.explore.exploration import Exploration
-    from npusim.explore.store import PointOutcome as Tried
+    from npusim.explore.store import PointOutcome
     from npusim.simulation.request import Request
 
 
-class Found(NamedTuple):
+class CandidateOutcome(NamedTuple):
     """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""
 
     name: str
     request: Request
-    outcomes: tuple[Tried, ...]
+    outcomes: tuple[PointOutcome, ...]
     finite: bool | None = None
 
     @property
-    def feasible(self) -> list[Tried]:
+    def feasible(self) -> list[PointOutcome]:
         """Points with a time, the fastest first; of equals the first."""
-        known = [o for o in self.outcomes if o.latency_us is not None and o.status in ("ok", "merged")]
-        return sorted(known, key=lambda o: (_time(o), o.index))
+        timed = [o for o in self.outcomes if o.latency_us is not None and o.status in ("ok", "merged")]
+        return sorted(timed, key=lambda o: (_time(o), o.index))
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> PointOutcome | None:
         """The point that takes least time."""
         return next(iter(self.feasible), None)
 
@@ -69,7 +69,7 @@ class Found(NamedTuple):
             cycles=tuple(o.cycles for o in self.outcomes),
         )
 
-    def tried(self, point: Mapping[str, object]) -> Tried | None:
+    def tried(self, point: Mapping[str, object]) -> PointOutcome | None:
         """Return the outcome of a point."""
         return next((o for o in self.outcomes if o.point == point), None)
 
@@ -77,30 +77,30 @@ class Found(NamedTuple):
 class Decision(NamedTuple):
     """What every candidate gave, and how much longer the second best takes than the winner, relative."""
 
-    found: tuple[Found, ...]
+    candidates: tuple[CandidateOutcome, ...]
     margin: float | None
 
     @property
-    def winner(self) -> Found:
+    def winner(self) -> CandidateOutcome:
         """The candidate whose best point takes least time; the first of those that take as long."""
-        return min(self.found, key=lambda f: _time(f.best))
+        return min(self.candidates, key=lambda f: _time(f.best))
 
     def expected(self) -> ExpectedDecision:
         """Return it as a file keeps it."""
         return ExpectedDecision(
-            device_digest=self.found[0].request.machine().digest(),
+            device_digest=self.candidates[0].request.machine().digest(),
             winner=self.winner.name,
             margin=_rounded(self.margin),
-            choices=tuple(f.choice() for f in self.found),
+            choices=tuple(f.choice() for f in self.candidates),
         )
 
 
-def decide(found: Sequence[Found]) -> Decision:
+def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
     """Return who wins; raise `SpecError` where no point of any fits."""
-    times = sorted(_time(f.best) for f in found)
+    times = sorted(_time(f.best) for f in candidates)
     if not times or times[0] == float("inf"):
         raise SpecError("no point of any candidate fits")
-    return Decision(tuple(found), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
+    return Decision(tuple(candidates), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
 
 
 def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
@@ -129,65 +129,67 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         status,
         (winner, *rows),
         device_changed=old is not None and old.device_digest != new.device_digest,
-        method=", ".join(dict.fromkeys(f.best.method for f in today.found if f.best)),
+        method=", ".join(dict.fromkeys(f.best.method for f in today.candidates if f.best)),
     )
 
 
-def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> Found:
+def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     request = replace(request_of(case, candidate, folder), problem=_problem(case))
     if candidate.store is not None:
         return _stored(candidate.name, request, folder / candidate.store, numerics=case.numerics)
     fields = candidate.fields or {}
-    return found_of(candidate.name, search(request, fields, Options(exhaustive=True)), numerics=case.numerics)
+    return outcome_of(candidate.name, search(request, fields, Options(exhaustive=True)), numerics=case.numerics)
 
 
-def found_of(name: str, exploration: Exploration, *, numerics: bool = True) -> Found:
+def outcome_of(name: str, exploration: Exploration, *, numerics: bool = True) -> CandidateOutcome:
     """Return what a search gave, with whether the best point's output is finite, on one head's last rows."""
-    return _looked_at(Found(name, exploration.request, exploration.outcomes), numerics=numerics)
+    return _looked_at(CandidateOutcome(name, exploration.request, exploration.outcomes), numerics=numerics)
 
 
-def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Found:
+def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> CandidateOutcome:
     """Return what a search kept in a file; its best point is run anew, so that it is of today's cycles."""
     about, outcomes = read_store(path)
     if about.get("version") != __version__:
         raise SpecError(f"{path}: was searched with npusim {about.get('version')}, this is {__version__}; search anew")
-    found = Found(name, request, outcomes)
-    if found.best is not None:
-        now = run_request(at(request, found.best.point)).cycles
-        if now != found.best.cycles:
+    candidate = CandidateOutcome(name, request, outcomes)
+    best = candidate.best
+    if best is not None:
+        now = run_request(at(request, best.point)).cycles
+        if now != best.cycles:
             raise SpecError(
-                f"{path}: {_at(found.best.point)} took {found.best.cycles:,} cycles there, and takes {now:,} for "
+                f"{path}: {_at(best.point)} took {best.cycles:,} cycles there, and takes {now:,} for "
                 f"what this case asks; search anew: npusim explore {name} ... --out {path}"
             )
-    return _looked_at(found, numerics=numerics)
+    return _looked_at(candidate, numerics=numerics)
 
 
-def _looked_at(found: Found, *, numerics: bool) -> Found:
-    if not numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
-        return found
-    request = replace(at(found.request, found.best.point), numerics=True, heads=[0])
+def _looked_at(candidate: CandidateOutcome, *, numerics: bool) -> CandidateOutcome:
+    has_sample = candidate.request.problem is None  # a product or copy has none
+    if not numerics or candidate.best is None or not has_sample:
+        return candidate
+    request = replace(at(candidate.request, candidate.best.point), numerics=True, heads=[0])
     bits = run_request(request).numerics
-    return found._replace(finite=None if bits is None else bits.error.is_finite)
+    return candidate._replace(finite=None if bits is None else bits.error.is_finite)
 
 
 def _problem(case: DecisionFile) -> Any:
-    given = case.problem
-    if given is None:
+    sizes = case.problem
+    if sizes is None:
         return None
     kinds: dict[frozenset[str], Any] = {frozenset("mnk"): GemmProblem, frozenset(["bytes"]): CopyProblem}
-    kind = kinds.get(frozenset(given))
+    kind = kinds.get(frozenset(sizes))
     if kind is None:
-        raise SpecError(f"problem: {', '.join(given)}: write m, n and k (gemm), or bytes (copy)")
-    return kind(**given)
+        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
+    return kind(**sizes)
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:
     """Yield what somebody would choose otherwise, or no longer could, with the reason."""
-    for found in today.found:
-        was = _choice(old, found.name)
+    for candidate in today.candidates:
+        was = _choice(old, candidate.name)
         if was is not None:
-            yield from _of_candidate(was, found, tolerance)
-    before, after = next((f for f in today.found if f.name == old.winner), None), today.winner
+            yield from _of_candidate(was, candidate, tolerance)
+    before, after = next((f for f in today.candidates if f.name == old.winner), None), today.winner
     if before is None or before.name == after.name or before.best is None or after.best is None:
         return
     if (_longer(after.best.latency_us, before.best.latency_us) or 0.0) > tolerance:
@@ -196,34 +198,34 @@ def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterat
         yield Row("schedule", before.name, after.name, why="; ".join((*moved, why)))
 
 
-def _of_candidate(was: ExpectedChoice, found: Found, tolerance: float) -> Iterator[Row]:
+def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: float) -> Iterator[Row]:
     """Yield what changed of one candidate: its best tile, whether that fits, whether its output is finite."""
-    best = found.best
+    best = candidate.best
     point = None if best is None else best.point
-    then = None if was.point is None else found.tried(was.point)
+    then = None if was.point is None else candidate.tried(was.point)
     if best is None or then is None or then.latency_us is None:
         if was.point is not None or best is not None:
             why = "a point fits" if then is None else then.reason
-            yield Row(found.name, _at(was.point), _at(point), why=why)
+            yield Row(candidate.name, _at(was.point), _at(point), why=why)
         return
     slower = _longer(best.latency_us, then.latency_us) or 0.0
     if was.point != point and slower > tolerance:
-        yield Row(found.name, _at(was.point), _at(point), why=_why_tile(was, found, then, best))
-    if None not in (was.finite, found.finite) and was.finite != found.finite:
-        yield Row(found.name, _finite(was.finite), _finite(found.finite), why=f"at {_at(point)}")
+        yield Row(candidate.name, _at(was.point), _at(point), why=_why_tile(was, candidate, then, best))
+    if None not in (was.finite, candidate.finite) and was.finite != candidate.finite:
+        yield Row(candidate.name, _finite(was.finite), _finite(candidate.finite), why=f"at {_at(point)}")
 
 
-def _why_tile(was: ExpectedChoice, found: Found, then: Tried, best: Tried) -> str:
+def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutcome, best: PointOutcome) -> str:
     """Return how both points' cycles moved since, and what one spends less on today."""
     moved = [
         f"{_at(o.point)}: {was.cycles[o.index]:,} -> {o.cycles:,} cycles"
         for o in (then, best)
         if o.index < len(was.cycles) and was.cycles[o.index] is not None
     ]
-    return "; ".join((*moved, _why(found, then, found, best)))
+    return "; ".join((*moved, _why(candidate, then, candidate, best)))
 
 
-def _why(old: Found, then: Tried, new: Found, best: Tried) -> str:
+def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:
     """Return what the new winner spends less on than the old one would today."""
     runs = [run_request(at(f.request, o.point)) for f, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
@@ -253,7 +255,7 @@ def _finite(finite: bool | None) -> str:
     return "finite" if finite else "not finite"
 
 
-def _time(tried: Tried | None) -> float:
+def _time(tried: PointOutcome | None) -> float:
     return float("inf") if tried is None or tried.latency_us is None else tried.latency_us
 
 

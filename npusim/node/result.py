@@ -51,11 +51,11 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
         return sum(float(getattr(timing, name)) * count for timing, count in parts)
 
     def summed(name: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for timing, count in parts:
             for key, value in getattr(timing, name).items():
-                found[key] = found.get(key, 0) + value * count
-        return found
+                totals[key] = totals.get(key, 0) + value * count
+        return totals
 
     cycles, overlap_s = round(total("cycles") + overhead_s * clock), total("overlap_s")
     running_s = sum(t.running_s[0] * n for t, n in parts), sum(t.running_s[1] * n for t, n in parts)
@@ -88,13 +88,13 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
 
 def _queues(parts: Sequence[tuple[NodeTiming, int]], cycles: int) -> tuple[tuple[QueueUse, ...], ...]:
     """Return the use of every device's queues in all programs."""
-    found: list[dict[str, QueueUse]] = [{} for _ in parts[0][0].queues]
+    queues: list[dict[str, QueueUse]] = [{} for _ in parts[0][0].queues]
     for timing, count in parts:
         for group, uses in enumerate(timing.queues):
             for use in uses:
-                own = found[group].setdefault(use.queue, QueueUse(use.queue, group, end_cycles=cycles))
-                own.busy_cycles += use.busy_cycles * count
-                own.operations += use.operations * count
+                total = queues[group].setdefault(use.queue, QueueUse(use.queue, group, end_cycles=cycles))
+                total.busy_cycles += use.busy_cycles * count
+                total.operations += use.operations * count
                 for cause, waited in use.stalls.items():
-                    own.stalls[cause] = own.stalls.get(cause, 0) + waited * count
-    return tuple(tuple(uses.values()) for uses in found)
+                    total.stalls[cause] = total.stalls.get(cause, 0) + waited * count
+    return tuple(tuple(uses.values()) for uses in queues)

@@ -121,9 +121,9 @@ class Probe:
             raw[np.arange(len(k))[None, :] >= seen[:, None]] = -np.inf
         self.raw_scores.look(raw)
         self.keys.look(keys)
-        found = measure(queries, keys, seen)
-        if self.resonance is None or abs(found.mean_score) > abs(self.resonance.mean_score):
-            self.resonance = found
+        resonance = measure(queries, keys, seen)
+        if self.resonance is None or abs(resonance.mean_score) > abs(self.resonance.mean_score):
+            self.resonance = resonance
         weights = softmax_weights(raw * self.problem.scale)
         self._sink_mass += float(summed(summed(weights[:, : self.sinks]) / summed(weights)))
         self._rows += len(q)
@@ -132,21 +132,15 @@ class Probe:
         """Return what was found; ``nan_row_fraction`` is that of the outputs."""
         assert self.resonance is not None, "no inputs were looked at"
         sink_mass = self._sink_mass / self._rows
-        zeroed, mass, product, saturated = self._underflow(1 - sink_mass)
-        (key_min, key_max), (raw_min, raw_max) = self.keys.ends, self.raw_scores.ends
-        assert key_min is not None
-        assert key_max is not None
-        assert raw_min is not None
-        assert raw_max is not None
         shifted_min, shifted_max = self.shifted_keys.ends
         score_min, score_max = self.scores.ends
         wave = self.resonance
         return Diagnosis(
             nan_row_percent=100 * nan_row_fraction,
-            key_min=key_min,
-            key_max=key_max,
-            raw_score_min=raw_min,
-            raw_score_max=raw_max,
+            key_min=self.keys.low,
+            key_max=self.keys.high,
+            raw_score_min=self.raw_scores.low,
+            raw_score_max=self.raw_scores.high,
             resonance_cosine=wave.cosine,
             resonance_frequency=wave.frequency,
             resonance_phase_degrees=wave.phase_degrees,
@@ -156,19 +150,8 @@ class Probe:
             shifted_key_max=shifted_max,
             score_min=score_min,
             score_max=score_max,
-            underflow_percent=zeroed,
-            zeroed_mass_percent=mass,
-            product_mass_percent=product,
-            saturated_count=saturated,
+            **self.underflow.figures(1 - sink_mass),
         )
-
-    def _underflow(self, other_mass: float) -> tuple[float | None, float | None, float | None, float | None]:
-        """Return pairs zeroed, mass zeroed, the product of the paper (percent), and saturations."""
-        u = self.underflow
-        if not u.visible or not u.rows:
-            return None, None, None, None
-        product = u.zeroed_others / max(1, u.visible_others) * other_mass
-        return (100 * u.zeroed / u.visible, 100 * u.lost_mass / u.rows, 100 * product, float(u.saturated))
 
 
 class Underflow:
@@ -225,6 +208,17 @@ class Underflow:
                 self._finish_rows(step.srcs[1], moment.sources[1].astype(np.float64)[..., 0])
             case _:
                 pass
+
+    def figures(self, other_mass: float) -> dict[str, float]:
+        """Return what a `Diagnosis` says of it; ``other_mass`` is that of keys which are no sinks."""
+        if not self.visible or not self.rows:
+            return {}
+        return {
+            "underflow_percent": 100 * self.zeroed / self.visible,
+            "zeroed_mass_percent": 100 * self.lost_mass / self.rows,
+            "product_mass_percent": 100 * (self.zeroed_others / max(1, self.visible_others) * other_mass),
+            "saturated_count": float(self.saturated),
+        }
 
     def _load_keys(self, row: int) -> None:
         """Take in that keys from ``row`` are loaded: a tile of them may come in pieces."""

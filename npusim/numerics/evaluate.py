@@ -75,15 +75,15 @@ def evaluate(
     done, written = execute_rows(
         program, inputs, rows, wanted, problem.group_size, observers=(probe,) if probe else (), progress=progress
     )
-    references, known = [], {} if exact is None else exact
+    references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
         at = (batch, head, row, len(block))
-        if at not in known:
+        if at not in exact_rows:
             wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-            known[at] = reference(wide_q, wide_k, wide_v, problem, row)
-        references.append(known[at])
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem, row)
+        references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row)
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
@@ -152,26 +152,26 @@ def needed_blocks(
     return {p.name: _needed(p, blocks, group_size) for p in program.phases}
 
 
-def indices(what: str, given: Choice, count: int, also: str = "") -> list[int]:
+def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
     """Return indices, rising: numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
 
     Ranges are held against ``count`` before they are written out; ``also`` is what else may be given.  Raises
     `SpecError` for indices that do not exist, for none, and for what is no index.
     """
     wanted = f"write {also}numbers such as 0,128,4000-4095"
-    if isinstance(given, str):
-        parts = [_PART.fullmatch(part) for part in given.split(",")]
+    if isinstance(choice, str):
+        parts = [_PART.fullmatch(part) for part in choice.split(",")]
         if not all(parts):
-            raise SpecError(f"{what} {given:.80}: {wanted}")
+            raise SpecError(f"{what} {choice:.80}: {wanted}")
         ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
     else:
         try:
-            ends = [(index(i), index(i)) for i in given]
+            ends = [(index(i), index(i)) for i in choice]
         except TypeError:
-            raise SpecError(f"{what}: {given!r}: {wanted}") from None
+            raise SpecError(f"{what}: {choice!r}: {wanted}") from None
     for first, last in ends:
         if last < first:
-            raise SpecError(f"{what} {given}: {first}-{last} runs backwards")
+            raise SpecError(f"{what} {choice}: {first}-{last} runs backwards")
         if first < 0 or last >= count:
             wrong = first if not 0 <= first < count else last
             raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}")
@@ -180,11 +180,11 @@ def indices(what: str, given: Choice, count: int, also: str = "") -> list[int]:
     return sorted({i for first, last in ends for i in range(first, last + 1)})
 
 
-def chosen(what: str, given: Choice, count: int) -> Literal["sample", "all"] | list[int]:
+def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | list[int]:
     """Return ``sample`` or ``all`` as given, or `indices`."""
-    if isinstance(given, str) and given in ("sample", "all"):
-        return "all" if given == "all" else "sample"
-    return indices(what, given, count, "sample, all, or ")
+    if isinstance(choice, str) and choice in ("sample", "all"):
+        return "all" if choice == "all" else "sample"
+    return indices(what, choice, count, "sample, all, or ")
 
 
 def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
@@ -242,13 +242,13 @@ def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, i
 
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
-    found = {
+    named = {
         (step.opcode, step.attributes.arithmetic or step.attributes.order)
         for phase in program.phases
         for resolved in walk(Walker(program), phase.body(phase.blocks[0]))
         for step in resolved.op.steps
         if step.opcode in (Opcode.MATMUL, Opcode.ROW_SUM)
     }
-    arithmetic = sorted(name for opcode, name in found if opcode is Opcode.MATMUL)
-    orders = sorted(name for opcode, name in found if opcode is Opcode.ROW_SUM)
+    arithmetic = sorted(name for opcode, name in named if opcode is Opcode.MATMUL)
+    orders = sorted(name for opcode, name in named if opcode is Opcode.ROW_SUM)
     return {name: get_arithmetic(name).evidence for name in arithmetic}, tuple(orders)

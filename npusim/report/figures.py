@@ -43,8 +43,8 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
         "use": list(_use(timeline)) if timeline.is_whole else [],
         "memories": [
-            {"name": name, "used_bytes": used, "capacity_bytes": there, "held_bytes": held}
-            for name, used, there, held in _memories(result, timeline)
+            {"name": name, "used_bytes": used, "capacity_bytes": capacity, "held_bytes": held}
+            for name, used, capacity, held in _memories(result, timeline)
         ],
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
         "scores": None if result.numerics is None else _scores(result.numerics),
@@ -86,11 +86,11 @@ def _edges(timeline: Timeline) -> dict[str, tuple[int, int]]:
     if count <= 2 * shown:
         return {"Whole run" if timeline.is_whole else "Beginning": _span(operations)}
     middle = (count - shown) // 2
-    found = {
+    windows = {
         "Prologue": (0, max(s.end for s in operations[:shown])),
         "Steady state": _span(operations[middle : middle + shown]),
     }
-    return {**found, "Epilogue": _span(operations[-shown:])} if timeline.is_whole else found
+    return {**windows, "Epilogue": _span(operations[-shown:])} if timeline.is_whole else windows
 
 
 def _span(slices: list[Slice]) -> tuple[int, int]:
@@ -142,12 +142,12 @@ def _memories(result: RunData, timeline: Timeline) -> Iterator[tuple[str, int, i
         if track.pipe.endswith(" bytes"):
             most = int(max(level for _, level in levels))
             held[track.pipe] = max(most, held.get(track.pipe, 0))
-    said = set()
-    for name, (used, there) in result.program.occupancy_bytes().items():
+    listed = set()
+    for name, (used, capacity) in result.program.occupancy_bytes().items():
         short = name.rpartition(".")[2]
-        if used and (short, used) not in said:  # two cores of a kind are alike
-            said.add((short, used))
-            yield short, used, there, held.get(f"{short} bytes")
+        if used and (short, used) not in listed:  # two cores of a kind are alike
+            listed.add((short, used))
+            yield short, used, capacity, held.get(f"{short} bytes")
 
 
 # ---------------------------------------------------------------- bits
@@ -165,14 +165,14 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
         for offset, error in enumerate(errors.tolist()):
             parts[batch, head, (row + offset - first) // step].append(error)
     overflows = _overflows(result, bits)
-    for (batch, head, part), found in sorted(parts.items()):
+    for (batch, head, part), values in sorted(parts.items()):
         start = first + part * step
-        wrong = sum(not math.isfinite(e) for e in found)
+        wrong = sum(not math.isfinite(e) for e in values)
         yield {
             "head": f"{head}" if bits.shape[0] == 1 else f"{batch}.{head}",
             "first_row": start,
             "last_row": min(start + step, last) - 1,
-            "error": None if wrong else math.sqrt(sum(e * e for e in found) / len(found)),
+            "error": None if wrong else math.sqrt(sum(e * e for e in values) / len(values)),
             "nonfinite_rows": wrong,
             "overflows": sum(
                 n for (b, h, row), n in overflows.items() if (b, h, (row - first) // step) == (batch, head, part)
@@ -182,26 +182,26 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
 
 def _overflows(result: RunData, bits: NumericResult) -> dict[tuple[int, int, int], int]:
     """Return how many elements overflowed, by batch, head and row of the first of each operation."""
-    found: dict[tuple[int, int, int], int] = defaultdict(int)
+    counts: dict[tuple[int, int, int], int] = defaultdict(int)
     wanted = {e.block for e in bits.events if e.kind == "overflow"}
     blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in wanted}
     for event in bits.events:
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):
-            found[block.batch, block.head, block.row + event.row] += event.count
-    return found
+            counts[block.batch, block.head, block.row + event.row] += event.count
+    return counts
 
 
 def _scores(bits: NumericResult) -> dict[str, object] | None:
-    found = bits.scores
-    if found is None:
+    scores = bits.scores
+    if scores is None:
         return None
-    fmt = get_format(found.fmt)
+    fmt = get_format(scores.fmt)
     return {
-        "format": found.fmt,
+        "format": scores.fmt,
         "largest": float(fmt.max_finite),
         "smallest_normal": float(fmt.min_normal),
-        "counts": [{"exponent": n, "count": count} for n, count in found.counts.items()],
-        "zero_count": found.zero_count,
-        "nonfinite_count": found.nonfinite_count,
+        "counts": [{"exponent": n, "count": count} for n, count in scores.counts.items()],
+        "zero_count": scores.zero_count,
+        "nonfinite_count": scores.nonfinite_count,
     }

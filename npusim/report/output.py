@@ -48,20 +48,20 @@ def check_writable(folder: Path) -> None:
 
     Meant to be called before minutes of simulation.
     """
-    place = _check_place(folder)
-    if place == Path.cwd():
+    target = _check_target(folder)
+    if target == Path.cwd():
         raise OutputError(f"{folder}: is the folder you are in, which is not replaced; choose one in it with --out")
-    if not place.exists():
+    if not target.exists():
         return
-    if not place.is_dir():
+    if not target.is_dir():
         raise OutputError(f"{folder}: is a file, not a folder; choose --out")
-    names = {p.name for p in place.iterdir() if not p.name.startswith(_hidden_prefix(place))}
+    names = {p.name for p in target.iterdir() if not p.name.startswith(_hidden_prefix(target))}
     if foreign := sorted(names - _OWN_FILES):
         raise OutputError(
             f"{folder}: holds {foreign[0]!r}, which is no file of a run, so it is not replaced; "
             "choose a folder of its own with --out"
         )
-    if place.is_mount() and RESULT_FILE in names:
+    if target.is_mount() and RESULT_FILE in names:
         raise OutputError(
             f"{folder}: is a mount point, where the run that it holds cannot be replaced in one step; "
             "empty it, or choose a folder in it with --out"
@@ -70,24 +70,24 @@ def check_writable(folder: Path) -> None:
 
 def check_file_writable(file: Path) -> None:
     """Raise `OutputError` if a file could not be written, as `write_whole` does; leaves nothing behind."""
-    _check_place(file)
+    _check_target(file)
     if file.is_dir():
         raise OutputError(f"{file}: cannot be written: there is a folder of that name")
     if file.exists() and not file.is_file():
         raise OutputError(f"{file}: cannot be written: it is a pipe or a device, not a file")
 
 
-def _check_place(path: Path) -> Path:
+def _check_target(path: Path) -> Path:
     """Return where a path leads, links followed; raise `OutputError` if nothing could be written there."""
-    place = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     above = next((p for p in path.parents if os.path.lexists(p)), Path())
-    if place.is_symlink() or not above.is_dir():
+    if target.is_symlink() or not above.is_dir():
         raise OutputError(f"{path}: cannot be written: {path if above.is_dir() else above} is not a folder")
-    there = place if place.is_mount() else place.parent
-    existing = next(p for p in (there, *there.parents) if p.exists())
+    parent = target if target.is_mount() else target.parent
+    existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: no permission in {existing}")
-    return place
+    return target
 
 
 def save_run(
@@ -174,35 +174,35 @@ def _replacing(target: Path) -> Iterator[Path]:
 
     A mount point cannot be moved: it gets the files, that of the result last.
     """
-    place = Path(os.path.realpath(target))
-    where = place if place.is_mount() else place.parent
+    folder = Path(os.path.realpath(target))
+    parent = folder if folder.is_mount() else folder.parent
     try:
-        where.mkdir(parents=True, exist_ok=True)
-        with _hidden_folder(where, _hidden_prefix(place)) as fresh:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _hidden_folder(parent, _hidden_prefix(folder)) as fresh:
             yield fresh
-            if where != place:
-                _put(fresh, place)
+            if parent != folder:
+                _put(fresh, folder)
             else:
                 for file in sorted(fresh.iterdir(), key=lambda f: f.name == RESULT_FILE):
-                    file.replace(place / file.name)
+                    file.replace(folder / file.name)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from None
 
 
-def _hidden_prefix(place: Path) -> str:
-    return f".{place.name}.npusim-"
+def _hidden_prefix(folder: Path) -> str:
+    return f".{folder.name}.npusim-"
 
 
 @contextmanager
-def _hidden_folder(where: Path, prefix: str) -> Iterator[Path]:
+def _hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder, removed at the end with what is in it, as are those that killed processes left."""
-    for left in where.iterdir():
+    for leftover in parent.iterdir():
         # One that was made just now may not be locked yet.
-        if left.name.startswith(prefix) and time.time() - left.stat().st_mtime > 1:
-            with _lock(left) as is_ours:
+        if leftover.name.startswith(prefix) and time.time() - leftover.stat().st_mtime > 1:
+            with _lock(leftover) as is_ours:
                 if is_ours:
-                    shutil.rmtree(left, ignore_errors=True)
-    fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
+                    shutil.rmtree(leftover, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         fresh.chmod(0o777 & ~_umask())
         with _lock(fresh):
@@ -228,22 +228,22 @@ def _lock(folder: Path) -> Iterator[bool]:
             os.close(held)
 
 
-def _put(fresh: Path, place: Path) -> None:
+def _put(fresh: Path, folder: Path) -> None:
     """Move a folder to its place, where the old one is replaced at once, or stays if that fails.
 
     Only where the system cannot exchange two folders does it take two renames: a kill between them leaves the old
     one hidden.
     """
-    if place.exists() and _exchanged(fresh, place):
+    if folder.exists() and _exchanged(fresh, folder):
         return
     aside = fresh.with_name(f"{fresh.name}.old")
-    if place.exists():
-        place.rename(aside)
+    if folder.exists():
+        folder.rename(aside)
     try:
-        fresh.rename(place)
+        fresh.rename(folder)
     except OSError:
         if aside.exists():
-            aside.rename(place)
+            aside.rename(folder)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -61,15 +61,15 @@ def saved_page(runs: Sequence[Path]) -> str:
     """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
         return page_html(f"{runs[0].stem} · npusim", [exploration_part(runs[0].stem, rows_of(runs[0]))])
-    found = [(load_result(run), load_figures(_folder(run))) for run in runs]
-    return run_page(*found[0]) if len(found) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in found])
+    read = [(load_result(run), load_figures(_folder(run))) for run in runs]
+    return run_page(*read[0]) if len(read) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in read])
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
     """Return the page of runs side by side, then of each; ``drawn`` are their ``figures.json``, where known."""
     parts = [comparison_part(comparison)]
-    known = (*drawn, *(None for _ in comparison.sheets))
-    for number, (sheet, figures) in enumerate(zip(comparison.sheets, known, strict=False), start=1):
+    figures_known = (*drawn, *(None for _ in comparison.sheets))
+    for number, (sheet, figures) in enumerate(zip(comparison.sheets, figures_known, strict=False), start=1):
         if sheet.record is not None:
             fewer = figures and {**figures, "windows": [w for w in figures["windows"] if w["name"] not in LEFT_OUT]}
             parts.append(replace(run_part(sheet.record, fewer, prefix=f"run{number}-"), title=sheet.label))
@@ -90,12 +90,12 @@ def _folder(run: Path) -> Path:
 def theme(name: str) -> dict[str, Any]:
     """Return the look of charts, ``light`` or ``dark``, as Vega-Lite's ``config``."""
     looks = json.loads((TEMPLATES / "theme.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] = {
+    look: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in looks["common"].items()
     }
     for key, value in looks[name].items():
-        found[key] = {**found.get(key, {}), **value}
-    return found
+        look[key] = {**look.get(key, {}), **value}
+    return look
 
 
 def page_html(title: str, parts: Sequence[PagePart]) -> str:

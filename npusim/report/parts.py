@@ -87,8 +87,8 @@ class Breakdown:
 
     def moved(self, run: int) -> tuple[Part, ...]:
         """Return the parts that differ from the first run's, the largest difference first."""
-        found = [p for p in self.parts if self.change_us(p, run)]
-        return tuple(sorted(found, key=lambda p: -abs(self.change_us(p, run))))
+        parts = [p for p in self.parts if self.change_us(p, run)]
+        return tuple(sorted(parts, key=lambda p: -abs(self.change_us(p, run))))
 
     def causes(self, run: int) -> tuple[Part, ...]:
         """Return the parts that make the difference: the largest with its sign, three at most.
@@ -97,13 +97,13 @@ class Breakdown:
         """
         total = sum(self.change_us(p, run) for p in self.parts)
         same = [p for p in self.moved(run) if self.change_us(p, run) * total > 0]
-        whole, found = sum(abs(self.change_us(p, run)) for p in same), 0.0
+        whole, explained = sum(abs(self.change_us(p, run)) for p in same), 0.0
         chosen: list[Part] = []
         for part in same[:3]:
-            if found >= 0.8 * whole:
+            if explained >= 0.8 * whole:
                 break
             chosen.append(part)
-            found += abs(self.change_us(part, run))
+            explained += abs(self.change_us(part, run))
         return tuple(chosen)
 
 
@@ -121,22 +121,22 @@ def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
 
     Operations come first, the end last.
     """
-    own = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
-    works = all(u is None or u.work is not None for u in own)
-    waits = all(u is None or u.waits is not None for u in own)
+    accounts = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
+    works = all(u is None or u.work is not None for u in accounts)
+    waits = all(u is None or u.waits is not None for u in accounts)
     rows = [s.rows(u, works=works, waits=waits) for s, u in zip(sheets, units, strict=True)]
-    givers = [u.givers for u in own if u is not None]
+    givers = [u.givers for u in accounts if u is not None]
     order = {"work": 0, "links": 1, "wait": 2, "phase": 3, "end": 4, "idle": 4}
-    keys = sorted(dict.fromkeys(key for found in rows for key in found), key=lambda key: order[key[0]])
+    keys = sorted(dict.fromkeys(key for row in rows for key in row), key=lambda key: order[key[0]])
     return tuple(
         Part(
             kind,
             name,
-            tuple(found.get((kind, name), 0) for found in rows),
-            tuple(dict.fromkeys(queue for known in givers for queue in known.get(name, ()))),
+            tuple(row.get((kind, name), 0) for row in rows),
+            tuple(dict.fromkeys(queue for by_cause in givers for queue in by_cause.get(name, ()))),
         )
         for kind, name in keys
-        if any(found.get((kind, name)) for found in rows)
+        if any(row.get((kind, name)) for row in rows)
     )
 
 
@@ -147,8 +147,8 @@ def _units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
         return sheet.units[name].busy / (sheet.cycles or 1)
 
     def queues(sheet: Sheet) -> list[str]:
-        own = [n for n, u in sheet.units.items() if not u.is_pipe]
-        return own or list(sheet.units)
+        names = [n for n, u in sheet.units.items() if not u.is_pipe]
+        return names or list(sheet.units)
 
     shared = [n for n in queues(sheets[0]) if all(n in queues(s) for s in sheets)]
     shared = [n for n in shared if any(s.units[n].busy for s in sheets)]
@@ -163,24 +163,24 @@ def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]
     It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
     are the pace of a loop of hand-overs, which its depth and the work in it decide.
     """
-    seen, found = {unit}, list[PartStep]()
+    seen, steps = {unit}, list[PartStep]()
     sign = _change(old, new, unit).get(("wait", cause), 0)
-    while len(found) < LONGEST:
-        known = new.units.get(unit) or old.units.get(unit)
-        who = known.givers.get(cause, ()) if known else ()
-        if not who:
+    while len(steps) < LONGEST:
+        account = new.units.get(unit) or old.units.get(unit)
+        producers = account.givers.get(cause, ()) if account else ()
+        if not producers:
             break
-        unit = who[0]
+        unit = producers[0]
         same = {row: change for row, change in _change(old, new, unit).items() if change * sign > 0}
         if not same:
             break
         kind, cause = max(same, key=lambda row: abs(same[row]))
         cycles = tuple(s.rows(unit).get((kind, cause), 0) for s in (old, new))
-        found.append(PartStep(unit, Part(kind, cause, cycles)))
+        steps.append(PartStep(unit, Part(kind, cause, cycles)))
         if kind != "wait" or unit in seen:
             break
         seen.add(unit)
-    return tuple(found)
+    return tuple(steps)
 
 
 def _change(old: Sheet, new: Sheet, unit: str) -> dict[Row, int]:

@@ -144,16 +144,16 @@ def read_pipes(file: Path) -> MeasuredPipes:
     totals: dict[str, int] = {}
     clock = 0.0
     for number, row in enumerate(rows):
-        place, block = f"{file}: line {number + 2}", str(row["block_id"]).strip()
+        where, block = f"{file}: line {number + 2}", str(row["block_id"]).strip()
         for kind in kinds:
-            total = _number(row, f"{kind}{_TOTAL}", place)
+            total = _number(row, f"{kind}{_TOTAL}", where)
             if total is None:
                 continue
             totals[block] = max(totals.get(block, 0), round(total))
-            took = _number(row, f"{kind}_time(us)", place)
+            took = _number(row, f"{kind}_time(us)", where)
             clock = total / took * 1e6 if took else clock
             core = profiled_core(kind, row.get("sub_block_id") or "")
-            blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, place))
+            blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, where))
     if not totals:
         raise SpecError(f"{file}: no row has cycles of a core")
     if not clock:
@@ -164,21 +164,21 @@ def read_pipes(file: Path) -> MeasuredPipes:
 
 
 def _busy(
-    row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, place: str
+    row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, where: str
 ) -> Iterator[tuple[str, int]]:
     """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
-    took = _number(row, f"{kind}_time(us)", place)
+    took = _number(row, f"{kind}_time(us)", where)
     for column in columns:
-        found = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
-        share = _number(row, column, place) if found else None
-        if found is None or share is None:
+        ratio = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
+        share = _number(row, column, where) if ratio else None
+        if ratio is None or share is None:
             continue
-        exactly = _number(row, f"{kind}_{found[1]}_time(us)", place)
+        exactly = _number(row, f"{kind}_{ratio[1]}_time(us)", where)
         cycles = share * total if exactly is None or not took else exactly / took * total
-        yield f"{core}.{_VENDOR.get(found[1], found[1].upper())}", round(cycles)
+        yield f"{core}.{_VENDOR.get(ratio[1], ratio[1].upper())}", round(cycles)
 
 
-def _number(row: Mapping[str, Any], column: str, place: str) -> float | None:
+def _number(row: Mapping[str, Any], column: str, where: str) -> float | None:
     """Return a cell's number; None where the profiler says that it does not apply, or says nothing."""
     text = str(row.get(column) or "").strip()
     if text in ("", _NOT_APPLICABLE, "N/A"):
@@ -188,5 +188,5 @@ def _number(row: Mapping[str, Any], column: str, place: str) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise SpecError(f"{place}: {column}: {text!r} is not a number of at least 0")
+        raise SpecError(f"{where}: {column}: {text!r} is not a number of at least 0")
     return value

@@ -144,13 +144,13 @@ def units_of(queues: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:
     """Return the constants behind the busy cycles, the largest share first."""
     basis = {key: fact.basis for key, fact in device.facts()}
-    found = [ConstantRecord(key, basis.get(key, "unknown"), cycles) for key, cycles in timing.term_cycles.items()]
-    stretched = busy_cycles - sum(c.cycles for c in found)
+    constants = [ConstantRecord(key, basis.get(key, "unknown"), cycles) for key, cycles in timing.term_cycles.items()]
+    stretched = busy_cycles - sum(c.cycles for c in constants)
     if stretched > 0:
         of_links = {basis.get(f"links.{name}.bytes_per_s") for name in device.links}
         weakest = next((b for b in _WEAKEST_FIRST if b in of_links), "unknown")
-        found.append(ConstantRecord(SHARED_LINKS, weakest, stretched))
-    return tuple(sorted(found, key=lambda c: (-c.cycles, c.key)))
+        constants.append(ConstantRecord(SHARED_LINKS, weakest, stretched))
+    return tuple(sorted(constants, key=lambda c: (-c.cycles, c.key)))
 
 
 def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:

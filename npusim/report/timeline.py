@@ -85,8 +85,8 @@ class Timeline:
         tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
         kept = {id(s) for slices in tracks.values() for s in slices}
         flows = [f for f in self.flows if id(f.source[1]) in kept and id(f.target[1]) in kept]
-        levels = {name: list(_levels(found, start, end)) for name, found in self.counters.items()}
-        return replace(self, tracks=tracks, flows=flows, counters=levels)
+        counters = {name: list(_levels(levels, start, end)) for name, levels in self.counters.items()}
+        return replace(self, tracks=tracks, flows=flows, counters=counters)
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
         """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
@@ -99,10 +99,10 @@ class Timeline:
         return self.within(first, last)
 
 
-def _levels(found: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
+def _levels(levels: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
     """Yield the level at the start of a window, and every change in it."""
     before: float | None = None
-    for cycle, level in found:
+    for cycle, level in levels:
         if cycle > start and before is not None:
             yield start, before
             before = None
@@ -156,7 +156,8 @@ class _Replay:
         for span in result.timing.spans:
             if span.group == group:
                 spans[span.issued_by or span.queue].append(span)
-        self.spans = {q: sorted(own, key=lambda s: (-s.start, -s.end)) for q, own in spans.items()}  # last first
+        #: By queue, the last first.
+        self.spans = {queue: sorted(run, key=lambda s: (-s.start, -s.end)) for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
         self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link
@@ -291,11 +292,11 @@ class _Replay:
 
 def _summed(changes: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return the level after each cycle with a change."""
-    level, found = 0.0, dict[int, float]()
+    level, levels = 0.0, dict[int, float]()
     for cycle, change in sorted(changes):
         level += change
-        found[cycle] = level
-    return list(found.items())
+        levels[cycle] = level
+    return list(levels.items())
 
 
 def _event_text(event: NumericEvent) -> str:
