@@ -15,8 +15,7 @@ from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, Unit
 from npusim.errors import NpusimError
 from npusim.report.compare_tables import reason
 from npusim.report.output import write_whole
-from npusim.report.parts import breakdown
-from npusim.report.sheet import Sheet, Unit, sheet_of
+from npusim.report.sheet import Sheet, Unit, breakdown, sheet_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 

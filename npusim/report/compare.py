@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.machines.tracks import track_of
 from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
-from npusim.report.parts import Breakdown, breakdown, chain, parts_of
-from npusim.report.sheet import sheets_of
+from npusim.report.sheet import Breakdown, breakdown, chain, parts_of, sheets_of
 from npusim.timing.result import method_text
 
 if TYPE_CHECKING:
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.numerics.result import NumericRecord
-    from npusim.report.parts import Part, PartStep
     from npusim.report.record import RunRecord
-    from npusim.report.sheet import Sheet
+    from npusim.report.sheet import Part, PartStep, Sheet
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingRecord
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row
     from npusim.report.compare import Comparison
-    from npusim.report.parts import Breakdown
+    from npusim.report.sheet import Breakdown
 
 #: Parts of the difference that a chart shows; the table beside it has them all.
 SHOWN = 8

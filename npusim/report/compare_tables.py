@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npusim.report.compare import ComparedFigure, Comparison, Kind, Moved, Value
-    from npusim.report.parts import Breakdown, Part
+    from npusim.report.sheet import Breakdown, Part
 
 #: Rows of parts and of what moved that are shown; JSON has them all.
 SHOWN = 10

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from npusim import __version__
 from npusim.config.device_tables import validated
+from npusim.config.node import NodeDevice
 from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
-from npusim.report.roofline import roofline_of
 from npusim.sanitize import json_safe, regular_file
 from npusim.simulation.arithmetic_uncertainty import Spread, row_sum_evidence
 from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
-from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, TimingRecord
+from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, Roofline, TimingRecord
 from npusim.units import MIB
 
 if TYPE_CHECKING:
@@ -151,6 +151,39 @@ def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tu
         weakest = next((b for b in _WEAKEST_FIRST if b in of_links), "unknown")
         constants.append(ConstantRecord(SHARED_LINKS, weakest, stretched))
     return tuple(sorted(constants, key=lambda c: (-c.cycles, c.key)))
+
+
+def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
+    """Return the matrix units' rate for a format (their fastest for one they do not multiply).
+
+    A multiply-add is two operations.  None for a device whose file describes no matrix unit.
+    """
+    for name, unit in device.matrix_engines.items():
+        chosen = unit.fractals.get(input_format)
+        steps = [chosen] if chosen is not None else list(unit.fractals.values())
+        products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
+        cores = device.group_count.value * device.cores[name].per_group_count.value
+        rate = 2 * products / unit.cycles_per_fractal.value
+        return float(cores * rate * device.clock_hz.value)
+    return None
+
+
+def roofline_of(result: RunData) -> Roofline | None:
+    """Return a run's place; None for nodes, copies, and devices without matrix unit or time."""
+    timing, device = result.timing, result.device
+    if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
+        return None
+    peak = peak_flops_per_s(device, str(getattr(result.problem, "dtype", "")))
+    moved = timing.link_bytes.get("hbm", 0)
+    if not (peak and result.program.flops and timing.compulsory_bytes and moved):
+        return None
+    return Roofline(
+        intensity=result.program.flops / timing.compulsory_bytes,
+        moved_intensity=result.program.flops / moved,
+        peak_flops_per_s=peak,
+        memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
+        attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
+    )
 
 
 def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:

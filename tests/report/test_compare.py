@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.ir.cost import Cost
-    from npusim.report.parts import Part
     from npusim.report.record import RunRecord
+    from npusim.report.sheet import Part
     from npusim.simulation.result import RunData
 
 

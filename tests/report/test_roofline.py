@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.record import load_result, record_of, to_json
-from npusim.report.roofline import peak_flops_per_s, roofline_of
+from npusim.report.record import load_result, peak_flops_per_s, record_of, roofline_of, to_json
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
