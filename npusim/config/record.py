@@ -42,6 +42,6 @@ def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
     try:
         record: RecordType = TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        lines = [f"{file}  {key}: {fault}" for key, fault in explain(error, model=kind)]
+        lines = [f"{file}  {dotted}: {fault}" for dotted, fault in explain(error, model=kind)]
         raise SpecError("\n".join(lines)) from None
     return record

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
@@ -42,10 +42,7 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "is_whole": timeline.is_whole,
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
         "use": list(_use(timeline)) if timeline.is_whole else [],
-        "memories": [
-            {"name": name, "used_bytes": used, "capacity_bytes": capacity, "held_bytes": held}
-            for name, used, capacity, held in _memories(result, timeline)
-        ],
+        "memories": list(_memories(result, timeline)),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
         "scores": None if result.numerics is None else _scores(result.numerics),
     }
@@ -135,7 +132,7 @@ def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
         yield {"track": str(track), "busy": [round(cycles / step, 3) for cycles in busy]}
 
 
-def _memories(result: RunData, timeline: Timeline) -> Iterator[tuple[str, int, int, int | None]]:
+def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:
     """Yield each memory's name, bytes allocated, bytes there, and the most that rings held at one time."""
     held: dict[str, int] = {}
     for track, levels in timeline.counters.items():
@@ -147,7 +144,8 @@ def _memories(result: RunData, timeline: Timeline) -> Iterator[tuple[str, int, i
         short = name.rpartition(".")[2]
         if used and (short, used) not in listed:  # two cores of a kind are alike
             listed.add((short, used))
-            yield short, used, capacity, held.get(f"{short} bytes")
+            sizes = {"used_bytes": used, "capacity_bytes": capacity, "held_bytes": held.get(f"{short} bytes")}
+            yield {"name": short, **sizes}
 
 
 # ---------------------------------------------------------------- bits
@@ -164,7 +162,9 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
     for (batch, head, row), errors in bits.row_errors.items():
         for offset, error in enumerate(errors.tolist()):
             parts[batch, head, (row + offset - first) // step].append(error)
-    overflows = _overflows(result, bits)
+    overflows: Counter[tuple[int, int, int]] = Counter()
+    for batch, head, row, count in _overflows(result, bits):
+        overflows[batch, head, (row - first) // step] += count
     for (batch, head, part), values in sorted(parts.items()):
         start = first + part * step
         wrong = sum(not math.isfinite(e) for e in values)
@@ -174,22 +174,18 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
             "last_row": min(start + step, last) - 1,
             "error": None if wrong else math.sqrt(sum(e * e for e in values) / len(values)),
             "nonfinite_rows": wrong,
-            "overflows": sum(
-                n for (b, h, row), n in overflows.items() if (b, h, (row - first) // step) == (batch, head, part)
-            ),
+            "overflows": overflows[batch, head, part],
         }
 
 
-def _overflows(result: RunData, bits: NumericResult) -> dict[tuple[int, int, int], int]:
-    """Return how many elements overflowed, by batch, head and row of the first of each operation."""
-    counts: dict[tuple[int, int, int], int] = defaultdict(int)
+def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int, int, int]]:
+    """Yield batch, head and row of the first of each operation's overflows, and how many elements they are."""
     wanted = {e.block for e in bits.events if e.kind == "overflow"}
     blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in wanted}
     for event in bits.events:
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):
-            counts[block.batch, block.head, block.row + event.row] += event.count
-    return counts
+            yield block.batch, block.head, block.row + event.row, event.count
 
 
 def _scores(bits: NumericResult) -> dict[str, object] | None:
