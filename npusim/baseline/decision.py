@@ -14,13 +14,13 @@ from npusim.config.cases import ExpectedChoice, ExpectedDecision
 from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
-from npusim.explore.points import at
 from npusim.explore.search import Options
 from npusim.explore.store import read_store
 from npusim.report.compare import compare
 from npusim.report.compare_tables import reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
+from npusim.simulation.variants import Variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +158,7 @@ def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Found
         raise SpecError(f"{path}: was searched with npusim {about.get('version')}, this is {__version__}; search anew")
     found = Found(name, request, outcomes)
     if found.best is not None:
-        now = run_request(at(request, found.best.point)).cycles
+        now = run_request(Variants(request).request_of(found.best.point)).cycles
         if now != found.best.cycles:
             raise SpecError(
                 f"{path}: {_at(found.best.point)} took {found.best.cycles:,} cycles there, and takes {now:,} for "
@@ -170,7 +170,7 @@ def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Found
 def _looked_at(found: Found, *, numerics: bool) -> Found:
     if not numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
         return found
-    request = replace(at(found.request, found.best.point), numerics=True, heads=[0])
+    request = replace(Variants(found.request).request_of(found.best.point), numerics=True, heads=[0])
     bits = run_request(request).numerics
     return found._replace(finite=None if bits is None else bits.error.is_finite)
 
@@ -230,7 +230,7 @@ def _why_tile(was: ExpectedChoice, found: Found, then: Tried, best: Tried) -> st
 
 def _why(old: Found, then: Tried, new: Found, best: Tried) -> str:
     """Return what the new winner spends less on than the old one would today."""
-    runs = [run_request(at(f.request, o.point)) for f, o in ((old, then), (new, best))]
+    runs = [run_request(Variants(f.request).request_of(o.point)) for f, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"
 

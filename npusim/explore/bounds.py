@@ -14,6 +14,7 @@ import numpy as np
 from npusim.ir.content import Itself, interned, known_at, methods_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.walk import ends_of
+from npusim.simulation.variants import blocks_key
 from npusim.timing.block_machine import RANGE_BITS
 from npusim.timing.block_run import Run, run_whole
 from npusim.timing.fold import Classes, blocks_by_group
@@ -28,31 +29,12 @@ if TYPE_CHECKING:
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 
-__all__ = ["Bound", "alone_bound", "content_of", "work_bound"]
+__all__ = ["Bound", "alone_bound", "work_bound"]
 
 #: Core groups with most work that are looked at alone.
 GROUPS = 1
 #: Operations that are gone through one by one in less time than it takes to look for what repeats.
 FEW_OPERATIONS = 500_000
-
-
-def content_of(program: TileProgram) -> Hashable:
-    """Return what programs share that are one but for their tilings' words; None where that is not known."""
-    if any(phase.home is None for phase in program.phases):
-        return None
-    rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
-    tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
-    return rings, tensors, _blocks_of(program)
-
-
-def _blocks_of(program: TileProgram) -> tuple[Hashable, ...]:
-    return tuple((p.home, _alike(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
-
-
-@lru_cache(maxsize=16)
-def _alike(blocks: Itself) -> Hashable:
-    """Return one object for equal blocks, whose content is looked at once."""
-    return interned(tuple(blocks.thing))
 
 
 class Bound(NamedTuple):
@@ -74,7 +56,7 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
     works = _Works(program, device)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.
     known = known_at(program.phases[-1].home, works.ends, "bounds")
-    key = (works.by, cutoff, _blocks_of(program))
+    key = (works.by, cutoff, blocks_key(program))
     if key not in known:
         groups = device.group_count.value
         dispatch = device.timed_launch().block_dispatch_cycles.value
@@ -82,9 +64,9 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
         cycles = 0
         for phase in program.phases:
             if phase.blocks:
-                found = _of_phase(phase, works, groups, cutoff).max(axis=1)
-                busy += found
-                cycles += dispatch + int(found.max())
+                longest = _of_phase(phase, works, groups, cutoff).max(axis=1)
+                busy += longest
+                cycles += dispatch + int(longest.max())
         known[key] = Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
     bound: Bound = known[key]
     return bound
@@ -92,30 +74,29 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
 
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> Ints:
     """Return the work of each engine by core group; 0 for a phase without loops over tiles."""
-    found = np.zeros((groups, works.queues), np.int64)
+    cycles = np.zeros((groups, works.queues), np.int64)
     if phase.makeup is None:
-        return found
+        return cycles
     examples, held = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    made = list(phase.makeup(examples))
-    often = held @ np.array([counts for _, counts in made], np.int64).reshape(len(made), len(examples)).T
+    bodies = list(phase.makeup(examples))
+    often = held @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
     for number in np.argsort(-often.sum(axis=0), kind="stable").tolist():
-        found += often[:, number, None] * works.of(made[number][0])
-        if found.max() > cutoff:
+        cycles += often[:, number, None] * works.of(bodies[number][0])
+        if cycles.max() > cutoff:
             break
-    return found
+    return cycles
 
 
 @lru_cache(maxsize=8)
 def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, groups: int) -> tuple[list[Any], Ints]:
     """Return a block of each shape, and how many of each shape each core group has."""
-    listed = blocks.thing
     numbers: dict[Hashable, int] = {}
-    own = [numbers.setdefault(shape(block), len(numbers)) for block in listed]
-    examples = dict(zip(reversed(own), reversed(listed), strict=True))
+    shapes = [numbers.setdefault(shape(block), len(numbers)) for block in blocks.thing]
+    examples = dict(zip(reversed(shapes), reversed(blocks.thing), strict=True))
     held = np.zeros((groups, len(numbers)), np.int64)
     for group in range(groups):
-        mine = [own[n] for n in dealt[group]] if dealt else own[group::groups]
-        held[group] = np.bincount(mine, minlength=len(numbers))
+        shapes_of_group = [shapes[n] for n in dealt[group]] if dealt else shapes[group::groups]
+        held[group] = np.bincount(shapes_of_group, minlength=len(numbers))
     return [examples[n] for n in range(len(numbers))], held
 
 
@@ -144,16 +125,16 @@ class _Works:
         if key not in known:
             known[key] = np.zeros(self.queues, np.int64)
             self._add(body(0), 1, known[key])
-        found: Ints = known[key]
-        return found
+        cycles: Ints = known[key]
+        return cycles
 
-    def _add(self, items: Iterable[Item], times: int, found: Ints) -> None:
+    def _add(self, items: Iterable[Item], times: int, cycles: Ints) -> None:
         for item in items:
             if isinstance(item, TileOp):
                 if not meets_l2(item):
-                    found[self._numbers[item.queue]] += times * self._pricing.of_op(item).occupancy_cycles
+                    cycles[self._numbers[item.queue]] += times * self._pricing.of_op(item).occupancy_cycles
             elif item.indices:
-                self._add(item.body(item.indices[0]), times * len(item.indices), found)
+                self._add(item.body(item.indices[0]), times * len(item.indices), cycles)
 
 
 def alone_bound(code: Code, groups: Sequence[int]) -> int:

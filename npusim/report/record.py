@@ -14,9 +14,8 @@ from npusim.config.device_tables import Validated, validated
 from npusim.node.result import NodeTiming
 from npusim.numerics.result import ErrorSummary, NumericEvent
 from npusim.report.roofline import Roofline, roofline_of
-from npusim.simulation.arithmetic_uncertainty import Spread, row_sum_evidence
-from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
+from npusim.simulation.robustness import FiniteChoice, Spread, row_sum_evidence
 from npusim.timing.result import Account, QueueUse
 
 if TYPE_CHECKING:

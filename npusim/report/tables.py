@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.report.record import NumericRecord, RunRecord, TimingRecord
     from npusim.report.roofline import Roofline
     from npusim.report.trial import Trial
-    from npusim.simulation.arithmetic_uncertainty import Spread
+    from npusim.simulation.robustness import Spread
     from npusim.timing.result import QueueUse
 
 Fact = tuple[str, tuple[Cell, ...]]

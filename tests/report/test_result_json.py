@@ -11,9 +11,8 @@ from npusim.errors import SpecError
 from npusim.report.record import OverlapRecord, record_of
 from npusim.report.result_json import load_result, result_document, to_json
 from npusim.report.roofline import Roofline
-from npusim.simulation.arithmetic_uncertainty import Spread
-from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
+from npusim.simulation.robustness import FiniteChoice, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
