@@ -22,7 +22,7 @@ from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
-from npusim.machines.ascend import AscendTiling, ProductPlan
+from npusim.machines.ascend.plan import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, causal_mask, schedule
 from npusim.schedules.registry import Schedule

@@ -19,8 +19,9 @@ from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine
+from npusim.machines.footprint import footprint as touches
+from npusim.machines.footprint import once
 from npusim.machines.frame import Frame, body
-from npusim.machines.touches import once, touches
 from npusim.machines.transfers import Transfers
 
 __all__ = [

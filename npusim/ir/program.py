@@ -116,7 +116,7 @@ class ProgramPhase:
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
     global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
-    ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
+    ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
     ``home`` stands for all that operations hang on but blocks and depths of rings, ``makeup`` gives bodies that blocks
@@ -128,7 +128,7 @@ class ProgramPhase:
     blocks: Sequence[Block]
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
-    touches: Callable[[Sequence[Block]], Iterable[Touch]]
+    footprint: Callable[[Sequence[Block]], Iterable[Touch]]
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)

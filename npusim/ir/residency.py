@@ -55,7 +55,7 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, wr
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
     for phase in program.phases:
-        for touched in _scanned(Itself(phase.blocks), phase.touches, group_count):
+        for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
             cache.step(touched)
     writes = (
         cache.written_back()
@@ -190,13 +190,13 @@ class _Use:
 
 @lru_cache(maxsize=4)  # of phases
 def _scanned(
-    blocks: Itself, touches: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
+    blocks: Itself, footprint: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
 ) -> list[dict[Key, _Use]]:
     """Return what all groups touch together, step after step."""
     found: list[dict[Key, _Use]] = []
     for start in range(0, len(blocks.thing), group_count):
         touched: dict[Key, _Use] = {}
-        for touch in touches(blocks.thing[start : start + group_count]):
+        for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
             key = _key(region)
             payload = region.payload_bytes

@@ -30,10 +30,10 @@ from npusim.errors import SpecError, TilingError
 from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend import AscendMachine
 from npusim.machines.ascend.fields import KernelFields
-from npusim.machines.sm import SmMachine
+from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
 

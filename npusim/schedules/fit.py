@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.tiling import tiling_fields
 from npusim.errors import TilingError
-from npusim.machines.ascend import slice_rows
+from npusim.machines.ascend.plan import slice_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,8 +15,8 @@ from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_a
 from npusim.algorithms.tensors import attention_tensors
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS
 from npusim.machines.ascend.fields import VectorFields
+from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.machines.sm.fields import GroupFields
 from npusim.schedules.define import causal_mask, schedule
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from npusim.algorithms.unfused import UnfusedPrecision, unfused
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.schedules.define import schedule
 from npusim.schedules.gemm import needs_groups
 

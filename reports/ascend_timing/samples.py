@@ -17,7 +17,8 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import Residency
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.layout import BankModel, wavefronts
-from npusim.machines.ascend import AscendMachine, AscendTiling, gemm_tiling
+from npusim.machines.ascend.machine import AscendMachine
+from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.run import run

@@ -93,7 +93,7 @@ def test_preparing_phases_are_legal_and_touch_what_they_say(hw: str, dtype: str)
         steps = [s for r in walk(Walker(program), phase.body(block)) for s in r.op.steps]
         read = sum(o.payload_bytes for s in steps for o in s.srcs if isinstance(o, GlobalTile))
         written = sum(s.dst.payload_bytes for s in steps if isinstance(s.dst, GlobalTile))
-        touches = list(phase.touches([block]))
+        touches = list(phase.footprint([block]))
         assert read == sum(t.region.payload_bytes * t.times for t in touches)
         assert written == sum(t.region.payload_bytes for t in touches if t.is_write)
 
