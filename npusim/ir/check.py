@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
 from npusim.ir.automaton import Automaton, State
-from npusim.ir.condense import alike, condensed
 from npusim.ir.content import uncollected
 from npusim.ir.opaque import OpaqueError
-from npusim.ir.places import ring_bytes
-from npusim.ir.races import check_races
+from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
-from npusim.ir.structure import Builder
+from npusim.ir.structure import Builder, alike, condensed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

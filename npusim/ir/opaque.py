@@ -180,6 +180,16 @@ def _symbols(*values: Any) -> dict[Symbol, int]:
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 
+def terms_of(value: Any) -> Mapping[Symbol, int]:
+    """Return the coefficient of each symbol in a coordinate; a number has none."""
+    return value.terms if isinstance(value, Coordinate) else {}
+
+
+def constant_of(value: Any) -> int:
+    """Return what a coordinate is apart from its symbols: a number itself."""
+    return int(value.constant if isinstance(value, Coordinate) else value)
+
+
 def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
     """Return ``value`` with every symbol of ``given`` replaced by its number or coordinate."""
     if not isinstance(value, Coordinate) or not any(s in given for s in value.terms):
@@ -195,16 +205,15 @@ def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
     return result
 
 
-def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
-    """Return ``value`` with a new symbol for every integer in it; ``found`` gets symbol and integer."""
+def opaque(value: Any, name: str, symbols: list[Symbol]) -> Any:
+    """Return ``value`` with a new symbol for every integer in it, added to ``symbols``."""
     kind: Any = type(value)
     if kind is int or kind is Coordinate:
-        symbol = Symbol(name)
-        found.append((symbol, value))
-        return Coordinate({symbol: 1})
+        symbols.append(Symbol(name))
+        return Coordinate({symbols[-1]: 1})
     if issubclass(kind, tuple):
-        return _like(kind, [opaque(v, f"{name}[{i}]", found) for i, v in enumerate(value)])
-    parts = {n: opaque(getattr(value, n), f"{name}.{n}", found) for n in _field_names(kind) or ()}
+        return _like(kind, [opaque(v, f"{name}[{i}]", symbols) for i, v in enumerate(value)])
+    parts = {n: opaque(getattr(value, n), f"{name}.{n}", symbols) for n in _field_names(kind) or ()}
     return _remade(kind, parts)
 
 
@@ -229,21 +238,11 @@ def form_of(value: Any) -> Hashable:
 
 def numbers_of(value: Any) -> list[Any]:
     """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
-    found: list[Any] = []
-    _add_numbers(value, found)
-    return found
-
-
-def _add_numbers(value: Any, found: list[Any]) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int or kind is Coordinate:
-        found.append(value)
-    elif issubclass(kind, tuple):
-        for part in value:
-            _add_numbers(part, found)
-    else:
-        for name in _field_names(kind) or ():  # type: ignore[arg-type]
-            _add_numbers(getattr(value, name), found)
+        return [value]
+    parts = value if issubclass(kind, tuple) else [getattr(value, n) for n in _field_names(kind) or ()]
+    return [number for part in parts for number in numbers_of(part)]
 
 
 @functools.cache

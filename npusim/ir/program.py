@@ -31,13 +31,13 @@ class Body:
     ``static`` is what its operations depend on, hashable; ``at`` holds coordinates: integers, in
     tuples or dataclasses, of which ``function`` may know no more than of the index.  So loops of one
     ``key`` in one phase have one body, apart from coordinates and constants, by construction.  So have
-    those of one ``home``, if they have one, in programs whose queues and rings are alike but for depths.
+    those of one ``memo_key``, if they have one, in programs whose queues and rings are alike but for depths.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
     static: Hashable
     at: Any
-    home: Hashable = None
+    memo_key: Hashable = None
 
     def __call__(self, index: Any) -> Iterable[Item]:
         """Return the items of one iteration."""
@@ -119,9 +119,9 @@ class ProgramPhase:
     ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``home`` stands for all that operations hang on but blocks and depths of rings, ``makeup`` gives bodies that blocks
-    do, with a home, and how often each of the blocks does them, in whatever order, ``bits`` what stands for all that
-    values hang on; None where a machine does not say.
+    ``memo_key`` stands for all that operations hang on but blocks and depths of rings, ``body_counts`` gives bodies
+    that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
+    all that values hang on; None where a machine does not say.
     """
 
     name: str
@@ -132,8 +132,8 @@ class ProgramPhase:
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
-    home: Hashable = None
-    makeup: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
+    memo_key: Hashable = None
+    body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:

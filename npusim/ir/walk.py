@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.ir.content import interned, known_at
+from npusim.ir.content import interned, memo
 from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ def ends_of(program: TileProgram) -> Hashable:
 
 def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
     key = None if loop.key is None else (loop.name, loop.key)
-    if isinstance(loop.body, Body) and loop.body.home is not None:
-        bodies = known_at(loop.body.home, walker.ends, "templates")
+    if isinstance(loop.body, Body) and loop.body.memo_key is not None:
+        bodies = memo(loop.body.memo_key, walker.ends, "templates")
     body = bodies.get(key) if key else None
     if body is None:
         walker.cursors = [0] * len(walker.cursors)

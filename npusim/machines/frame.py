@@ -18,8 +18,7 @@ from npusim.ir.program import Body
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from npusim.algorithms.phase import Phase, TileRun
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Phase, Stage, TileRun
     from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
@@ -190,12 +189,12 @@ def _alike(t: GlobalTensor) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """A function of a cell and a tile that is told apart by what it does: one of a ``home``, by its name.
+    """A function of a cell and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
 
-    ``home`` stands for all that it depends on besides; programs in which that is alike share what it makes.
+    ``memo_key`` stands for all that it depends on besides; programs in which that is alike share what it makes.
     """
 
-    home: Hashable
+    memo_key: Hashable
     name: Hashable
     emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
 
@@ -211,8 +210,8 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, 
     """
     static = function, tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place, tile.shape
     starts = tuple(start for _, start, _ in cell.spans)
-    home = function.home if isinstance(function, Emitter) else None
-    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col), home)
+    memo_key = function.memo_key if isinstance(function, Emitter) else None
+    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col), memo_key)
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:

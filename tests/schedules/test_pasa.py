@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npusim import formats
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError

@@ -28,8 +28,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Phase, TileRun
-    from npusim.algorithms.table import Instruction, Stage
+    from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import Touch
@@ -61,13 +60,13 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
-        self.home = home = interned(self._content(first_ring))
+        self.memo_key = memo_key = interned(self._content(first_ring))
         # One function a part for all cells: bodies are shared by what they are made of.
         cuts = self._cut() if products and frame.loop_axis else []
         self._check_states(cuts)
         self._check_handed(cuts)
-        self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
-        self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
+        self.parts = [Emitter(memo_key, n, partial(self._part, part)) for n, part in enumerate(cuts)]
+        self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
 
     @cached_property
     def _works(self) -> tuple[Emitter, ...]:
@@ -77,7 +76,7 @@ class AscendPhase:
         """
         of_products = interned(("products", self._products_content))
         return tuple(
-            Emitter(of_products if s.is_product else self.home, ("work", s.name), partial(self._work, s))
+            Emitter(of_products if s.is_product else self.memo_key, ("work", s.name), partial(self._work, s))
             for s in (self.phase.loops[0].stages if self.parts else ())
         )
 
@@ -173,12 +172,12 @@ class AscendPhase:
             _touches(frame, tuple(self.reread.items())),
             serves=p.serves,
             roles=frame.roles,
-            home=self.home,
-            makeup=self._makeup if self.parts else None,
+            memo_key=self.memo_key,
+            body_counts=self._body_counts if self.parts else None,
             bits=self._bits,
         )
 
-    def _makeup(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
+    def _body_counts(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
         visits = _visits(Itself(cells))
         for work in self._works:
@@ -308,7 +307,7 @@ class AscendPhase:
         behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in met)
         sizes, starts = tuple((a, n) for a, _, n in cell.spans), tuple(start for _, start, _ in cell.spans)
         static = parts, sizes, cell.causal_offset, cell.place
-        return Body(_step, static, (cell.batch, cell.head, starts, behind), self.home)
+        return Body(_step, static, (cell.batch, cell.head, starts, behind), self.memo_key)
 
     def _part(self, part: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[Item]:
         for s in part:

@@ -13,8 +13,8 @@ from npusim.units import chunks, round_up
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.ir.op import WarpPlan
     from npusim.ir.tile import Tile
-    from npusim.ir.warps import WarpPlan
     from npusim.layout.fragment import Arrangement, Fragment
     from npusim.layout.memory import BankModel
 

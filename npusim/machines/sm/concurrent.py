@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork, Opcode, Step, TileOp
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.machines.sm.place import ResidentBlock
@@ -21,8 +20,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.frame import Span

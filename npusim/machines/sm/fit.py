@@ -12,7 +12,7 @@ from npusim.algorithms.phase import BySize, tensor_of
 from npusim.config.engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import Accumulator, WarpPlan
+from npusim.ir.op import Accumulator, WarpPlan
 from npusim.layout import Chain, arrangement, chain, fragment_addresses, instruction, padded, swizzled
 from npusim.machines.sm.fields import SmFields
 from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers

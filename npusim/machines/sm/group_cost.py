@@ -22,9 +22,8 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import GroupWork
 
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20

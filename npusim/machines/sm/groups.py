@@ -14,7 +14,7 @@ from npusim.config.device_tables import compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe, WarpIssue
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.occupancy import REGISTER_BYTES, BlockNeeds, occupancy
 from npusim.machines.sm.plan import SM, SPILL, TENSOR, WARPS, SmTiling

@@ -16,8 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind, choose
+from npusim.algorithms.phase import WHOLE, bind, choose
 from npusim.errors import TilingError
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop
@@ -28,12 +27,10 @@ from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npusim.algorithms.phase import TileRun, Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, TileRun, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source
+    from npusim.ir.op import Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
-    from npusim.ir.warps import WarpPlan
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore
     from npusim.machines.sm.plan import SmTiling

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.ir.warps import GroupWork, WarpPlan
+    from npusim.ir.op import GroupWork, WarpPlan
 
 SM = "sm"
 #: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few

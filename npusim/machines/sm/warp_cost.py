@@ -30,9 +30,8 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import Step, TileOp, WarpPlan
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import WarpPlan
     from npusim.layout.chain import ChainCost
     from npusim.layout.fragment import Arrangement
     from npusim.layout.instruction import MmaInstruction
