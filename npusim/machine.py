@@ -7,8 +7,7 @@ for all families run on it as they are. README.md beside this file has the recip
 
 from __future__ import annotations
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind
+from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring

@@ -17,9 +17,9 @@ from npusim.formats.exponential import LOG2_E
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.algorithms.cells import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.algorithms.precision import Accumulate
-    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
 
 

@@ -14,8 +14,7 @@ from npusim.ir.op import Opcode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.algorithms.phase import Name, Phase
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Name, Phase, Stage
     from npusim.ir.tile import GlobalTensor
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a

@@ -19,10 +19,10 @@ from npusim.formats import get_format
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.algorithms.cells import AttentionTensors
     from npusim.algorithms.language import Value
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.algorithms.precision import Accumulate
-    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
 
 E4M3 = "float8_e4m3fn"

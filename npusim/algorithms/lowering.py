@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
+    Instruction,
     Mask,
     Name,
     Phase,
     Role,
     Stacked,
+    Stage,
     TileLoop,
     Visit,
     nothing_per_tile,
     tensor_of,
 )
-from npusim.algorithms.table import Instruction, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
 from npusim.ir.op import Opcode as O

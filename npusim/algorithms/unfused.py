@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import MASKED, grid, with_columns
+from npusim.algorithms.cells import MASKED, attention_tensors, grid, with_columns
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase
-from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.ir.tile import GlobalTensor
 

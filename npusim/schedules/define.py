@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import attention_cells, seen_cells
+from npusim.algorithms.cells import attention_cells, attention_tensors, seen_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Mask, Phase
 from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
 from npusim.config.device import FAMILIES
 from npusim.config.problem import Problem

@@ -10,9 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
-from npusim.algorithms.tensors import attention_tensors
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import copy as copy_phase
-from npusim.algorithms.pointwise import pointwise
+from npusim.algorithms.gemm import pointwise
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor

@@ -10,10 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import attention_cells
-from npusim.algorithms.pasa import PasaPrecision, Shift, pasa_attention, shift_keys
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
-from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
@@ -24,8 +22,8 @@ from npusim.schedules.define import causal_mask, schedule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from npusim.algorithms.cells import AttentionTensors
     from npusim.algorithms.phase import Phase
-    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
     from npusim.ir.program import Serves
     from npusim.ir.tile import GlobalTensor

@@ -10,10 +10,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from npusim.algorithms.cells import attention_cells, kv_runs
+from npusim.algorithms.cells import attention_cells, attention_tensors, kv_runs
 from npusim.algorithms.flash import attention_phase, exponent_factor, flash
 from npusim.algorithms.split import FAN, PACKED, Merge, SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import PackedMask
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
