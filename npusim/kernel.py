@@ -33,7 +33,6 @@ from npusim.algorithms.phase import (
     WorkTile,
     choose,
 )
-from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
@@ -44,6 +43,7 @@ from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, causal_mask, schedule
+from npusim.schedules.precision import for_inputs
 from npusim.schedules.registry import Schedule
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.fp8 import Fp8Precision
     from npusim.algorithms.phase import Mask, Phase, WorkTile
-    from npusim.algorithms.precision import Accumulate
     from npusim.config.problem import Problem
+
+
+#: Where P V adds up: anew for each tile, or on the running output itself.
+Accumulate = Literal["fresh", "chained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,12 @@ def unchanged(s: Value) -> Value:
 
 
 def online_softmax(
-    s: Value, m: Value, l: Value, p: FlashPrecision, narrow: Callable[[Value], Value], log_scale: float = 0.0
+    s: Value,
+    m: Value,
+    l: Value,
+    p: FlashPrecision | Fp8Precision,
+    narrow: Callable[[Value], Value],
+    log_scale: float = 0.0,
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
@@ -95,7 +104,7 @@ def attend(
     k: Value,
     v: Value,
     mask: Value,
-    p: FlashPrecision,
+    p: FlashPrecision | Fp8Precision,
     scale: float,
     score: Callable[[Value], Value],
     narrow: Callable[[Value], Value] | None = None,

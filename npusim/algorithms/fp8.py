@@ -7,11 +7,10 @@ that the row sum carries it and it cancels in the end.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.flash import FlashPrecision, attend, attention_phase, exponent_factor, unchanged
+from npusim.algorithms.flash import attend, unchanged
 from npusim.algorithms.lowering import kernel
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -19,17 +18,17 @@ from npusim.formats import get_format
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.flash import Accumulate
     from npusim.algorithms.language import Value
-    from npusim.algorithms.phase import Mask, Phase, WorkTile
-    from npusim.algorithms.precision import Accumulate
-    from npusim.config.problem import Problem
 
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
+#: Where a tile may mask a row before any other tile has given it a maximum, this is what the running maximum starts
+#: at, not -Inf: float32's lowest number, so that a masked -Inf stays the lower one.
+LOWEST = -get_format("float32").max_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +56,13 @@ class Fp8Precision:
     sum_order: str = "sequential"
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
+    scores = softmax = exponential = running = product = "float32"
+    cast = E4M3
 
     def formats(self) -> dict[str, str]:
         """Return ``{intermediate: format}`` for reports."""
-        return {
-            "scores": "float32",
-            "softmax": "float32",
-            "exponential": "float32",
-            "cast": E4M3,
-            "operand": self.operand,
-            "running": "float32",
-            "product": "float32",
-            "output": self.output,
-        }
+        names = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
+        return {n: getattr(self, n) for n in names}
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
@@ -78,7 +71,7 @@ def fp8(
     k: Value,
     v: Value,
     mask: Value,
-    p: FlashPrecision,
+    p: Fp8Precision,
     scale: float,
     start: float,
     p_scale: float,
@@ -95,56 +88,6 @@ def fp8(
     o, _, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, (start, 0.0))
     result = o / l
     return (result * unscale if unscale != 1 else result).to(p.output)
-
-
-def fp8_attention(
-    problem: Problem,
-    sizes: tuple[int, int],
-    cells: tuple[WorkTile, ...],
-    p: Fp8Precision,
-    tensors: AttentionTensors,
-    mask: Mask | None,
-) -> Phase:
-    """Return FlashAttention-2 with P cast to E4M3, blocks of ``sizes`` = (rows, keys).
-
-    What stored values of V are multiplied by joins the division by S (papers.md section 4).
-    """
-    wide = FlashPrecision(
-        p.name,
-        "float32",
-        "float32",
-        "float32",
-        p.operand,
-        "float32",
-        "float32",
-        p.output,
-        p.exp_variant,
-        p.sum_order,
-        p.accumulate,
-        p.arithmetic,
-    )
-    factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
-    return attention_phase(
-        fp8,
-        problem,
-        sizes,
-        cells,
-        tensors,
-        mask,
-        wide,
-        scale=problem.score_scale * factor,
-        p_scale=p_scale,
-        start=lowest_start(problem.causal and p.is_reverse),
-        log_scale=math.log(p.scale) * factor if p.fold else 0.0,
-        unscale=problem.v_scale / p_scale,
-    )
-
-
-def lowest_start(needs_finite: bool) -> float:
-    """Return what the running maximum starts at: -Inf, or where a tile may mask a row before any other
-    tile has given it a maximum, float32's lowest number, so that a masked -Inf stays the lower one.
-    """
-    return -get_format("float32").max_finite if needs_finite else -math.inf
 
 
 def widened(precision: Fp8Precision, operand: str) -> Fp8Precision:

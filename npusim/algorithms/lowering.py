@@ -256,7 +256,7 @@ class _Lowering:
         versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
         used = set(self.results)
         for e in reversed(self.events * 2):  # twice: what a state's next value is made of comes before or after it
-            if e.dst in used or (e.dst.home in versions and used & versions[e.dst.home]):
+            if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
             if len(of) == 1:
@@ -296,7 +296,7 @@ class _Lowering:
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
-        found = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.home))
+        found = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
         return list(dict.fromkeys((*found, *states)))
 
@@ -371,7 +371,7 @@ class _Lowering:
                 self.numbers[self.called[s.key]] = s
             return self.called[s.key]
         if isinstance(s, Value):
-            return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.home]
+            return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.root]
         text = f"{float(s):g}"
         called = self.trace.constants.get(float(s), text)
         if called in self.name_of.values() or called in self.numbers or self.constants.get(called, s) != s:
@@ -545,7 +545,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     The copy is where the kernel binds the variable, or behind the last reader of the old value if that comes later
     or a product lies between.
     """
-    state = c.old.home
+    state = c.old.root
     new = c.new.event
     assert new is not None
     at = {e: i for i, e in enumerate(events)}

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.flash import Accumulate
     from npusim.algorithms.phase import Mask, WorkTile
-    from npusim.algorithms.precision import Accumulate
     from npusim.config.problem import Problem
 
 

@@ -219,23 +219,14 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
     return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
 
 
-@dataclass(frozen=True, slots=True)
-class PackRule:
-    """Where several queries of the heads that share keys are rows of one block.
+#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2:
+#: so many rows packed in a block take no longer than one; more pay where each place has so many tiles even then.
+PACKED_ROWS, PACKED_TILES = 32, 2
 
-    rows
-        So many are packed always: they take no longer than one.
-    tiles
-        More are packed where the KV heads alone have so many tiles a place: else cells are too few.
+
+def packs(rows: int, cells: int, tiles: int, places: int) -> bool:
+    """Return whether ``rows`` queries of the heads that share keys pay as rows of one block.
+
+    ``cells`` KV heads visit ``tiles`` each, on ``places``: more rows than `PACKED_ROWS` leave too few cells otherwise.
     """
-
-    rows: int
-    tiles: int
-
-    def packs(self, rows: int, cells: int, tiles: int, places: int) -> bool:
-        """Return whether to pack ``rows`` of a KV head's queries; ``cells`` KV heads visit ``tiles`` each."""
-        return rows <= self.rows or cells * tiles >= self.tiles * places
-
-
-#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2.
-PACKED = PackRule(rows=32, tiles=2)
+    return rows <= PACKED_ROWS or cells * tiles >= PACKED_TILES * places

@@ -20,7 +20,6 @@ from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Mask, Phase
-from npusim.algorithms.precision import for_inputs
 from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
 from npusim.config.device import FAMILIES
 from npusim.config.problem import Problem
@@ -34,6 +33,7 @@ from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.sm import SmMachine
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
 from npusim.schedules import plugins
+from npusim.schedules.precision import for_inputs
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:

@@ -6,12 +6,14 @@ The presets follow the kernels' sources where they were seen (papers.md section 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import attention_cells, attention_tensors
-from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
+from npusim.algorithms.flash import attention_phase, exponent_factor
+from npusim.algorithms.fp8 import E4M3, E4M3_MAX, LOWEST, MAX_SCALE, Fp8Precision, fp8, widened
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS
@@ -107,7 +109,21 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         p = replace(p, arithmetic="ieee.f32")
     cells = attention_cells(problem, *sizes, is_reverse=p.is_reverse)
     tensors = attention_tensors(problem, p.output)
-    phase = fp8_attention(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
+    phase = attention_phase(
+        fp8,
+        problem,
+        sizes,
+        cells,
+        tensors,
+        causal_mask(problem, sizes),
+        p,
+        scale=problem.score_scale * factor,
+        start=LOWEST if problem.causal and p.is_reverse else -math.inf,
+        p_scale=p_scale,
+        log_scale=math.log(p.scale) * factor if p.fold else 0.0,
+        unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
+    )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     return [replace(phase, notes=said, slice_elements=SLICE_ELEMENTS // 2)]
 

@@ -14,8 +14,7 @@ from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 
 from npusim.algorithms.phase import TileRun
-from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.split import FAN, PACKED, SplitPrecision, cut_runs
+from npusim.algorithms.split import FAN, SplitPrecision, cut_runs, packs
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -28,8 +27,8 @@ from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.schedules.flash import PRECISIONS
-from npusim.schedules.split_kv import _whole
-from npusim.schedules.splits import best_splits
+from npusim.schedules.precision import for_inputs
+from npusim.schedules.split_kv import _whole, best_splits
 from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
@@ -351,9 +350,9 @@ def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
 
 
 def test_queries_are_packed_where_heads_alone_give_work_enough() -> None:
-    assert PACKED.packs(rows=16, cells=1, tiles=1, places=24)
-    assert not PACKED.packs(rows=64, cells=1, tiles=16, places=24)
-    assert PACKED.packs(rows=112, cells=4, tiles=16, places=24)
+    assert packs(rows=16, cells=1, tiles=1, places=24)
+    assert not packs(rows=64, cells=1, tiles=16, places=24)
+    assert packs(rows=112, cells=4, tiles=16, places=24)
 
 
 @pytest.mark.parametrize(
