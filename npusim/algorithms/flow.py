@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.algorithms.phase import Name, Phase, Stage
-    from npusim.ir.tile import GlobalTensor
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
 #: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
@@ -30,12 +29,15 @@ def flow(phase: Phase) -> dict[str, Place]:
     that a stage writes, for operands and results bound to no tensor, and for names nobody declared.
     """
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
-    _check_declared(phase)
+    for stage in stages:
+        if unknown := [n for n in stage.written if n not in names]:
+            raise ProgramError(f"{phase.name}: stage {stage.name} writes {unknown[0]!r}, which is no name of the phase")
     for n, what in names.items():
         writers = [s for s in stages if n in s.written]
         readers = [s for s in stages if n in s.read]
         bound = phase.tensors.get(n)
-        if writers and (n in phase.masks or (bound is not None and not _may_be_written(bound))):
+        is_fixed = isinstance(bound, BySize) or (bound and tensor_of(bound).role not in ("output", "workspace"))
+        if writers and (n in phase.masks or is_fixed):
             raise ProgramError(f"{phase.name}: stage {writers[0].name} writes {n}, which is an input")
         if bound is None and what.role in ("operand", "result"):
             raise ProgramError(f"{phase.name}: {what.role} {n} is bound to no tensor")
@@ -54,17 +56,6 @@ def flow(phase: Phase) -> dict[str, Place]:
         else:
             places[n] = "work"
     return places
-
-
-def _may_be_written(bound: GlobalTensor | BySize | Stacked) -> bool:
-    return not isinstance(bound, BySize) and tensor_of(bound).role in ("output", "workspace")
-
-
-def _check_declared(phase: Phase) -> None:
-    for stage in phase.stages:
-        for n in stage.written:
-            if n not in phase.names:
-                raise ProgramError(f"{phase.name}: stage {stage.name} writes {n!r}, which is no name of the phase")
 
 
 def is_visited(phase: Phase, n: str, axis: str) -> bool:

@@ -16,8 +16,6 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npusim.algorithms.flash import Accumulate
     from npusim.algorithms.language import Value
 
@@ -77,7 +75,6 @@ def fp8(
     p_scale: float,
     log_scale: float,
     unscale: float,
-    score: Callable[[Value], Value] = unchanged,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
@@ -85,7 +82,7 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, _, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, (start, 0.0))
+    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale, (start, 0.0))
     result = o / l
     return (result * unscale if unscale != 1 else result).to(p.output)
 

@@ -46,7 +46,7 @@ class OperandForm(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a kernel is to a machine, for any sizes."""
+    """What a kernel is to a machine, for any sizes: those fields of a `Phase`."""
 
     names: Mapping[str, Name]
     loops: tuple[TileLoop, ...]
@@ -88,13 +88,12 @@ class Kernel:
             if isinstance(x, GlobalTensor | BySize | Stacked):
                 tensors[n] = x
                 first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
-                symbols.append(
-                    (n, (OperandForm(n, first.fmt, "" if isinstance(x, BySize) else first.name, "operand"),))
-                )
+                name = "" if isinstance(x, BySize) else first.name
+                symbols.append((n, (OperandForm(n, first.fmt, name, "operand"),)))
             else:
-                found = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
-                masks |= found
-                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in found)))
+                by_name = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
+                masks |= by_name
+                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in by_name)))
         outs = tuple(
             OperandForm(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
             for n, r in zip(self.results, results, strict=True)
@@ -103,18 +102,14 @@ class Kernel:
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
         return Phase(
             name=label,
-            names=tables.names,
             cells=cells,
             sizes=sizes,
-            loops=tables.loops,
-            finish=tables.finish,
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
-            constants=tables.constants,
-            per_tile=tables.per_tile,
             masks=masks,
             values=values or {},
             serves=serves,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
+            **tables._asdict(),
         )
 
     def trace(

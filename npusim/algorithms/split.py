@@ -21,7 +21,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
@@ -45,14 +45,7 @@ class SplitPrecision(FlashPrecision):
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
 def split(
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value,
-    p: SplitPrecision,
-    scale: float,
-    log_variant: str,
-    score: Callable[[Value], Value] = unchanged,
+    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, log_variant: str
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
@@ -61,7 +54,7 @@ def split(
     score that is seen takes both away.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
-    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
+    o, m, l = attend(q, k, v, mask, p, scale, unchanged, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
     return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 

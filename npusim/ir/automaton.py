@@ -51,7 +51,6 @@ class Node:
     advance: tuple[int, ...]
     path: LoopPath
     regions: tuple[tuple[RegionAccess, ...], ...]
-    region_keys: tuple[object, ...]
     successors: dict[int, int] = field(default_factory=dict)
 
 
@@ -209,7 +208,7 @@ class Automaton:
         number = self._known.get(key)
         if number is None:
             advance = self._advance(same)
-            node = Node(same, state, tuple(cursors), advance, path, regions, region_keys)
+            node = Node(same, state, tuple(cursors), advance, path, regions)
             number = self._known[key] = len(self.nodes)
             self.nodes.append(node)
             self._check_order(node)

@@ -133,10 +133,9 @@ class Walker:
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
         """Return ``op`` with counted waits at the present cursors, and move them on."""
-        handshakes = self.handshakes(op)
         cursors, waits, sets = self.cursors, [], []
         generations: dict[tuple[str, bool], int] = {}
-        for index, (first, last) in handshakes.items():
+        for index, (first, last) in self.handshakes(op).items():
             endpoint = self.endpoints[index]
             generation = cursors[index]
             generations[endpoint.ring, endpoint.is_producer] = generation

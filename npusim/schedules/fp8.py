@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.fp8 import E4M3, E4M3_MAX, LOWEST, MAX_SCALE, Fp8Precision, fp8, widened
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS
 from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import causal_mask, schedule
+from npusim.schedules.define import Blocks, causal_mask, schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -27,27 +27,17 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 
-class _GpuBlock(Tiling):
-    """A block on a GPU."""
+class GpuFp8Tiling(GroupFields, Blocks):
+    """Tiling fields of FP8 attention on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
-class GpuFp8Tiling(GroupFields, _GpuBlock):
-    """Tiling fields of FP8 attention on a GPU."""
-
-
-class _Block(Tiling):
-    """A block on Ascend."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
-
-
-class Fp8Tiling(VectorFields, _Block):
+class Fp8Tiling(VectorFields, Blocks):
     """Tiling fields of the same steps on Ascend."""
 
+    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
         default=None, ge=1, description="rows of a softmax slice on an AIV; default: 4096 elements a slice"
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import causal_mask, schedule
+from npusim.schedules.define import Blocks, causal_mask, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 
-class PasaOptions(Tiling):
+class PasaOptions(Blocks):
     """Options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
 
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
         default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
