@@ -42,7 +42,7 @@ from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
-from npusim.schedules.define import Blocks, FlashTiling, attention, causal_mask, schedule
+from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
 from npusim.schedules.precision import for_inputs
 from npusim.schedules.registry import Schedule
 

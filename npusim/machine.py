@@ -11,9 +11,8 @@ from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.cost import Cost, Pricing
 from npusim.ir.op import Source, Step, TileOp
-from npusim.ir.program import Item, ProgramPhase, Queue, TileProgram
+from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProgram
 from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing

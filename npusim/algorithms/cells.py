@@ -66,11 +66,8 @@ def with_columns(
     cells: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
     """Return the cells with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
-    whole, tail = divmod(total, width)
-    runs = [TileRun(0, width, whole, width, only)] if whole else []
-    if tail:
-        runs.append(TileRun(whole * width, tail, 1, width, only))
-    return tuple(replace(c, runs=tuple(runs)) for c in cells)
+    runs = tuple(replace(run, only=only) for run in kv_runs(0, 0, total, width, None))
+    return tuple(replace(c, runs=runs) for c in cells)
 
 
 def attention_cells(
@@ -138,24 +135,24 @@ def masked_throughout(cell: WorkTile) -> WorkTile:
     return replace(cell, runs=tuple(runs))
 
 
-Deal = Literal["round_robin", "balanced"]
+BlockOrder = Literal["round_robin", "balanced"]
 
 
-def dealt(cells: tuple[WorkTile, ...], group_count: int, deal: Deal) -> tuple[WorkTile, ...]:
+def dealt(cells: tuple[WorkTile, ...], group_count: int, order: BlockOrder) -> tuple[WorkTile, ...]:
     """Return the cells in the order in which they are dealt to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
     nearly the same work.
     """
-    if deal == "round_robin":
+    if order == "round_robin":
         return cells
     longest_first = sorted(cells, key=lambda c: c.first - c.last)
-    order: list[WorkTile] = []
+    ordered: list[WorkTile] = []
     for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
         one_each = longest_first[start : start + count]
-        order += one_each[::-1] if index % 2 else one_each
-    return tuple(order)
+        ordered += one_each[::-1] if index % 2 else one_each
+    return tuple(ordered)
 
 
 def kv_runs(

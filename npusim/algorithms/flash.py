@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
+from npusim.algorithms.tiling_mask import causal_mask
 from npusim.formats.exponential import LOG2_E
 
 if TYPE_CHECKING:
@@ -55,13 +57,13 @@ class FlashPrecision:
     """
 
     name: str
-    scores: str
-    softmax: str
-    exponential: str
-    operand: str
-    running: str
-    product: str
-    output: str
+    scores: str = "float32"
+    softmax: str = "float32"
+    exponential: str = "float32"
+    operand: str = "input"
+    running: str = "float32"
+    product: str = "float32"
+    output: str = "input"
     exp_variant: str = "exp.correct"
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
@@ -149,13 +151,21 @@ def attention_phase(
     kernel: Kernel,
     problem: Problem,
     sizes: tuple[int, int],
-    cells: tuple[WorkTile, ...],
-    tensors: AttentionTensors,
-    mask: Mask | None,
     p: Any,
+    *,
+    mask: Mask | Literal["causal"] | None = "causal",
+    cells: tuple[WorkTile, ...] = (),
+    tensors: AttentionTensors | None = None,
     **more: Any,
 ) -> Phase:
-    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes."""
+    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes.
+
+    By default it has the problem's own mask, visits what that shows of all blocks, and binds the call's own tensors.
+    """
+    if mask == "causal":
+        mask = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+    cells = cells or attention_cells(problem, *sizes)
+    tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     return kernel.phase(
         "attention", cells, spans, [tensors.o], q=tensors.q, k=tensors.k, v=tensors.v, mask=mask, p=p, **more

@@ -83,24 +83,24 @@ def conflicts(phase: Phase) -> Conflicts:
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
     bits = {n: 1 << i for i, n in enumerate(phase.names)}
-    found = dict.fromkeys(bits, 0)
+    met = dict.fromkeys(bits, 0)
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
-            before = _alive_before(accesses, after, found)
+            before = _alive_before(accesses, after, met)
             while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
                 after |= before
-                before = _alive_before(accesses, after, found)
+                before = _alive_before(accesses, after, met)
             after = before
-    return {n: {m for m in bits if found[n] & bits[m] or found[m] & bits[n]} for n in bits}
+    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
 
 
-def _alive_before(accesses: list[_Access], alive: int, found: dict[str, int]) -> int:
+def _alive_before(accesses: list[_Access], alive: int, met: dict[str, int]) -> int:
     """Return what is alive before a tile's accesses, given what is after them, and note conflicts."""
     for access in reversed(accesses):
         if access.dst:
-            found[access.dst] |= alive & ~access.shares
+            met[access.dst] |= alive & ~access.shares
         alive = alive & ~access.ends | access.reads
     return alive
 
@@ -111,29 +111,29 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
     def named(names: Iterable[str]) -> int:
         return reduce(or_, (bits.get(n, 0) for n in names), 0)
 
-    found = [_Access("", named(n for n in phase.tensors if is_visited(phase, n, loop.axis)), 0)]
+    accesses = [_Access("", named(n for n in phase.tensors if is_visited(phase, n, loop.axis)), 0)]
     for stage in loop.stages:
         stands = {} if is_taken else _stands(stage)
         for r in (r for r in stage.rows if is_taken or not r.only):
-            srcs, own, dst = [stands.get(s, s) for s in r.srcs], phase.names[r.dst], bits[r.dst]
-            same = srcs[0] in bits and phase.names[srcs[0]].fmt == own.fmt
+            srcs, written, dst = [stands.get(s, s) for s in r.srcs], phase.names[r.dst], bits[r.dst]
+            same = srcs[0] in bits and phase.names[srcs[0]].fmt == written.fmt
             shares = dst | (bits[srcs[0]] if same and r.opcode in (Opcode.CAST, Opcode.COPY) else 0)
             reads = named((*srcs, r.dst) if r.attributes.accumulate else srcs)
             if stage.is_product:  # what it reads is still there while it writes
-                found.append(_Access(r.dst, 0, reads, shares))
-            ends = 0 if r.attributes.accumulate or own.start is not None else dst
-            found.append(_Access(r.dst, ends, reads, shares))
-        found.append(_Access("", 0, named(n for n in stage.written if n in phase.tensors)))
-    return found
+                accesses.append(_Access(r.dst, 0, reads, shares))
+            ends = 0 if r.attributes.accumulate or written.start is not None else dst
+            accesses.append(_Access(r.dst, ends, reads, shares))
+        accesses.append(_Access("", 0, named(n for n in stage.written if n in phase.tensors)))
+    return accesses
 
 
 def _stands(stage: Stage) -> dict[str, str]:
     """Return the names that stand for another where a row is left out by its condition."""
-    found: dict[str, str] = {}
+    stands: dict[str, str] = {}
     for r in stage.rows:
         if r.only and r.dst not in r.srcs:
-            found[r.dst] = found.get(r.srcs[0], r.srcs[0])
-    return found
+            stands[r.dst] = stands.get(r.srcs[0], r.srcs[0])
+    return stands
 
 
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:

@@ -14,7 +14,7 @@ from npusim.algorithms.cells import grid, with_columns
 from npusim.algorithms.language import Value, exp, full, log, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
-from npusim.algorithms.split import cut_runs, tiles_of
+from npusim.algorithms.split import split_cells, tiles_of
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -113,18 +113,12 @@ def gemm_tiles(
     whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
     splits = min(splits, tiles_of(whole[0]))
     out: GlobalTensor | Stacked = c
-    cells = whole
     if splits > 1:
         parts = replace(c, name=f"{c.name}_parts", batch=c.batch * splits, fmt="float32", role="workspace")
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
-        cells = tuple(
-            replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
-            for cell in whole
-            for i, runs in enumerate(cut_runs(cell.runs, splits))
-        )
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
         label,
-        cells,
+        whole if splits == 1 else split_cells(whole, splits),
         {"m": m, "n": n, "k": k, "split": 1},
         [out],
         a=a,

@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Visit
 
-__all__ = [
-    "Event",
-    "Product",
-    "TileNumber",
-    "Trace",
-    "Transposed",
-    "Value",
-    "exp",
-    "fail",
-    "full",
-    "log",
-    "maximum",
-    "per_tile",
-    "tiles",
-    "where",
-]
-
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
@@ -614,11 +597,11 @@ def _line_of_store(frame: FrameType, name: str, line: int) -> int:
 
 @cache
 def _stores(code: CodeType) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    lines: dict[str, list[int]] = {}
     line = code.co_firstlineno
     for i in dis.get_instructions(code):
         line = (i.positions.lineno if i.positions else None) or line
         if i.opname.startswith("STORE_"):
             for n in i.argval if isinstance(i.argval, tuple) else (i.argval,):
-                found.setdefault(n, []).append(line)
-    return found
+                lines.setdefault(n, []).append(line)
+    return lines

@@ -145,8 +145,8 @@ class Kernel:
 
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
-        found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
-        return found[0] if len(found) == 1 else found or None
+        values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
+        return values[0] if len(values) == 1 else values or None
 
     def fail(self, why: str, at: Event | None = None) -> NoReturn:
         """Raise `ProgramError` with the file and line of an event, those of the kernel where there is none."""
@@ -166,24 +166,24 @@ def _listed(made: Any, loop: int | None) -> list[tuple[Any, int | None]]:
 
 def _yielded(made: Any, trace: Trace) -> list[tuple[Any, int | None]]:
     """Return what a kernel yields, each with the loop in which it does, and what it returns."""
-    found: list[tuple[Any, int | None]] = []
+    results: list[tuple[Any, int | None]] = []
     while True:
         try:
             tile = next(made)
         except StopIteration as end:
-            return found + _listed(end.value, None)
-        found += _listed(tile, trace.loop)
+            return results + _listed(end.value, None)
+        results += _listed(tile, trace.loop)
 
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a value of its own: operands, states and what is returned twice are copied to it."""
     if x.kind in ("row", "product") and x.state is None and x not in others:
         return x
-    own = Value(x.axes, x.fmt)
+    copied = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
-    trace.events.insert(last + 1, own.event)
-    return own
+    copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
+    trace.events.insert(last + 1, copied.event)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +291,9 @@ class _Lowering:
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
-        found = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
+        in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
-        return list(dict.fromkeys((*found, *states)))
+        return list(dict.fromkeys((*in_events, *states)))
 
     def _cut(self) -> list[list[Event]]:
         """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
@@ -379,15 +379,15 @@ class _Lowering:
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
-        found: dict[str, Name] = {}
+        names: dict[str, Name] = {}
         roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))
         for v in sorted(self.name_of, key=lambda v: (len(v.axes) == 1, ranks.get(v.kind, len(ranks)), self._born(v))):
             n = self.name_of[v]
-            if n not in found:
+            if n not in names:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                found[n] = Name(role, v.axes, v.fmt, v.start, label)
-        return found
+                names[n] = Name(role, v.axes, v.fmt, v.start, label)
+        return names
 
     def _born(self, v: Value) -> int:
         return -1 if v.event is None else self.at[v.event]
@@ -399,9 +399,9 @@ class _Lowering:
         used = set(self.kernel.results)
 
         def unique(base: str) -> str:
-            found = next(x for x in chain([base], (f"{base}_{i}" for i in count(2))) if x not in used)
-            used.add(found)
-            return found
+            name = next(x for x in chain([base], (f"{base}_{i}" for i in count(2))) if x not in used)
+            used.add(name)
+            return name
 
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
@@ -475,13 +475,13 @@ def _masked(e: Event) -> Value | None:
 
 def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
     """Return the events that read a value, or a cast of it to its own format: machines keep these in one place."""
-    names, found = {v}, []
+    names, readers = {v}, []
     for e in events:
         if names.intersection(e.read):
-            found.append(e)
+            readers.append(e)
             if e.opcode is O.CAST and e.dst.fmt == v.fmt:
                 names.add(e.dst)
-    return found
+    return readers
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:

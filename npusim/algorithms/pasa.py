@@ -129,10 +129,10 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
     entries round anew (16 at most).  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
-        found = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
-        if found == beta:
+        rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
+        if rounded == beta:
             break
-        beta = found
+        beta = rounded
     return beta
 
 
@@ -244,10 +244,10 @@ def pasa_attention(
         pasa_fixed if p.is_fixed_reference else pasa,
         problem,
         sizes,
-        cells,
-        tensors,
-        mask,
         p,
+        mask=mask,
+        cells=cells,
+        tensors=tensors,
         shift=shift,
         lowest=-float(get_format(p.vector).max_finite),
     )

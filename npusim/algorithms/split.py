@@ -97,19 +97,28 @@ def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...]
     """
     tiles = sum(run.count for run in runs)
     parts = min(parts, tiles)
-    found: list[tuple[TileRun, ...]] = []
+    cut: list[tuple[TileRun, ...]] = []
     left = list(runs)
-    for part in range(parts):
-        wanted, mine = tiles // parts + (part < tiles % parts), list[TileRun]()
+    for number in range(parts):
+        wanted, part = tiles // parts + (number < tiles % parts), list[TileRun]()
         while wanted:
             run = left.pop(0)
             count = min(run.count, wanted)
-            mine.append(replace(run, count=count))
+            part.append(replace(run, count=count))
             if count < run.count:
                 left.insert(0, replace(run, col=run.col + count * run.step, count=run.count - count))
             wanted -= count
-        found.append(tuple(mine))
-    return tuple(found)
+        cut.append(tuple(part))
+    return tuple(cut)
+
+
+def split_cells(cells: tuple[WorkTile, ...], splits: int) -> tuple[WorkTile, ...]:
+    """Return the cells in ``splits`` parts each along their runs, or as many as they have tiles."""
+    return tuple(
+        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
+        for cell in cells
+        for i, runs in enumerate(cut_runs(cell.runs, splits))
+    )
 
 
 def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
@@ -124,15 +133,10 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     target = whole.tensors["out"]
     assert isinstance(target, GlobalTensor)
     stacks = _stacks(target, splits, p.partial, 0)
-    cells = tuple(
-        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
-        for cell in whole.cells
-        for i, runs in enumerate(cut_runs(cell.runs, splits))
-    )
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention",
-        cells,
+        split_cells(whole.cells, splits),
         {**whole.sizes, "split": 1},
         list(stacks.values()),
         **tensors,
@@ -197,8 +201,8 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
 
     def stack(what: str, cols: int, fmt: str) -> Stacked:
         batch = target.batch * count
-        found = GlobalTensor(f"{what}{level or ''}", batch, target.heads, target.rows, cols, fmt, "workspace")
-        return Stacked("split", count, found)
+        tensor = GlobalTensor(f"{what}{level or ''}", batch, target.heads, target.rows, cols, fmt, "workspace")
+        return Stacked("split", count, tensor)
 
     return {"out": stack("o_part", target.cols, fmt), "lse": stack("lse", 1, EXACT)}
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Pricing
-    from npusim.ir.program import Body, Item, ProgramPhase, TileProgram
+    from npusim.ir.program import Body, Item, Pricing, ProgramPhase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 

@@ -62,13 +62,9 @@ class Automaton:
 
     ``alike`` names, by a piece's id, the one that stands for it.
 
-    Raises
-    ------
-    ProgramError
-        An operation that waits for one listed after it, or a loop that moves a ring's ends apart.
-    RaceError
-        A slot filled again before it was read, or read before it was filled, where no flag could
-        tell: between operations of one queue.
+    Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
+    `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
+    operations of one queue.
     """
 
     def __init__(

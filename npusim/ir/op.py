@@ -138,12 +138,12 @@ class TileOp:
 
     def ring_tiles(self) -> list[RingTile]:
         """Return every ring slot this operation touches or passes on."""
-        found = list(self.handshake)
+        tiles = list(self.handshake)
         for step in self.steps:
             if type(step.dst) is RingTile:
-                found.append(step.dst)
-            found.extend(s for s in step.srcs if type(s) is RingTile)
-        return found
+                tiles.append(step.dst)
+            tiles.extend(s for s in step.srcs if type(s) is RingTile)
+        return tiles
 
 
 def meets_l2(op: TileOp) -> bool:

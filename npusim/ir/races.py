@@ -118,15 +118,15 @@ class _Facts:
 
     def resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
         """Return a node's operations, what each place is called after it, and the agents that matter then."""
-        found = self._resolved.get(number)
-        if found is None:
+        resolved = self._resolved.get(number)
+        if resolved is None:
             node = self.automaton.nodes[number]
-            found = self._resolved[number] = (self._resolve(node), self.places.renamed(node), self._agents(node))
-        return found
+            resolved = self._resolved[number] = (self._resolve(node), self.places.renamed(node), self._agents(node))
+        return resolved
 
     def _resolve(self, node: Node) -> list[Resolved]:
         start, cursors = node.cursors, list(node.cursors)
-        found = []
+        resolved = []
         for position, op in enumerate(node.piece.operations):
             waits: list[tuple[int, int]] = []
             for index, first, _ in op.uses:
@@ -142,19 +142,19 @@ class _Facts:
             sets = tuple(e for e, _, last in op.uses if last)
             for endpoint in sets:
                 cursors[endpoint] += 1
-            found.append(Resolved(op, op.queue, tuple(waits), accesses, sets))
-        return found
+            resolved.append(Resolved(op, op.queue, tuple(waits), accesses, sets))
+        return resolved
 
     def _agents(self, node: Node) -> int:
         """Return the queues, and the flags that someone may still wait for after the node."""
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
-        found = (1 << self.queues) - 1
+        agents = (1 << self.queues) - 1
         for peer, (first, end) in enumerate(pairwise(self.flags)):
             awaited = (required_count(e, cursors[e.index]) for e in self.endpoints if peer in e.peers)
             oldest = max(0, min(awaited, default=0) - 1 - cursors[peer] + end - first)
             for agent in range(first + oldest, end):
-                found |= 1 << agent
-        return found
+                agents |= 1 << agent
+        return agents
 
     # ---------------------------------------------------------------- facts
 
@@ -477,7 +477,7 @@ class PlaceTable:
 
     def renamed(self, node: Node) -> list[int]:
         """Return each place as counted from where the rings stand after the node."""
-        found = list(range(len(self.dangers)))
+        names = list(range(len(self.dangers)))
         bases = {e.ring_number: self.automaton.bases[e.index] for e in self.automaton.endpoints}
         for ring, places in enumerate(self.rings):
             shift = node.advance[bases[ring]] if ring in bases else 0
@@ -486,28 +486,28 @@ class PlaceTable:
                 for slot in range(places.depth):
                     there = places.base + (slot - shift) % places.depth * count
                     at = places.base + slot * count
-                    found[at : at + count] = range(there, there + count)
-        return found
+                    names[at : at + count] = range(there, there + count)
+        return names
 
     def in_words(self, place: int) -> tuple[str, Use]:
         """Return a place's bytes in words, and its use."""
         for ring, places in zip(self.program.rings, self.rings, strict=True):
             if 0 <= place - places.base < places.depth * len(places.listed):
                 slot, use = divmod(place - places.base, len(places.listed))
-                found = places.listed[use]
-                if found.where.start < 0:  # type: ignore[union-attr]
-                    setter = self.automaton.endpoints[-1 - found.where.start]  # type: ignore[union-attr]
+                touch = places.listed[use]
+                if touch.where.start < 0:  # type: ignore[union-attr]
+                    setter = self.automaton.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
-                    return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", found)
+                    return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", touch)
                 start = ring.offset_bytes + slot * ring.slot_bytes
-                return _bytes_text(found.where, start, f"{ring.space} (ring {ring.name})"), found  # type: ignore[arg-type]
+                return _bytes_text(touch.where, start, f"{ring.space} (ring {ring.name})"), touch  # type: ignore[arg-type]
         for space, places in self.memories.items():
             if 0 <= place - places.base < len(places.listed):
-                found = places.listed[place - places.base]
-                return _bytes_text(found.where, 0, space), found  # type: ignore[arg-type]
-        found = self.regions.listed[place - self.regions.base]
-        region: GlobalTile = found.where  # type: ignore[assignment]
-        return f"{region.rows} x {region.cols} elements of tensor {region.tensor.name}", found
+                touch = places.listed[place - places.base]
+                return _bytes_text(touch.where, 0, space), touch  # type: ignore[arg-type]
+        touch = self.regions.listed[place - self.regions.base]
+        region: GlobalTile = touch.where  # type: ignore[assignment]
+        return f"{region.rows} x {region.cols} elements of tensor {region.tensor.name}", touch
 
 
 def _flag(setter: int) -> Bytes:
@@ -529,16 +529,16 @@ def _placed(places: Places, key: object) -> Iterator[tuple[int, tuple[int, ...]]
 def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
     """Fill in which uses must be ordered: of different queues, on common bytes, one of them a write."""
     count = len(places.listed)
-    found: list[list[int]] = [[] for _ in range(count)]
+    conflicts: list[list[int]] = [[] for _ in range(count)]
     for i, a in enumerate(places.listed):
         for j in range(i):
             b = places.listed[j]
             if a.queue == b.queue or not (a.is_write or b.is_write):
                 continue
             if (a.owner < 0 or a.owner != b.owner) and meet(a, b):
-                found[i].append(j)
-                found[j].append(i)
-    places.conflicts = [tuple(f) for f in found]
+                conflicts[i].append(j)
+                conflicts[j].append(i)
+    places.conflicts = [tuple(f) for f in conflicts]
 
 
 def ring_bytes(ring: Ring) -> Bytes:

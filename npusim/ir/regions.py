@@ -43,14 +43,9 @@ class Touched:
 def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
     """Return the tensors that queues of one block contend for (happens-before decides on them).
 
-    Raises
-    ------
-    ProgramError
-        A region of a tensor that may be written runs out of its head.
-    RaceError
-        Two blocks touch common elements of a tensor and one of them writes.
-    OpaqueError
-        A region of a tensor that the phase writes is no sum of coordinates.
+    Raises `ProgramError`: a region of a tensor that may be written runs out of its head; `RaceError`: two blocks touch
+    common elements of a tensor and one of them writes; `OpaqueError`: a region of a tensor that the phase writes is no
+    sum of coordinates.
     """
     ranges: Ranges = {}
     by_tensor: dict[str, list[Touched]] = defaultdict(list)
@@ -228,10 +223,10 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
 
 def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
     """Group regions of a shape that are read, or written, at the same coordinates but for a constant."""
-    found: dict[object, list[Touched]] = defaultdict(list)
+    groups: dict[object, list[Touched]] = defaultdict(list)
     for t in touched:
-        found[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
-    return list(found.values())
+        groups[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
+    return list(groups.values())
 
 
 def _evaluated(

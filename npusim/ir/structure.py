@@ -216,20 +216,17 @@ class Builder:
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase; ``one_by_one``: a shape a block, with its coordinates as numbers.
 
-        Raises
-        ------
-        ProgramError
-            An operation that no queue or ring of the program can take, that writes a tensor which is
-            not to be written or leaves its slot, or a body that looks at what it must not depend on.
+        Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
+        not to be written or leaves its slot, or a body that looks at what it must not depend on.
         """
         numbers: dict[Hashable, list[int]] = {}
         for number, block in enumerate(phase.blocks):
             numbers.setdefault(phase.shape(block), []).append(number)
         self._bodies = {}
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for same in numbers.values():
-            found += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
-        return found
+            shapes += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
+        return shapes
 
     def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         blocks = [phase.blocks[n] for n in numbers]
@@ -249,17 +246,17 @@ class Builder:
 
     def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         """Build blocks that cannot be told apart by coordinates alone, each by itself, and compare them."""
-        found = []
+        shapes = []
         for number in numbers:
             self._block = phase.blocks[number]
             parts = tuple(self._parts(phase.body(self._block)))
-            found.append(Shape(parts, [number], {}))
-            if parts != found[0].parts:
+            shapes.append(Shape(parts, [number], {}))
+            if parts != shapes[0].parts:
                 raise ProgramError(
                     f"{self.program.name}: phase {phase.name}: blocks {phase.blocks[numbers[0]]} and {self._block} "
                     f"have one shape, {phase.shape(self._block)}, but not the same operations"
                 )
-        return found
+        return shapes
 
     # ---------------------------------------------------------------- items
 
@@ -300,8 +297,8 @@ class Builder:
             parts = self._body(loop, Body(body.function, body.static, at), [index, *symbols])
             known[key] = parts, symbols, index
         parts, symbols, index = known[key]
-        given = tuple(zip(symbols, numbers_of(body.at), strict=True))
-        return LoopPart(loop.name, loop.indices, parts, index, given)
+        values = tuple(zip(symbols, numbers_of(body.at), strict=True))
+        return LoopPart(loop.name, loop.indices, parts, index, values)
 
     def _body(self, loop: Loop, body: Any, symbols: Sequence[Symbol]) -> tuple[Part, ...]:
         """Return a body's parts for an opaque index, the first of ``symbols``."""
@@ -488,8 +485,8 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
         places.append((op, slots, tiles))
         for endpoint, _, last in op.uses:
             turns[endpoint] += last
-    hulls = {key: _hull(found) for key, found in held.items()}
-    spans = {key: _joined(found) for key, found in kept.items()}
+    hulls = {key: _hull(accesses) for key, accesses in held.items()}
+    spans = {key: _joined(accesses) for key, accesses in kept.items()}
     for op, slots, tiles in places:
         yield replace(
             op,
@@ -498,21 +495,21 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
         )
 
 
-def _hull(found: Sequence[Bytes]) -> Bytes:
+def _hull(runs: Sequence[Bytes]) -> Bytes:
     """Return one run of bytes around all."""
-    first = found[0]
-    if all(f == first for f in found):
+    first = runs[0]
+    if all(f == first for f in runs):
         return first
-    start, end = min(f.start for f in found), max(f.end for f in found)
+    start, end = min(f.start for f in runs), max(f.end for f in runs)
     return Bytes(start, end - start, end - start, 1)
 
 
-def _joined(found: Iterable[Bytes]) -> dict[Bytes, Bytes]:
+def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
     """Return for each run of bytes those that it makes one run with, touching or overlapping."""
     joined: dict[Bytes, Bytes] = {}
     group: list[Bytes] = []
     end = 0
-    for where in sorted(set(found), key=lambda b: (b.start, b.end)):
+    for where in sorted(set(runs), key=lambda b: (b.start, b.end)):
         if group and where.start > end:
             joined |= dict.fromkeys(group, _hull(group))
             group = []
@@ -544,7 +541,7 @@ def alike(program: TileProgram, shapes: Iterable[Shape], contested: frozenset[st
         within = [r for r in program.rings if r.space == space]
         whole = [(-1, True, Bytes(r.offset_bytes, r.depth * r.slot_bytes, r.depth * r.slot_bytes, 1)) for r in within]
         spaces[space] = _classes([*uses, *whole])
-    found: dict[Hashable, Piece] = {}
+    representatives: dict[Hashable, Piece] = {}
     same = {}
     for number, piece in pieces.items():
         key: Hashable = tuple(
@@ -558,18 +555,18 @@ def alike(program: TileProgram, shapes: Iterable[Shape], contested: frozenset[st
         )
         if contested and any(a.region.tensor.name in contested for op in piece.operations for a in op.regions):
             key = number
-        same[number] = found.setdefault(key, piece)
+        same[number] = representatives.setdefault(key, piece)
     return same
 
 
 def _classes(uses: Sequence[tuple[int, bool, Bytes]]) -> dict[tuple[int, bool, Bytes], int]:
     """Return a number for each use, the same for those of one queue that meet the same others."""
     numbers: dict[Hashable, int] = {}
-    found = {}
+    classes = {}
     for use in uses:
         queue, is_write, where = use
         met = tuple(
             n for n, (q, w, other) in enumerate(uses) if q != queue and (w or is_write) and where.overlaps(other)
         )
-        found[use] = numbers.setdefault((queue, is_write, met), len(numbers))
-    return found
+        classes[use] = numbers.setdefault((queue, is_write, met), len(numbers))
+    return classes

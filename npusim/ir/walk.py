@@ -26,8 +26,8 @@ from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npusim.ir.cost import Cost
     from npusim.ir.op import TileOp
+    from npusim.ir.program import Cost
     from npusim.ir.tile import RingTile, Tile
 
 Path = tuple[tuple[str, int], ...]
@@ -54,13 +54,13 @@ class Endpoint:
 
 def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     """Return every endpoint of the program's rings, producers before consumers ring by ring."""
-    found: list[Endpoint] = []
+    endpoints: list[Endpoint] = []
     for number, ring in enumerate(program.rings):
-        first = len(found)
+        first = len(endpoints)
         sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
         for offset, (queue, is_producer) in enumerate(sides):
             peers = tuple(first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue)
-            found.append(
+            endpoints.append(
                 Endpoint(
                     first + offset,
                     ring.name,
@@ -74,16 +74,16 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
                     number,
                 )
             )
-    return tuple(found)
+    return tuple(endpoints)
 
 
 def givers(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
-    listed, found = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
+    listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:
         if e.peers:
-            found.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
-    return found
+            producers.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
+    return producers
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,16 @@ class Walker:
 
         Raises `ProgramError` where its queue is no producer or consumer of a ring it works on.
         """
-        found: dict[int, tuple[bool, bool]] = {}
+        handshakes: dict[int, tuple[bool, bool]] = {}
         for tile in op.ring_tiles():
             side = (tile.ring.name, op.queue, tile.is_producer)
             index = self._by_side.get(side)
             if index is None:
                 role = "producer" if tile.is_producer else "consumer"
                 raise ProgramError(f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}")
-            first, last = found.get(index, (False, False))
-            found[index] = (first or tile.first, last or tile.last)
-        return found
+            first, last = handshakes.get(index, (False, False))
+            handshakes[index] = (first or tile.first, last or tile.last)
+        return handshakes
 
 
 def required_count(endpoint: Endpoint, generation: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.cells import attention_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.fp8 import E4M3, E4M3_MAX, LOWEST, MAX_SCALE, Fp8Precision, fp8, widened
 from npusim.config.tiling import Field
@@ -19,7 +19,7 @@ from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS
 from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import Blocks, causal_mask, schedule
+from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -67,12 +67,13 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     """Return what is to be said of the inputs and the scale; raise `TilingError` for what is not there."""
     if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
         raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
-    said = [f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it"]
-    said = said if p.scale > E4M3_MAX else []
+    notes = []
+    if p.scale > E4M3_MAX:
+        notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
     if device.family == "ascend":
         if problem.dtype == E4M3 and not _has_fp8(device):
             raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
-        return tuple(said)
+        return tuple(notes)
     if device.is_timed and not _has_fp8(device):
         raise TilingError(
             f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
@@ -84,8 +85,8 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
             "or as float32 to isolate the cast of P"
         )
     if problem.dtype != E4M3:
-        said.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
-    return tuple(said)
+        notes.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
+    return tuple(notes)
 
 
 def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any) -> Phases:
@@ -93,21 +94,17 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
 
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.
     """
-    said, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
+    notes, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
     p = widened(precision, problem.dtype)
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
-    cells = attention_cells(problem, *sizes, is_reverse=p.is_reverse)
-    tensors = attention_tensors(problem, p.output)
     factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
     phase = attention_phase(
         fp8,
         problem,
         sizes,
-        cells,
-        tensors,
-        causal_mask(problem, sizes),
         p,
+        cells=attention_cells(problem, *sizes, is_reverse=p.is_reverse),
         scale=problem.score_scale * factor,
         start=LOWEST if problem.causal and p.is_reverse else -math.inf,
         p_scale=p_scale,
@@ -115,7 +112,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
     )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
-    return [replace(phase, notes=said, slice_elements=SLICE_ELEMENTS // 2)]
+    return [replace(phase, notes=notes, slice_elements=SLICE_ELEMENTS // 2)]
 
 
 def _has_fp8(device: DeviceSpec) -> bool:

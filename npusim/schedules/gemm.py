@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
 
-STORED = FlashPrecision(
-    "stored",
-    scores="input",
-    softmax="float32",
-    exponential="float32",
-    operand="input",
-    running="float32",
-    product="input",
-    output="input",
-)
+STORED = FlashPrecision("stored", scores="input", product="input")
 
 
 def needs_groups(device: DeviceSpec) -> str:
@@ -63,11 +54,11 @@ class GemmFields(Tiling):
 def swizzled(cells: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
 
-    def place(cell: WorkTile) -> tuple[int, ...]:
+    def order(cell: WorkTile) -> tuple[int, ...]:
         (_, row, _), (_, col, _) = cell.spans
         return cell.batch, cell.head, row // (rows * together), col, row
 
-    return tuple(sorted(cells, key=place)) if together > 1 else cells
+    return tuple(sorted(cells, key=order)) if together > 1 else cells
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:

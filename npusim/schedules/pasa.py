@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
+from npusim.algorithms.tiling_mask import causal_mask
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import Blocks, causal_mask, schedule
+from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -166,12 +167,12 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
 
 
-def _prepared(given: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
+def _prepared(inputs: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
     """Return what is done to the inputs first, and the tensors that the other phases read."""
     phases, changed = [], {}
     serves: tuple[Serves, ...] = ("rows", "kv_head", "kv_head")
     for n, factor, who in zip("qkv", (scale, None, None), serves, strict=True):
-        tensor: GlobalTensor = getattr(given, n)
+        tensor: GlobalTensor = getattr(inputs, n)
         if tensor.fmt == fmt and factor is None:
             continue
         changed[n] = _workspace(tensor, f"{tensor.name}_prepared", fmt)
@@ -188,7 +189,7 @@ def _prepared(given: AttentionTensors, fmt: str, scale: float | None) -> tuple[l
                 serves=who,
             )
         )
-    return phases, replace(given, **changed)
+    return phases, replace(inputs, **changed)
 
 
 def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:

@@ -47,13 +47,8 @@ def for_inputs(precision: PrecisionType, fmt: str) -> PrecisionType:
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
-    Raises
-    ------
-    SpecError
-        Unknown preset or field (names those there are), two presets, a field twice, or text that is
-        no value of the field.
-    FormatError
-        A field is set to an unknown number format or matrix arithmetic.
+    Raises `SpecError`: unknown preset or field (names those there are), two presets, a field twice, or text that is no
+    value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
     """
     names, changes = list[str](), dict[str, str]()
     for part in text.split(","):

@@ -21,12 +21,12 @@ from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import has_concurrent_warp_groups
 from npusim.machines.sm.fields import SmFields
-from npusim.schedules.define import FlashTiling, causal_mask, schedule
+from npusim.schedules.define import FlashTiling, schedule
 from npusim.schedules.flash import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Mask, Phase, WorkTile
+    from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
@@ -55,15 +55,13 @@ class GpuSplitTiling(_Splits, SmFields):
 @lru_cache(maxsize=4)  # of phases
 def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_packed: bool) -> Phase:
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
-    if is_packed:
-        cells = packed_cells(problem, sizes)
-        mask: Mask | None = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
-    else:
-        mask = causal_mask(problem, sizes)  # what does not fit it is said before cells are made
-        cells = attention_cells(problem, *sizes)
-    tensors = attention_tensors(problem, p.output, problem.group_size if is_packed else 1)
     scale = problem.scale * exponent_factor(p.exp_variant)
-    return attention_phase(flash, problem, sizes, cells, tensors, mask, p, scale=scale)
+    if not is_packed:
+        return attention_phase(flash, problem, sizes, p, scale=scale)
+    cells = packed_cells(problem, sizes)
+    mask = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
+    tensors = attention_tensors(problem, p.output, problem.group_size)
+    return attention_phase(flash, problem, sizes, p, mask=mask, cells=cells, tensors=tensors, scale=scale)
 
 
 def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
@@ -143,7 +141,7 @@ MERGE, MERGED_SPLIT = 1100, 390
 MOST = 128
 
 
-class _Reckoned:
+class _CallTime:
     """What an attention takes by its number of splits."""
 
     def __init__(self, device: DeviceSpec, phase: Phase, fan: int | None) -> None:
@@ -169,9 +167,9 @@ class _Reckoned:
 
     def _together(self, blocks: int, splits: int) -> float:
         """Return the cycles of so many blocks that run at a time."""
-        own = ceil_div(self.tiles, splits) * self.tile * (PAIR if blocks > self.groups else 1)
+        alone = ceil_div(self.tiles, splits) * self.tile * (PAIR if blocks > self.groups else 1)
         shared = blocks * self.mean / splits * self.memory
-        return self.cell + float((own**POWER + shared**POWER) ** (1 / POWER))
+        return self.cell + float((alone**POWER + shared**POWER) ** (1 / POWER))
 
     def times_s(self, splits: int) -> tuple[float, float]:
         """Return the times of a call and of its cores; of an untimed device both are its cores'."""
@@ -195,8 +193,8 @@ def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
     ``phase`` is the attention before it is split; ``fan``: how many partial outputs a step of the
     merge takes in, None for all.  A call's time is what a run states as its latency.
     """
-    reckoned = _Reckoned(device, phase, fan)
-    return min(range(1, min(MOST, reckoned.tiles) + 1), key=reckoned.times_s)
+    estimate = _CallTime(device, phase, fan)
+    return min(range(1, min(MOST, estimate.tiles) + 1), key=estimate.times_s)
 
 
 # ---------------------------------------------------------------- the schedule
@@ -204,7 +202,7 @@ def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 
 def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
     """Return FlashAttention-2 cut along the keys, and the merge of what splits leave."""
-    sizes, group, said = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
+    sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
         cells, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, sizes[1])
@@ -212,17 +210,17 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     whole = _whole(problem, sizes, p, is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
-        said = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
+        notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     if splits == "auto":
         splits = best_splits(machine.device, whole, FAN[tiling.merge])
-        said = (*said, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
+        notes = (*notes, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
     if splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
             "at most, or a smaller block_kv"
         )
     first, *rest = split_kv(whole, splits, tiling.merge, p, machine.places)
-    return [replace(first, notes=said) if said else first, *rest]
+    return [replace(first, notes=notes) if notes else first, *rest]
 
 
 SCHEDULES = schedule(

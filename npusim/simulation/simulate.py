@@ -13,7 +13,7 @@ from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import ModelProblem, Problem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.errors import SpecError
-from npusim.ir.check import FlagBudget, check
+from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.schedules import find_schedule, is_of_models
@@ -138,7 +138,7 @@ def _computed(plan: Plan, program: TileProgram) -> dict[str, Any]:
     program = warmed(program, device) if r.warm else program
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     with with_origin(plan.schedule.origin):
-        check(program, flag_budget(device))
+        check(program, device.flags)
 
     def timed() -> TimingResult | None:
         with_origin = (r.method, groups, r.progress, r.window)
@@ -307,16 +307,6 @@ def _name(schedule: str, title: str, problem: AnyProblem) -> str:
     if isinstance(problem, Problem):
         return f"{schedule}-{title}-{problem.seq_kv}"
     return f"{schedule}-{problem.flops() or 'bytes'}"
-
-
-def flag_budget(device: DeviceSpec) -> FlagBudget | None:
-    """Return how many flags the device has, for ``ir.check``; None where its file does not say."""
-    flags = device.flags
-    if flags is None:
-        return None
-    return FlagBudget(
-        flags.usable_event_ids_count.value, flags.cross_core_ids_count.value, flags.cross_core_counter_max_count.value
-    )
 
 
 def _problem(request: Request, load: Workload, given: Mapping[str, NDArray[Any]] | None) -> Problem:

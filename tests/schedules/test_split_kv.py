@@ -29,7 +29,6 @@ from npusim.schedules import find_schedule
 from npusim.schedules.flash import PRECISIONS
 from npusim.schedules.precision import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,7 +227,7 @@ def test_ragged_causal_programs_pass_every_check(hw: str) -> None:
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=150, seq_kv=333, head_dim=64, causal=True)
     for merge in ("sequential", "tree"):
         program = program_of(problem, hw, block_kv=64, splits=3, merge=merge)
-        check(program, flag_budget(load_device(hw)))
+        check(program, load_device(hw).flags)
 
 
 def test_log_sum_exp_in_a_half_attention_stays_single() -> None:
@@ -417,7 +416,7 @@ def test_causal_queries_of_several_heads_are_packed_to_the_bit(hw: str) -> None:
         assert [b.rows for b in both[0].phases[0].blocks[::3]][:3] == [15, 15, 5]
     assert np.array_equal(*(bits(problem, p) for p in both))
     for program in both:
-        check(program, flag_budget(load_device(hw)))
+        check(program, load_device(hw).flags)
 
 
 def test_packing_is_chosen_where_it_pays() -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, WarpIssue
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost, Share
 from npusim.ir.op import Opcode
+from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.plan import ALU, FMA, LSU, MUFU, SPILL, TENSOR, WARPS
