@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-__all__ = ["Itself", "exact", "interned", "memo", "methods_of", "uncollected"]
-
 
 class Itself:
     """Stands for an object too large to be compared: equal where it is the same one."""
