@@ -207,7 +207,6 @@ class Builder:
     def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
         self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
-        self._queues = {q.name: number for number, q in enumerate(program.queues)}
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, int] = {}
         self._tensors = dict(program.tensors)
@@ -322,7 +321,7 @@ class Builder:
     def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
         try:
             uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
-            queue = self._queues[op.queue]
+            queue = self.walker.queues[op.queue]
             ends = (self.walker.endpoints[e] for e, _, _ in uses)
             sides = {(e.ring_number, e.is_producer): e.index for e in ends}
             slots: dict[RingAccess, None] = {}
@@ -344,7 +343,7 @@ class Builder:
                     elif kind is GlobalTile:
                         regions += self._region(operand, is_write)  # type: ignore[arg-type]
         except KeyError:
-            known = ", ".join(self._queues)
+            known = ", ".join(self.walker.queues)
             raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
         except ProgramError as error:
             if isinstance(error, OpaqueError):

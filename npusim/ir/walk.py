@@ -127,7 +127,7 @@ class Walker:
             raise ProgramError(
                 f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
-        self._queues = {q.name: i for i, q in enumerate(program.queues)}
+        self.queues = {q.name: i for i, q in enumerate(program.queues)}
         self.ends = ends_of(program)
         self.cursors = [0] * len(self.endpoints)
 
@@ -145,7 +145,7 @@ class Walker:
             if last:
                 cursors[index] = generation + 1
                 sets.append(index)
-        return ResolvedOp(op, self._queues[op.queue], tuple(waits), tuple(sets), generations, path)
+        return ResolvedOp(op, self.queues[op.queue], tuple(waits), tuple(sets), generations, path)
 
     def handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
         """Return ``{endpoint: (waits, hands on)}`` of one operation.
@@ -290,7 +290,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
         if last:
             cursors[index] += 1
             sets.append(index)
-    return OpTemplate(op, walker._queues[op.queue], tuple(waits), tuple(sets))
+    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets))
 
 
 class Templates:

@@ -12,8 +12,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import attention_cells
-from npusim.algorithms.flash import attention_phase, exponent_factor
-from npusim.algorithms.fp8 import E4M3, E4M3_MAX, LOWEST, MAX_SCALE, Fp8Precision, fp8, widened
+from npusim.algorithms.flash import (
+    E4M3,
+    E4M3_MAX,
+    LOWEST,
+    MAX_SCALE,
+    Fp8Precision,
+    attention_phase,
+    exponent_factor,
+    fp8,
+)
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend import SLICE_ELEMENTS
@@ -95,7 +103,12 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.
     """
     notes, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
-    p = widened(precision, problem.dtype)
+    if precision.operand not in (E4M3, problem.dtype):
+        raise TilingError(
+            f"operand: P in {precision.operand}, but the matrix unit reads it beside V in {problem.dtype}; "
+            f"use operand={problem.dtype} or leave it out"
+        )
+    p = replace(precision, operand=problem.dtype)  # of the same values where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
