@@ -229,13 +229,10 @@ def attention(
         known |= given(problem, tiling, p) if given else {}
         if score:  # hooks see scores as they are; log2 e comes after them
             known |= {"scale": problem.scale, "score_factor": factor}
+        pairs = 0
         if sees:
-            which = sees(problem, tiling), problem.seq_q, problem.seq_kv
-            pairs = seen(*which)
-            _check_sees(called, pairs)
-            # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
-            known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
-            known |= {"mask": SeenMask(*which), "cells": seen_cells(problem, *sizes, pairs)}
+            visible, pairs = _visible(called, sees(problem, tiling), problem, sizes, p)
+            known |= visible
         else:
             known["mask"] = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
             known["cells"] = attention_cells(problem, *sizes)
@@ -243,7 +240,7 @@ def attention(
         if len(phase.loops) > 1:
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
-        return replace(phase, flops=problem.flops_of(int(pairs.sum()))) if sees else phase
+        return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         kept = tiling if sees or given else None  # what no field of the tiling changes is made once
@@ -258,10 +255,18 @@ def attention(
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
 
-def _check_sees(called: str, mask: Any) -> None:
-    """Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by."""
-    if not (sighted := mask.any(axis=1)).all():
+def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:
+    """Return the mask, blocks and starts of an attention in which ``sees`` says who sees whom, and how many pairs do.
+
+    Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by.
+    """
+    pairs = seen(sees, problem.seq_q, problem.seq_kv)
+    if not (sighted := pairs.any(axis=1)).all():
         raise TilingError(f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one")
+    # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
+    starts = -float(get_format(p.softmax).max_finite), 0.0
+    mask = SeenMask(sees, problem.seq_q, problem.seq_kv)
+    return {"mask": mask, "cells": seen_cells(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
