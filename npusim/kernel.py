@@ -34,7 +34,7 @@ from npusim.algorithms.phase import (
     choose,
 )
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.tiling_mask import TilingMask, causal_mask
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
