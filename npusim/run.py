@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns, pipes_frame
@@ -12,21 +12,13 @@ from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
 from npusim.report.trial import Trial
 from npusim.simulation import result as run_result
-from npusim.simulation.request import Layout, Request
+from npusim.simulation.request import Request, RunOptions, takes_options
 from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from npusim.config.device import DeviceSpec
-    from npusim.config.node import NodeSpec
-    from npusim.config.problem import AnyProblem, Dtype
-    from npusim.config.tiling import Tiling
-    from npusim.config.workload import Workload
-    from npusim.numerics.evaluate import Choice
     from npusim.report.text import Block
     from npusim.simulation.sensitivity import Sensitivity
 
@@ -69,42 +61,8 @@ class RunResult(run_result.RunData):
         return run_table(record_of(self), Trial(self))
 
 
-def run(
-    schedule: str,
-    *,
-    hw: str | Path | DeviceSpec | NodeSpec | None = None,
-    workload: str | Path | Workload | None = None,
-    problem: AnyProblem | None = None,
-    seq: int | None = None,
-    seq_q: int | None = None,
-    seq_kv: int | None = None,
-    batch: int | None = None,
-    tensor_parallel: int | None = None,
-    causal: bool | None = None,
-    dtype: Dtype | None = None,
-    phase: Literal["prefill", "decode"] | None = None,
-    ignore: Collection[str] = (),
-    tiling: Mapping[str, object] | Tiling | None = None,
-    precision: str | None = None,
-    arithmetic: str | None = None,
-    tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
-    prefix: str = "",
-    layout: Layout = "bnsd",
-    numerics: bool = True,
-    rows: Choice = "sample",
-    heads: Choice = "sample",
-    seed: int | None = None,
-    warm: bool = False,
-    eager: bool = False,
-    method: str = "auto",
-    trace_groups: str | Sequence[int] = (0,),
-    window: tuple[float, float] | None = None,
-    overrides: Mapping[str, object] | None = None,
-    diagnose: bool = False,
-    presets: bool = False,
-    limit_s: float | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> RunResult:
+@takes_options(RunOptions)
+def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     """Predict bits and cycles of one schedule on one device.
 
     Parameters
@@ -189,5 +147,4 @@ def run(
     >>> result.problem.seq_q, result.tiling.block_kv
     (256, 128)
     """
-    # The arguments, and nothing else yet: they are the fields of a request.
-    return RunResult(**vars(run_request(Request.of(locals()))))
+    return RunResult(**vars(run_request(Request(schedule, **options))))

@@ -64,7 +64,6 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("machines", "numerics"): frozenset(),
     ("machines", "timing"): frozenset(),
     ("machines", "node"): frozenset(),
-    ("node", "numerics"): frozenset(),
     ("node", "timing"): frozenset({"npusim.timing.link", "npusim.timing.result"}),
 }
 

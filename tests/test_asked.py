@@ -16,8 +16,8 @@ from npusim.errors import NpusimError
 from npusim.explore import explore
 from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulation.plan import target_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request
-from npusim.simulation.simulate import what_is_there
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def test_options_that_nothing_reads_are_refused(what: dict[str, Any], options: d
 
 def test_every_need_of_an_option_is_one_that_a_run_has_or_has_not() -> None:
     assert {need for option in OPTIONS.values() for need in option.needs} == set(NEEDS)
-    everything = what_is_there(Request("flash"), has_bits=True) | {"tensors"}
+    everything = target_of(Request("flash"), has_bits=True).features | {"tensors"}
     assert everything == set(NEEDS)
 
 

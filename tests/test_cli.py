@@ -376,7 +376,7 @@ def test_unwritable_folder_is_refused_before_the_simulation(elsewhere: Path, mon
     def never(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr(importlib.import_module("npusim.simulation.simulate"), "run_request", never)
+    monkeypatch.setattr(importlib.import_module("npusim.simulation.simulate"), "run_plan", never)
     assert "file" in _error("run", "flash", "--out", "file/a")
     (elsewhere / "mine").mkdir()
     (elsewhere / "mine" / "thesis.tex").write_text("")
@@ -628,7 +628,7 @@ def test_what_the_machine_refuses_is_an_error_too(
     def refuse(*_: object, **__: object) -> None:
         raise fault
 
-    monkeypatch.setattr(importlib.import_module("npusim.simulation.simulate"), "run_request", refuse)
+    monkeypatch.setattr(importlib.import_module("npusim.simulation.simulate"), "run_plan", refuse)
     result = _npusim("run", "flash", "--no-save")
     assert result.exit_code == 2
     assert result.stderr.startswith(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, get_args
 
 import pytest
@@ -21,25 +21,28 @@ from npusim.config.tiling import build_tiling
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
 from npusim.schedules import find_schedule
-from npusim.simulation.request import NEEDS, OPTIONS, Request, command
+from npusim.simulation.plan import Plan, plan_of
+from npusim.simulation.request import NEEDS, OPTIONS, Request, RunOptions, command
 from npusim.simulation.simulate import run_request
 
 #: What `npusim.explore` has besides what it asks for.
-OF_A_SEARCH = {
-    "fields",
-    "jobs",
-    "cluster",
-    "out",
-    "resume",
-    "auto",
-    "exhaustive",
-    "pareto",
-    "max_rmse",
-    "finite",
-    "on_outcome",
-    "studies",
-    "check_all",
-}
+OF_A_SEARCH = frozenset(
+    [
+        "fields",
+        "jobs",
+        "cluster",
+        "out",
+        "resume",
+        "auto",
+        "exhaustive",
+        "pareto",
+        "max_rmse",
+        "finite",
+        "on_outcome",
+        "studies",
+        "check_all",
+    ]
+)
 
 
 def arguments(function: Any) -> dict[str, object]:
@@ -52,6 +55,8 @@ def defaults() -> dict[str, object]:
 
 def test_the_arguments_of_run_are_the_fields_of_a_request() -> None:
     assert arguments(npusim.run) == defaults()
+    types = {name: hint.__forward_arg__ for name, hint in RunOptions.__annotations__.items()}
+    assert {"schedule": "str", **types} == {f.name: f.type for f in fields(Request)}
 
 
 def test_the_arguments_of_explore_are_fields_of_a_request() -> None:
@@ -140,21 +145,20 @@ def test_a_tiling_field_passes_seven_functions_from_the_command_line_to_a_tile()
         CliRunner().invoke(app, f"run flash -t block_kv={value} --seq 300 --no-numerics --no-save".split())
     finally:
         sys.setprofile(None)
-    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "run_request", "run"]
+    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "run_plan", "run"]
 
 
 def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option through the command line arrives in its field, read."""
     found: list[Request] = []
 
-    def caught(request: Request) -> None:
-        found.append(request)
+    def caught(plan: Plan) -> None:
+        found.append(plan.request)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["npusim.simulation.simulate"], "run_request", caught)
-    monkeypatch.setattr(
-        sys.modules["npusim.simulation.simulate"], "what_is_there", lambda request, has_bits: frozenset(NEEDS)
-    )
+    any_plan = replace(plan_of(Request("flash", seq=256)), features=frozenset(NEEDS))
+    monkeypatch.setattr(sys.modules["npusim.simulation.plan"], "plan_of", lambda r: replace(any_plan, request=r))
+    monkeypatch.setattr(sys.modules["npusim.simulation.simulate"], "run_plan", caught)
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "

@@ -10,6 +10,7 @@ import typer
 
 from npusim import __version__
 from npusim.cli import check, compare, diff, explore, guide, hw, invariant, layout, new, report, run, validate, workload
+from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
 from npusim.errors import CheckFailedError, NpusimError
@@ -77,9 +78,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
+    version: Annotated[bool, o.option("--version", "Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Read the options that stand before a verb."""
 

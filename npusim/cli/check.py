@@ -4,8 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document
 from npusim.cli.help import Verbs
@@ -41,20 +39,13 @@ And one of a decision: which schedule and tile wins a space:
   - {schedule: flash, fields: {block_kv: [128, 256, 512]}}
   - {schedule: pasa, fields: {block_kv: [128, 256]}}"""
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of baselines (*.yaml), or one.")]
-Tolerance = Annotated[
-    str, typer.Option("--tolerance", metavar="SHARE", help="What cycles may differ, and a winner lose by: 1%, or 0.01.")
-]
-Update = Annotated[
-    bool, typer.Option("--update", show_default=False, help="Write what the cases give today into their files.")
-]
+Folder = Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one.")]
+Tolerance = Annotated[str, o.option("--tolerance SHARE", "What cycles may differ, and a winner lose by: 1%, or 0.01.")]
+Update = Annotated[bool, o.option("--update", "Write what the cases give today into their files.")]
 Reason = Annotated[
     str,
-    typer.Option(
-        "--reason",
-        metavar="TEXT",
-        show_default=False,
-        help="Why: kept in the files. Without one, nothing that was accepted is replaced.",
+    o.option(
+        "--reason TEXT", "Why: kept in the files. Without one, nothing that was accepted is replaced.", shown=False
     ),
 ]
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, show_markdown, working
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import SpecError
-from npusim.simulation.request import Request, refuse
+from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,17 +24,12 @@ _FILES = (".json", ".csv", ".yaml")
 
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN...",
-        show_default=False,
-        help="Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run.",
+    o.argument(
+        "RUN...", "Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run."
     ),
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.", show_default=False)]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", show_default=False, help="Write a page too. Needs npusim[report]."),
-]
+Markdown = Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")]
+Html = Annotated[Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)]
 
 
 @app.verb(
@@ -48,7 +41,7 @@ Html = Annotated[
     ("npusim compare pasa flash --html page.html", "and a page to look at"),
     ("npusim compare a/result.json b/result.json --json", "the same for a script"),
 )
-@o.takes("trace_groups", "window", "presets", "diagnose", own_first=True, schedule=False)
+@o.takes(BitsOptions, own_first=True, schedule=False)
 def compare(
     request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
 ) -> None:
@@ -97,7 +90,7 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
 
     asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
     if all(isinstance(one, Path) for one in asked):
-        refuse(base.given(), "runs that were kept are not run again; leave these options out")
+        refuse(base.changed(), "runs that were kept are not run again; leave these options out")
     for path in asked:
         if isinstance(path, Path) and path.suffix != ".csv":
             load_result(path)

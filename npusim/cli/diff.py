@@ -4,13 +4,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError
-from npusim.simulation.request import Request
+from npusim.simulation.request import BitsOptions, Request
 
 if TYPE_CHECKING:
     from npusim.report.text import Cell
@@ -23,15 +21,11 @@ _SHOWN = 5
 
 Output = Annotated[
     Path,
-    typer.Argument(
-        metavar="OUT",
-        show_default=False,
-        help="The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits.",
+    o.argument(
+        "OUT", "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits."
     ),
 ]
-Schedule = Annotated[
-    str | None, typer.Argument(metavar="SCHEDULE", show_default=False, help="What the kernel should have computed.")
-]
+Schedule = Annotated[str | None, o.argument("SCHEDULE", "What the kernel should have computed.")]
 
 
 @app.verb(
@@ -40,7 +34,7 @@ Schedule = Annotated[
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
     ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
 )
-@o.takes("trace_groups", "presets", "diagnose", "numerics", "window", own_first=True, schedule=False)
+@o.takes(BitsOptions, "numerics", own_first=True, schedule=False)
 def diff(request: Request, *, out: Output, schedule: Schedule = None, json: o.Json = False) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show, show_document
 from npusim.cli.help import Verbs
 from npusim.cli.report import check_reports
 from npusim.errors import TilingError
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, TensorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,58 +26,39 @@ app = Verbs()
 _HOW, _OUT = "How", "Output"
 Fields = Annotated[
     list[str] | None,
-    typer.Option(
-        "--field",
-        "-f",
-        metavar="AXIS=VALUES",
-        rich_help_panel=_HOW,
-        help="Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
+    o.option(
+        "--field -f AXIS=VALUES",
+        "Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
+        panel=_HOW,
     ),
 ]
-Studies = Annotated[
-    bool, typer.Option("--studies", rich_help_panel=_HOW, help="With --auto rank times of no real kernel, too.")
-]
-Auto = Annotated[bool, typer.Option("--auto", rich_help_panel=_HOW, help="The space that the schedules declare.")]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes.", show_default="all CPUs")
-]
-Cluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="local|tcp://...", help="Workers of dask.distributed instead.")
-]
-Exhaustive = Annotated[
-    bool, typer.Option("--exhaustive", rich_help_panel=_HOW, help="Simulate every point, prune none.")
-]
-CheckAll = Annotated[
-    bool, typer.Option("--check-all", rich_help_panel=_HOW, help="Check all pruned points for races, not some of each.")
-]
-Pareto = Annotated[
-    bool, typer.Option("--pareto", rich_help_panel=_HOW, help="Compute bits: the front of latency and relative RMSE.")
-]
-MaxRmse = Annotated[
-    float | None, typer.Option("--max-rmse", metavar="R", rich_help_panel=_HOW, help="Reject a larger relative RMSE.")
-]
-Finite = Annotated[bool, typer.Option("--finite", rich_help_panel=_HOW, help="Reject outputs with NaN or Inf.")]
+Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
+Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
+Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
+Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers of dask.distributed instead.")]
+Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
+CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
+Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
+MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a larger relative RMSE.", panel=_HOW)]
+Finite = Annotated[bool, o.option("--finite", "Reject outputs with NaN or Inf.", panel=_HOW)]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FILE",
-        show_default="runs/explore-<schedule>-<workload>-<keys>.csv",
-        help="Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
+    o.option(
+        "--out -o FILE",
+        "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
+        shown="runs/explore-<schedule>-<workload>-<keys>.csv",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the store where a search was interrupted.")]
-Best = Annotated[Path | None, typer.Option("--best", metavar="FILE", help="Write the best point as JSON.")]
+Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
+Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
 Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FOLDER", help="Write ranking, front, heatmaps of axes. Needs npusim[report]."),
+    Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes. Needs npusim[report].")
 ]
 Robust = Annotated[
-    bool, typer.Option("--robust", help="Say which assumed constant, a fifth off, would make another point the best.")
+    bool, o.option("--robust", "Say which assumed constant, a fifth off, would make another point the best.")
 ]
-Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in the table.")]
+Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 
 
 @app.verb(
@@ -90,7 +69,7 @@ Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Points in t
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
 )
-@o.takes("rows", "heads", "seed", "numerics", "diagnose", "presets", "trace_groups", "window", own_first=True)
+@o.takes(TensorOptions, own_first=True)
 def explore(
     request: Request,
     *,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from npusim.cli import options as o
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 
@@ -14,9 +15,7 @@ app = Verbs()
 #: What a guide says to its test: the name of a file that a block is.
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 
-Topic = Annotated[
-    str | None, typer.Argument(metavar="[TOPIC]", show_default=False, help="A guide; without one, all are listed.")
-]
+Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
 
 
 def guides() -> dict[str, str]:

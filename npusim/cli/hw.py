@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_document, show_json
 from npusim.cli.help import Verbs, examples
@@ -26,7 +24,7 @@ app = Verbs(
     ),
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged device or node, or your own .yaml.")]
+Name = Annotated[str, o.argument("NAME|FILE", "A packaged device or node, or your own .yaml.")]
 
 
 @app.verb("list", ("npusim hw list --json", "for a script"))
@@ -59,13 +57,9 @@ def list_all(json: o.Json = False) -> None:
 )
 def show_one(
     name: Name,
-    only: Annotated[
-        str, typer.Option("--only", metavar="KEY", help="Keys that start with this.", show_default=False)
-    ] = "",
-    basis: Annotated[
-        str | None, typer.Option("--basis", metavar="BASIS", help="vendor, measured, derived, fitted or assumed.")
-    ] = None,
-    overrides: Annotated[list[str] | None, o.told("overrides")] = None,
+    only: Annotated[str, o.option("--only KEY", "Keys that start with this.", shown=False)] = "",
+    basis: Annotated[str | None, o.option("--basis BASIS", "vendor, measured, derived, fitted or assumed.")] = None,
+    overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:
     """Show every number of a device with its basis and source."""
@@ -117,9 +111,7 @@ def schema() -> None:
 
 
 @app.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))
-def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Hardware files.")], json: o.Json = False
-) -> None:
+def validate(files: Annotated[list[str], o.argument("FILE...", "Hardware files.")], json: o.Json = False) -> None:
     """Check hardware files; name each fault with file and line."""
     from npusim.config.node import load_machine
     from npusim.report.text import Cell, Facts

@@ -2,33 +2,25 @@
 
 from typing import Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, SeedOptions
 
 app = Verbs()
 
 Names = "batch, position, splits, merge, tile, packing, ranks, order"
 Require = Annotated[
     str,
-    typer.Option(
-        "--require",
-        metavar="ASPECT,...",
-        show_default=False,
-        rich_help_panel="How",
-        help="Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+    o.option(
+        "--require ASPECT,...",
+        "Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+        panel="How",
+        shown=False,
     ),
 ]
-Vary = Annotated[
-    str,
-    typer.Option(
-        "--vary", metavar="ASPECT,...", show_default="all", rich_help_panel="How", help=f"What to vary: {Names}."
-    ),
-]
+Vary = Annotated[str, o.option("--vary ASPECT,...", f"What to vary: {Names}.", panel="How", shown="all")]
 
 
 @app.verb(
@@ -37,19 +29,7 @@ Vary = Annotated[
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
 )
-@o.takes(
-    "tensors",
-    "prefix",
-    "layout",
-    "rows",
-    "heads",
-    "numerics",
-    "diagnose",
-    "presets",
-    "trace_groups",
-    "window",
-    own_first=True,
-)
+@o.takes(SeedOptions, own_first=True)
 def invariant(request: Request, *, require: Require = "", vary: Vary = "", json: o.Json = False) -> None:
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 

@@ -25,32 +25,26 @@ Order = Literal["row", "col"]
     ("npusim layout m16n8k16 --operand a --svg a.svg", "a picture file"),
 )
 def layout(
-    instruction: Annotated[str, typer.Argument(metavar="INSTRUCTION", help="m8n8k4, m16n8k8 or m16n8k16.")],
-    acc: Annotated[Literal["f16", "f32"], typer.Option("--acc", help="Format of the accumulators.")] = "f32",
+    instruction: Annotated[str, o.argument("INSTRUCTION", "m8n8k4, m16n8k8 or m16n8k16.")],
+    acc: Annotated[Literal["f16", "f32"], o.option("--acc", "Format of the accumulators.", shown=True)] = "f32",
     operand: Annotated[
         Literal["a", "b", "c"] | None,
-        typer.Option("--operand", show_default="c; a with --chain", help="What to draw, or to chain into."),
+        o.option("--operand", "What to draw, or to chain into.", shown="c; a with --chain"),
     ] = None,
-    a: Annotated[Order, typer.Option("--a", help="How A lies in memory; m8n8k4 has both.")] = "row",
-    b: Annotated[Order, typer.Option("--b", help="How B lies in memory; m8n8k4 has both.")] = "col",
+    a: Annotated[Order, o.option("--a", "How A lies in memory; m8n8k4 has both.", shown=True)] = "row",
+    b: Annotated[Order, o.option("--b", "How B lies in memory; m8n8k4 has both.", shown=True)] = "col",
     chain: Annotated[
-        bool,
-        typer.Option(
-            "--chain",
-            show_default=False,
-            help="Draw the accumulator and what the next product needs moved to other lanes.",
-        ),
+        bool, o.option("--chain", "Draw the accumulator and what the next product needs moved to other lanes.")
     ] = False,
     arrangement: Annotated[
         str | None,
-        typer.Option(
-            "--arrangement",
-            metavar="MxN",
-            show_default="one quad pair",
-            help="Draw a warp whose quad pairs lie M down and N across: 4x1, 2x2, 1x4.",
+        o.option(
+            "--arrangement MxN",
+            "Draw a warp whose quad pairs lie M down and N across: 4x1, 2x2, 1x4.",
+            shown="one quad pair",
         ),
     ] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture there, too.")] = None,
+    svg: Annotated[Path | None, o.option("--svg FILE", "Write the picture there, too.")] = None,
     json: o.Json = False,
 ) -> None:
     """Draw the lanes and registers that hold a matrix instruction's operand."""

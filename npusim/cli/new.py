@@ -6,8 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show_document
 from npusim.cli.help import Verbs, examples
@@ -20,7 +18,7 @@ app = Verbs(
     epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called; the file is NAME.py.")]
+Name = Annotated[str, o.argument("NAME", "What it is to be called; the file is NAME.py.")]
 
 
 @app.callback()

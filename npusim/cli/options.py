@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import OPTIONS, Option, Request
+from npusim.simulation.request import OPTIONS, Option, Request, RunOptions, names_and_metavar
 
 if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem
@@ -31,6 +31,25 @@ def _workloads() -> list[str]:
     return list_workloads()
 
 
+def argument(metavar: str, text: str) -> Any:
+    """Return what a verb is given by its place."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+def option(
+    usage: str, text: str = "", *, panel: str | None = None, shown: str | bool | None = None, **more: Any
+) -> Any:
+    """Return an option of a verb: ``usage`` are its names and what stands for its value, as in ``--out -o DIR``.
+
+    ``shown`` is what the help says of its default; by default nothing of a flag, of others the value itself.
+    """
+    names, metavar = names_and_metavar(usage)
+    is_shown = bool(metavar) if shown is None else shown
+    return typer.Option(
+        *names, metavar=metavar or None, help=text or None, rich_help_panel=panel, show_default=is_shown, **more
+    )
+
+
 def count(option: str) -> Callable[[str], int]:
     """Return a reader of an option's whole number: ``4096``, ``8k``."""
 
@@ -45,11 +64,8 @@ def count(option: str) -> Callable[[str], int]:
     return read
 
 
-ScheduleName = Annotated[
-    str | None,
-    typer.Argument(metavar="SCHEDULE", help="For example flash; without one, all are listed.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
+ScheduleName = Annotated[str | None, argument("SCHEDULE", "For example flash; without one, all are listed.")]
+Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: What stands for a number in a help text.
 _NUMBERS = ("TOKENS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
@@ -57,7 +73,7 @@ _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 _REPEATED = ("overrides", "tiling")
 
 
-def told(name: str) -> Any:
+def request_option(name: str) -> Any:
     """Return a request's field as a typer option, with its names and help."""
     option = OPTIONS[name]
     more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
@@ -81,27 +97,29 @@ def _kind(name: str, option: Option) -> Any:
 
 
 def takes(
-    *but: str, own_first: bool = False, schedule: bool = True
+    options: type = RunOptions, *but: str, own_first: bool = False, schedule: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a verb the options of a request except ``but``; its function gets them as a `Request`, read.
+    """Give a verb ``options`` of a request except ``but``; its function gets them as a `Request`, read.
 
     The request comes first; the function's other arguments are the verb's own options, shown last unless
     ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
     which the request then lacks.
     """
-    names = [name for name in OPTIONS if name not in but]
+    names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
     def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)
-        def called(**given: Any) -> Any:
-            known = required_schedule(given.pop("schedule"), verb.__name__) if schedule else ""
-            said = {name: given.pop(name) for name in names}
-            return verb(Request(known, **{name: _read(name, value) for name, value in said.items()}), **given)
+        def called(**values: Any) -> Any:
+            name = required_schedule(values.pop("schedule"), verb.__name__) if schedule else ""
+            fields = {field: _read(field, values.pop(field)) for field in names}
+            return verb(Request(name, **fields), **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         first = inspect.Parameter("schedule", keyword, default=None, annotation=ScheduleName)
         shared = [
-            inspect.Parameter(n, keyword, default=OPTIONS[n].typed, annotation=Annotated[_kind(n, OPTIONS[n]), told(n)])
+            inspect.Parameter(
+                n, keyword, default=OPTIONS[n].typed, annotation=Annotated[_kind(n, OPTIONS[n]), request_option(n)]
+            )
             for n in names
         ]
         _, *own = inspect.signature(verb, eval_str=True).parameters.values()
@@ -119,20 +137,20 @@ def takes(
 def words(text: str) -> list[str]:
     """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none."""
     try:
-        found = shlex.split(text)
+        listed = shlex.split(text)
     except ValueError as error:
         raise SpecError(f"{text}: not words of a command line: {error}") from None
-    if not found:
+    if not listed:
         raise SpecError("an empty word is no run")
-    return found
+    return listed
 
 
 def names(text: str, option: str) -> tuple[str, ...]:
     """Return the names of ``a,b``; raise `SpecError` where one is empty."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found):
+    listed = tuple(name.strip() for name in text.split(","))
+    if not all(listed):
         raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
-    return found
+    return listed
 
 
 def worded(text: str, base: Request) -> Request:
@@ -142,25 +160,25 @@ def worded(text: str, base: Request) -> Request:
     """
     name, *options = words(text)
     own, usual = _parsed(options), _parsed([])
-    said = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
+    changes = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
     for more in _REPEATED:
-        said[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
-    return replace(base, schedule=name, **said)
+        changes[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
+    return replace(base, schedule=name, **changes)
 
 
 def _parsed(options: Sequence[str]) -> Request:
     """Return the request of options alone; what is wrong with them is said as for any command."""
 
     @takes(schedule=False)
-    def request(given: Request) -> Request:
-        return given
+    def read(request: Request) -> Request:
+        return request
 
     reader = typer.Typer(add_completion=False)
-    reader.command(cls=Command)(request)
-    found = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
-    if not isinstance(found, Request):
+    reader.command(cls=Command)(read)
+    request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
+    if not isinstance(request, Request):
         raise SpecError(f"{' '.join(options)}: give options of npusim run")
-    return found
+    return request
 
 
 def _read(name: str, value: Any) -> Any:
@@ -209,13 +227,13 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 
     Raises `SpecError` naming the option where there is no ``=``.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise SpecError(f"{option} {item}: write {option} key=value")
-        found[key.strip()] = value.strip()
-    return found
+        values[key.strip()] = value.strip()
+    return values
 
 
 def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
@@ -251,9 +269,9 @@ def window(text: str | None) -> tuple[float, float] | None:
         return None
     start, _, end = text.partition(":")
     try:
-        found = float(start), float(end)
+        ends = float(start), float(end)
     except ValueError:
-        found = (0.0, 0.0)
-    if not 0 <= found[0] < found[1] < math.inf:
+        ends = (0.0, 0.0)
+    if not 0 <= ends[0] < ends[1] < math.inf:
         raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
-    return found
+    return ends

@@ -3,19 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from npusim.cli import options as o
 from npusim.cli.console import say, working
 from npusim.cli.help import Verbs
 
 app = Verbs()
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or one store of explore.")]
+Runs = Annotated[list[Path], o.argument("RUN...", "Run folders, or one store of explore.")]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", "-o", metavar="FILE", show_default="report.html in the folder of one run, beside a table, or here"
-    ),
+    Path | None, o.option("--out -o FILE", shown="report.html in the folder of one run, beside a table, or here")
 ]
 
 

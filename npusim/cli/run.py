@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_json, working
 from npusim.cli.fields import show_fields
@@ -14,6 +12,7 @@ from npusim.cli.report import check_reports
 from npusim.simulation.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
+    from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
 app = Verbs()
@@ -24,72 +23,32 @@ _OUTPUT = "Output"
 
 Trace = Annotated[
     Literal["perfetto", "chrome", "none"] | None,
-    typer.Option(
-        "--trace",
-        rich_help_panel=_OUTPUT,
-        show_default="perfetto",
-        help="Timeline to write; open it in ui.perfetto.dev.",
-    ),
+    o.option("--trace", "Timeline to write; open it in ui.perfetto.dev.", panel=_OUTPUT, shown="perfetto"),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="DIR",
-        rich_help_panel=_OUTPUT,
-        show_default="runs/<name>",
-        help="Folder of this run; an earlier run there is replaced.",
+    o.option(
+        "--out -o DIR", "Folder of this run; an earlier run there is replaced.", panel=_OUTPUT, shown="runs/<name>"
     ),
 ]
-NoSave = Annotated[
-    bool, typer.Option("--no-save", rich_help_panel=_OUTPUT, show_default=False, help="Write no folder.")
-]
+NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
 SaveOutput = Annotated[
-    bool,
-    typer.Option(
-        "--save-output",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-        help="Write the output tensor too; always done with --tensors.",
-    ),
+    bool, o.option("--save-output", "Write the output tensor too; always done with --tensors.", panel=_OUTPUT)
 ]
 Report = Annotated[
     bool,
-    typer.Option(
+    o.option(
         "--report",
-        rich_help_panel=_OUTPUT,
-        show_default=False,
-        help="Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
+        "Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
+        panel=_OUTPUT,
     ),
 ]
 Sensitive = Annotated[
     bool,
-    typer.Option(
-        "--sensitivity",
-        rich_help_panel="How",
-        show_default=False,
-        help="Time anew with each assumed or fitted constant a fifth lower and higher.",
-    ),
+    o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        rich_help_panel="How",
-        show_default=False,
-        help="Run even what is estimated to take more than ten minutes.",
-    ),
-]
-Fields = Annotated[
-    bool,
-    typer.Option(
-        "--fields",
-        rich_help_panel="How",
-        show_default=False,
-        help="Only list the schedule's tiling fields and precisions.",
-    ),
-]
+Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
+Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
 
 @app.verb(
@@ -128,17 +87,19 @@ def run(
         "--save-output": save_output or None,
         "--report": report or None,
         "--window": request.window,
-        "--trace-groups": request.given().get("trace_groups"),
+        "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
-        asked = {name: value for name, value in request.given().items() if name != "hw"}
+        asked = {name: value for name, value in request.changed().items() if name != "hw"}
         refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
         show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
-    from npusim.simulation.simulate import run_request, what_is_there
+    from npusim.simulation.plan import plan_of
+    from npusim.simulation.simulate import run_plan
 
-    there = what_is_there(request, has_bits=request.numerics)
+    plan = plan_of(request)
+    there = plan.features
     if "time" not in there:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
     if not {"attention", "bits"} <= there:
@@ -147,17 +108,14 @@ def run(
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
     if trace == "none" and not report:
         refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
-    if no_save or (trace == "none" and not report):
-        request = replace(request, trace_groups=())
     if not no_save:  # before minutes of simulation
         check_writable(out if out is not None else default_folder(".probe"))
     if report:
         check_reports()
-        request = replace(request, diagnose=request.diagnose or {"attention", "bits", "device"} <= there)
-    if request.presets is None:
-        request = replace(request, presets="bits" in there and has_presets(request.schedule))
+    plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
+    limit_s = None if force else LONGEST_S
     with working(f"simulating {request.schedule}") as progress:
-        result = run_request(replace(request, progress=progress, limit_s=None if force else LONGEST_S))
+        result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
         folder = None
         if not no_save:
             tensor = save_output or request.tensors is not None
@@ -167,11 +125,17 @@ def run(
     _print(result, folder, as_json=json, sensitive=sensitivity)
 
 
-def has_presets(name: str) -> bool:
-    """Return whether a schedule shows what its other presets give."""
-    from npusim.schedules import SCHEDULES
-
-    return any(s.beside for s in SCHEDULES.values() if s.name == name)
+def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
+    """Return the plan with the timeline, diagnosis and other presets that are shown of it."""
+    r, has_bits = plan.request, {"attention", "bits", "device"} <= plan.features
+    is_ours = not plan.schedule.origin  # presets of a schedule of one's own are shown where they are asked for
+    shown = replace(
+        r,
+        trace_groups=r.trace_groups if is_traced else (),
+        diagnose=r.diagnose or (report and has_bits),
+        presets=(has_bits and is_ours and bool(plan.schedule.beside)) if r.presets is None else r.presets,
+    )
+    return replace(plan, request=shown)
 
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:

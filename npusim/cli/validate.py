@@ -25,23 +25,16 @@ app = Verbs()
     ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
 )
 def validate(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="Timings (.yaml), vectors or kernels (.npz).", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), vectors or kernels (.npz).")] = None,
     *,
     only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="GLOB", help="Cases by name, schedule or device; the rest is counted."),
+        str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")
     ] = None,
     band: Annotated[
-        float | None,
-        typer.Option("--band", metavar="FRACTION", min=0, help="Relative error allowed where the file states none."),
+        float | None, o.option("--band FRACTION", "Relative error allowed where the file states none.", min=0)
     ] = None,
-    method: Annotated[str, o.told("method")] = "auto",
-    template: Annotated[
-        bool, typer.Option("--template", show_default=False, help="Print a commented file of timings to begin with.")
-    ] = False,
+    method: Annotated[str, o.request_option("method")] = "auto",
+    template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
     """Hold predictions against measurements: times within a band, bits exactly.

@@ -24,7 +24,7 @@ app = Verbs(
     ),
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged workload, or your own .yaml.")]
+Name = Annotated[str, o.argument("NAME|FILE", "A packaged workload, or your own .yaml.")]
 
 
 @app.verb("list", ("npusim workload list --json", "for a script"))
@@ -98,24 +98,19 @@ def schema() -> None:
     ("npusim run flash -w mine.yaml", "and run it"),
 )
 def import_one(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A model's config.json.")],
+    config: Annotated[Path, o.argument("CONFIG", "A model's config.json.")],
     *,
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "--tp", metavar="N", min=1, help="Devices that share the heads.")
-    ] = 1,
+    tensor_parallel: Annotated[int, o.option("--tensor-parallel --tp N", "Devices that share the heads.", min=1)] = 1,
     seq: Annotated[
-        int | None,
-        typer.Option("--seq", metavar="TOKENS", parser=o.count("--seq"), help="Default length of a run: 8k."),
+        int | None, o.option("--seq TOKENS", "Default length of a run: 8k.", parser=o.count("--seq"))
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Sequences.")] = 1,
-    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Of the workload.")] = None,
+    batch: Annotated[int, o.option("--batch N", "Sequences.", min=1)] = 1,
+    name: Annotated[str | None, o.option("--name TEXT", "Of the workload.")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
-        typer.Option("--dtype", help="Of Q, K and V.", show_default="the config's, or float16"),
+        o.option("--dtype", "Of Q, K and V.", shown="the config's, or float16"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default="stdout")
-    ] = None,
+    out: Annotated[Path | None, o.option("--out -o FILE", "File to write.", shown="stdout")] = None,
     json: o.Json = False,
 ) -> None:
     """Make a workload from a model's Hugging Face config.json."""

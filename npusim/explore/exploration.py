@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from npusim.errors import NpusimError
 from npusim.explore.executors import Lost, executor
@@ -13,16 +13,11 @@ from npusim.explore.points import Job, SearchRequest, swayed, why_not
 from npusim.explore.search import Options, run_search
 from npusim.explore.setting import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, TensorOptions, takes_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from npusim.config.device import DeviceSpec
-    from npusim.config.problem import AnyProblem, Dtype
-    from npusim.config.workload import Workload
     from npusim.explore.points import Swayed
     from npusim.explore.search import Search
     from npusim.explore.setting import SearchSpec
@@ -183,28 +178,11 @@ class Exploration:
         return {name: [row.get(name) for row in rows] for name in names}
 
 
+@takes_options(TensorOptions)
 def explore(
     schedule: str | Sequence[str],
     fields: Mapping[str, Iterable[int | float | str]] | None = None,
     *,
-    hw: str | Path | DeviceSpec | None = None,
-    workload: str | Path | Workload | None = None,
-    problem: AnyProblem | None = None,
-    seq: int | None = None,
-    seq_q: int | None = None,
-    seq_kv: int | None = None,
-    batch: int | None = None,
-    tensor_parallel: int | None = None,
-    causal: bool | None = None,
-    dtype: Dtype | None = None,
-    ignore: Iterable[str] = (),
-    tiling: Mapping[str, object] | None = None,
-    precision: str | None = None,
-    arithmetic: str | None = None,
-    tensors: str | Path | Mapping[str, NDArray[Any]] | None = None,
-    prefix: str = "",
-    method: str = "auto",
-    overrides: Mapping[str, object] | None = None,
     studies: bool = False,
     auto: bool = False,
     exhaustive: bool = False,
@@ -217,6 +195,7 @@ def explore(
     out: str | Path | None = None,
     resume: bool = False,
     on_outcome: Callable[[PointOutcome, int], None] | None = None,
+    **call_options: Unpack[TensorOptions],
 ) -> Exploration:
     """Search a schedule's space, or several schedules', for what is fastest, and say what proves it.
 
@@ -261,9 +240,8 @@ def explore(
     >>> len(found.outcomes)
     2
     """
-    given = locals()
     schedules = [schedule] if isinstance(schedule, str) else list(schedule)
-    request = Request.of({**given, "schedule": schedules[0], "numerics": False})
+    request = Request(schedules[0], numerics=False, **call_options)
     axes: dict[str, Any] = dict(fields or {})
     if auto:
         axes = {**auto_axes(request, schedules), **axes}

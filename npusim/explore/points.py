@@ -18,8 +18,9 @@ from npusim.explore.store import PointOutcome
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import with_origin
+from npusim.simulation.plan import plan_of
 from npusim.simulation.sensitivity import sensitivity
-from npusim.simulation.simulate import plan_of, run_request, simulate_program, warmed
+from npusim.simulation.simulate import run_request, simulate_program, warmed
 from npusim.timing.block_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.ir.program import TileProgram
     from npusim.schedules import Schedule
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
-    from npusim.simulation.simulate import Plan
     from npusim.timing.result import TimingResult
 
 __all__ = [
@@ -149,7 +150,8 @@ def _scene(asking: SearchRequest, sizes: tuple[tuple[str, object], ...]) -> Scen
     request = at(_request(asking), dict(sizes), asking.device_keys)
     device, load = request.machine(), request.load() if request.problem is None else None
     request = replace(request, hw=device, overrides=None, workload=load, tiling=None, precision=None)
-    return Scene(plan_of(request), frozenset(f.name for f in tiling_fields(_schedule(request).tiling)))
+    plan = replace(plan_of(request, is_bare=True), tensors=None)  # bits are computed by runs of their own
+    return Scene(plan, frozenset(f.name for f in tiling_fields(_schedule(request).tiling)))
 
 
 class Built(NamedTuple):
@@ -249,7 +251,7 @@ def evaluate(job: Job) -> list[PointOutcome]:
 
 def _evaluated(job: Job, index: int, point: Point, bound: float) -> PointOutcome:
     request = _request(job.asking)
-    if is_node(request.place()) or isinstance(request.hw, NodeDevice):
+    if is_node(request.named_device()) or isinstance(request.hw, NodeDevice):
         return _of_result(index, point, run_request(at(request, point, job.asking.device_keys)))
     built = _built(job.asking, point)
     plan, program = built.plan, built.program

@@ -15,7 +15,7 @@ from npusim.errors import SpecError, TilingError
 from npusim.explore.points import SIZES, at, precision_fields
 from npusim.explore.space import Space, declared
 from npusim.schedules import find_schedule, unread_keys
-from npusim.simulation.simulate import what_is_there
+from npusim.simulation.plan import target_of
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def setting_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     given = {name: _read(name, tuple(values)) for name, values in axes.items()}
     schedules = tuple(str(s) for s in given.pop("schedule", (request.schedule,)))
     for name in schedules:
-        one = replace(request, schedule=name)
-        one.refuse_unread(what_is_there(one, has_bits=True))
+        target_of(replace(request, schedule=name), has_bits=True)
     schedules, notes = _chosen(request, schedules, studies=studies)
     tiling = dict(cast("Any", request.tiling) or {})
     request = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
@@ -12,16 +12,12 @@ from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.invariance.aspects import ASPECTS, Variant, of_element, other_orders, splits_of, sums, variants
 from npusim.invariance.paths import Place, compute, first_difference, parting, structure
 from npusim.numerics.inputs import recipe_source
-from npusim.simulation.request import Request
+from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Mapping
 
-    from npusim.config.device import DeviceSpec
-    from npusim.config.problem import Dtype
-    from npusim.config.workload import Workload
     from npusim.invariance.aspects import Aspect, SumsAspect
     from npusim.invariance.paths import Computed
     from npusim.ir.program import TileProgram
@@ -118,28 +114,8 @@ class Invariance:
         return f"<Invariance of {self.base.name} on {self.base.device.name}: {verdicts}>"
 
 
-def invariant(
-    schedule: str,
-    *,
-    hw: str | Path | DeviceSpec | None = None,
-    workload: str | Path | Workload | None = None,
-    problem: Problem | None = None,
-    seq: int | None = None,
-    seq_q: int | None = None,
-    seq_kv: int | None = None,
-    batch: int | None = None,
-    tensor_parallel: int | None = None,
-    causal: bool | None = None,
-    dtype: Dtype | None = None,
-    ignore: Iterable[str] = (),
-    tiling: Mapping[str, object] | None = None,
-    precision: str | None = None,
-    arithmetic: str | None = None,
-    method: str = "auto",
-    seed: int | None = None,
-    overrides: Mapping[str, str] | None = None,
-    vary: Collection[str] = ASPECTS,
-) -> Invariance:
+@takes_options(SeedOptions)
+def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpack[SeedOptions]) -> Invariance:
     """Run a call otherwise and say what changes the bits of its first sequence.
 
     Parameters
@@ -166,7 +142,7 @@ def invariant(
     >>> found["batch"].verdict
     'cannot'
     """
-    return examine(Request.of(locals()), vary)
+    return examine(Request(schedule, **options), vary)
 
 
 def examine(

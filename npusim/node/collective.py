@@ -3,7 +3,8 @@
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received
 shard is added to the rank's own (``adds``) or replaces it.  Who adds what in which order is all
 that decides the bits (``node.reduction``); who sends how much over which link decides the time
-(``node.simulate``): both read this one program.
+(``node.simulate``): both read this one program.  A driver moves the bytes in the mode that is fastest
+by the alpha-beta form of the time.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).
@@ -11,13 +12,19 @@ Collective Communication Operations in MPICH" (2005).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
 from npusim.errors import TilingError
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from npusim.config.node import DriverMode, DriverSpec, NodeSpec
+    from npusim.node.topology import Topology
 
 Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
@@ -108,15 +115,15 @@ def _ring(order: tuple[int, ...]) -> Parts:
 
     def around(step: int, shift: int, adds: bool) -> Round:
         return tuple(
-            Transfer(rank, order[(place + 1) % count], ((place + shift - step) % count,), adds)
-            for place, rank in enumerate(order)
+            Transfer(rank, order[(position + 1) % count], ((position + shift - step) % count,), adds)
+            for position, rank in enumerate(order)
         )
 
     scatter = [around(step, 0, True) for step in range(count - 1)]
     gather = [around(step, 1, False) for step in range(count - 1)]
     owners = [0] * count
-    for place, rank in enumerate(order):
-        owners[(place + 1) % count] = rank
+    for position, rank in enumerate(order):
+        owners[(position + 1) % count] = rank
     return scatter, gather, tuple(owners)
 
 
@@ -141,9 +148,9 @@ def _halving_doubling(ranks: int) -> Parts:
             partner = rank ^ distance
             # What a rank still holds: the shards that agree with it in the bits halved so far.
             kept = tuple(s for s in every if s // distance == partner // distance)
-            own = tuple(s for s in every if s // distance == rank // distance)
+            doubled = tuple(s for s in every if s // distance == rank // distance)
             halves.append(Transfer(rank, partner, kept, True))
-            doubles.append(Transfer(rank, partner, own, False))
+            doubles.append(Transfer(rank, partner, doubled, False))
         scatter.append(tuple(halves))
         gather.insert(0, tuple(doubles))
         distance //= 2
@@ -154,3 +161,148 @@ def shard_sizes(elements: int, shards: int) -> list[int]:
     """Return the elements of each shard of a message; the first ones are longer where ragged."""
     base, longer = divmod(elements, shards)
     return [base + (index < longer) for index in range(shards)]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds.
+
+    With several ``servers`` each rank also meets its counterparts in the others, between the
+    reduce-scatter and the all-gather within a server.
+    """
+
+    kind: Kind
+    algorithm: Algorithm
+    driver: str
+    size_bytes: int
+    #: The host joins two streams by events before it.
+    is_overlapped: bool = False
+    servers: int = 1
+    #: What no transfer cuts apart.
+    element_bytes: int = 1
+
+    @property
+    def rounds_between(self) -> int:
+        """Rounds of the ring over servers: each adds up, then passes on."""
+        return 2 * (self.servers - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """``alpha_s + size / bytes_per_s``: a collective's time when nothing else runs, in closed form."""
+
+    alpha_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return the time of a message of ``size_bytes`` a rank."""
+        return self.alpha_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCollective:
+    """A call with its rounds, its driver's mode and its closed form."""
+
+    call: CollectiveCall
+    collective: Collective
+    driver: DriverSpec
+    mode_name: str
+    closed_form: AlphaBeta
+
+    @property
+    def mode(self) -> DriverMode:
+        """The driver's mode."""
+        return self.driver.modes[self.mode_name]
+
+    @property
+    def seconds(self) -> float:
+        """Time of the call by the closed form."""
+        return self.closed_form.seconds(self.call.size_bytes)
+
+    def terms(self) -> tuple[tuple[str, float], ...]:
+        """Return the constants behind the closed form and their shares: starts, and bandwidth."""
+        key = f"node.drivers.{self.call.driver}.modes.{self.mode_name}"
+        starts = self.closed_form.alpha_s / self.seconds
+        return ((f"{key}.start_s", starts), (f"{key}.engine_bytes_per_s", 1.0 - starts))
+
+    def sending_bytes_per_s(self) -> float:
+        """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
+        sent = sum(len(t.shards) for r in self.collective.rounds for t in r if t.source == 0)
+        return sent / self.collective.shard_count * self.closed_form.bytes_per_s
+
+    def chunk_sizes(self) -> list[int]:
+        """Return the bytes of the pieces in which the message moves through all rounds, about equal."""
+        most = self.mode.chunk_bytes
+        pieces = 1 if most is None else ceil_div(self.call.size_bytes, most.value)
+        return [size for size in self._cut(self.call.size_bytes, pieces) if size]
+
+    def transfer_bytes(self, chunk_bytes: int) -> list[list[int]]:
+        """Return the bytes of every transfer of every round for one chunk of the message."""
+        sizes = self._cut(chunk_bytes, self.collective.shard_count)
+        return [[sum(sizes[s] for s in t.shards) for t in r] for r in self.collective.rounds]
+
+    def shard_edges(self) -> list[list[int]]:
+        """Return, for each chunk of the message as it is transferred, the first element of each shard and the end."""
+        start, edges = 0, []
+        for chunk in self.chunk_sizes():
+            sizes = self._cut(chunk, self.collective.shard_count)
+            edges.append([edge // self.call.element_bytes for edge in accumulate(sizes, initial=start)])
+            start += chunk
+        return edges
+
+    def _cut(self, size_bytes: int, parts: int) -> list[int]:
+        """Return the bytes of ``parts`` parts of whole elements."""
+        element_bytes = self.call.element_bytes
+        return [n * element_bytes for n in shard_sizes(size_bytes // element_bytes, parts)]
+
+
+def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> PlannedCollective:
+    """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
+    rounds = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
+    driver = node.driver(call.driver)
+    ways = [
+        PlannedCollective(call, rounds, driver, name, _closed(node, topology, call, rounds, mode))
+        for name, mode in driver.modes.items()
+    ]
+    return min(ways, key=lambda way: way.seconds)
+
+
+def _closed(
+    node: NodeSpec, topology: Topology, call: CollectiveCall, chosen: Collective, mode: DriverMode
+) -> AlphaBeta:
+    """Return the closed form within a server and, with several, of the ring between them."""
+    form = alpha_beta(chosen, topology, node.driver(call.driver), mode)
+    if call.servers == 1 or node.between is None:
+        return form
+    start = mode.transfer_start_s.value + node.between.latency_s.value
+    share = call.rounds_between / call.servers / topology.ranks / node.between.bytes_per_s.value
+    return AlphaBeta(form.alpha_s + call.rounds_between * start, 1.0 / (1.0 / form.bytes_per_s + share))
+
+
+def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode) -> AlphaBeta:
+    """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
+
+    Rounds follow one another; in each the slowest of its links, engines and drivers decides.
+    """
+    alpha, seconds_per_byte = float(mode.start_s.value), 0.0
+    engine = float(mode.engine_bytes_per_s.value)
+    transfer_rate = engine * driver.engines_per_transfer
+    for transfers in chosen.rounds:
+        loads: dict[str, float] = defaultdict(float)
+        rates: dict[str, float] = {}
+        sending: dict[int, float] = defaultdict(float)
+        latency = slowest = 0.0
+        for t in transfers:
+            share = len(t.shards) / chosen.shard_count
+            route = topology.route(t.source, t.target)
+            latency = max(latency, sum(e.latency_s for e in route))
+            sending[t.source] += share
+            slowest = max(slowest, share / transfer_rate)
+            for edge in route:
+                loads[edge.name] += share
+                rates[edge.name] = edge.bytes_per_s
+        alpha += latency + float(mode.transfer_start_s.value)
+        of_links = [load / rates[name] for name, load in loads.items()]
+        of_drivers = [share / (engine * driver.engine_count.value) for share in sending.values()]
+        seconds_per_byte += max([slowest, *of_links, *of_drivers])
+    return AlphaBeta(alpha, 1.0 / seconds_per_byte)

@@ -1,4 +1,4 @@
-"""The moving parts of a node in SimPy: one device's cores, and one collective among all of them.
+"""The moving parts of a node in SimPy: a device's cores, a collective among all of them, the host beside them.
 
 Times are integer femtoseconds, since devices and links have no common clock.  Bytes on links and
 work of kernels are integrated by the same code, ``timing.link``.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import log2
 from typing import TYPE_CHECKING
 
 from simpy.events import AllOf, Event
 
-from npusim.node.driver import chunk_sizes, transfer_bytes
-from npusim.node.kernel import progress_rate
+from npusim.errors import SpecError
+from npusim.node.program import HostCall
 from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
 
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from simpy import Environment
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.node import NodeLink
-    from npusim.node.collective import Transfer
-    from npusim.node.driver import NodePlan
-    from npusim.node.kernel import KernelWork
+    from npusim.config.node import CpuSpec, NodeLink, NodeSpec, PcieSpec
+    from npusim.node.collective import PlannedCollective, Transfer
+    from npusim.node.program import CopyCall, KernelWork
     from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FEMTOSECONDS = 10**15
 #: Sub-units of a byte on a link: a femtosecond carries about 2**-15 byte, so that 2**-40 rounds by 1e-7.
 LINK_BITS = 40
+#: A device that stood idle no longer than this wakes at once (`PcieSpec.wake_s`).
+AWAKE_S = 1e-3
 
 
 def femtoseconds(seconds: float) -> int:
@@ -41,14 +43,17 @@ def femtoseconds(seconds: float) -> int:
     return round(seconds * FEMTOSECONDS)
 
 
+def shared_link(env: Environment, name: str, bytes_per_s: float) -> SharedLink:
+    """Return a link whose transfers share its bandwidth, in femtoseconds."""
+    return SharedLink(env, name, bytes_per_s / FEMTOSECONDS, LINK_BITS)
+
+
 class Fabric:
     """All links of a node, each shared by the transfers on it."""
 
     def __init__(self, env: Environment, topology: Topology) -> None:
         self.env, self.topology = env, topology
-        self.links = {
-            e.name: SharedLink(env, e.name, e.bytes_per_s / FEMTOSECONDS, LINK_BITS) for e in topology.edges()
-        }
+        self.links = {e.name: shared_link(env, e.name, e.bytes_per_s) for e in topology.edges()}
 
 
 class Device:
@@ -94,7 +99,7 @@ class Device:
     def _update(self) -> None:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
-    def claim(self, plan: NodePlan) -> Steps:
+    def claim(self, plan: PlannedCollective) -> Steps:
         """Take what a collective needs; cores only once the blocks that run on them are done."""
         self._claim(plan, 1)
         if plan.driver.core is not None:
@@ -102,13 +107,13 @@ class Device:
                 yield self._wave_ends
             self.held_cores += plan.driver.engine_count.value
 
-    def release(self, plan: NodePlan) -> None:
+    def release(self, plan: PlannedCollective) -> None:
         """Give back what `claim` took."""
         self._claim(plan, -1)
         if plan.driver.core is not None:
             self.held_cores -= plan.driver.engine_count.value
 
-    def between(self, plan: NodePlan, link: NodeLink, size_bytes: int) -> Steps:
+    def between(self, plan: PlannedCollective, link: NodeLink, size_bytes: int) -> Steps:
         """Go around the ring of this device's counterparts in the other servers.
 
         Model: the servers are equal and in step, so that what arrives from the one before is what
@@ -116,15 +121,14 @@ class Device:
         """
         if self._between is None:
             # One port a device, which chunks and collectives in flight share.
-            rate = link.bytes_per_s.value / FEMTOSECONDS
-            self._between = SharedLink(self.env, "between", rate, LINK_BITS)
-        piece = ceil_div(size_bytes, plan.servers)
-        for _ in range(plan.between_rounds()):
+            self._between = shared_link(self.env, "between", link.bytes_per_s.value)
+        piece = ceil_div(size_bytes, plan.call.servers)
+        for _ in range(plan.call.rounds_between):
             yield self.env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
             yield flow(self.env, self._between, piece)
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
-    def _claim(self, plan: NodePlan, sign: int) -> None:
+    def _claim(self, plan: PlannedCollective, sign: int) -> None:
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
         self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
         core = plan.driver.core
@@ -133,12 +137,12 @@ class Device:
             self.claims[core] += sign * share
         self._update()
 
-    def driver(self, plan: NodePlan) -> SharedLink:
+    def driver(self, plan: PlannedCollective) -> SharedLink:
         """Return the engines of a collective's driver, shared by the transfers this device sends."""
         key = (plan.driver.core or "", plan.mode_name)
         if key not in self._drivers:
             engines = plan.driver.engine_count.value * plan.mode.engine_bytes_per_s.value
-            self._drivers[key] = SharedLink(self.env, "driver", engines / FEMTOSECONDS, LINK_BITS)
+            self._drivers[key] = shared_link(self.env, "driver", engines)
         return self._drivers[key]
 
 
@@ -161,12 +165,11 @@ class RunningCollective:
         self,
         fabric: Fabric,
         devices: Sequence[Device],
-        plan: NodePlan,
-        size_bytes: int,
+        plan: PlannedCollective,
         between: NodeLink | None = None,
         past: Past | None = None,
     ) -> None:
-        self.between = between if plan.servers > 1 else None
+        self.between = between if plan.call.servers > 1 else None
         self.past = past or Past()
         self._came: dict[int, int] = {}
         self._went: dict[int, int] = {}
@@ -176,7 +179,7 @@ class RunningCollective:
         env, count = self.env, len(devices)
         self.arrived = [env.event() for _ in devices]
         self.left = [env.event() for _ in devices]
-        self.chunks = chunk_sizes(plan, size_bytes)
+        self.chunks = plan.chunk_sizes()
         self._done = [[env.event() for _ in devices] for _ in self.chunks]
         self._parts = _by_rank(plan.collective.rounds, count)
 
@@ -215,7 +218,7 @@ class RunningCollective:
         for chunk, size in enumerate(self.chunks):
             ready = [[env.event() for _ in self.devices] for _ in plan.collective.rounds]
             sent = [[env.event() for _ in r] for r in plan.collective.rounds]
-            sizes = transfer_bytes(plan, size)
+            sizes = plan.transfer_bytes(size)
             for rank in range(count):
                 env.process(self._rank(chunk, rank, ready, sent, sizes))
 
@@ -244,14 +247,14 @@ class RunningCollective:
                 share = ceil_div(self.chunks[chunk], len(self.devices))
                 yield from self.devices[rank].between(self.plan, self.between, share)
             ready[number][rank].succeed()
-            own = self._parts[number][rank]
-            for index in own:
+            indices = self._parts[number][rank]
+            for index in indices:
                 if transfers[index].source == rank:
                     self.env.process(
                         self._transfer(transfers[index], ready[number], sent[number][index], sizes[number][index])
                     )
-            if own:
-                yield AllOf(self.env, [sent[number][index] for index in own])
+            if indices:
+                yield AllOf(self.env, [sent[number][index] for index in indices])
         self._done[chunk][rank].succeed()
         if chunk == len(self.chunks) - 1:
             self.left[rank].succeed()
@@ -262,13 +265,99 @@ class RunningCollective:
         yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
-            own = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
+            engine_rate = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
-            port = env.timeout(femtoseconds(size / own))
+            port = env.timeout(femtoseconds(size / engine_rate))
             yield AllOf(env, [port, *(flow(env, link, size) for link in shared)])
         yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
         done.succeed()
+
+
+def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
+    """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
+
+    What is left of a resource serves the work at ``left / demand`` of its own speed, and the
+    scarcest decides.  Something is always left: 1 % of a resource claimed whole.
+    """
+    # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
+    least = 0.01  # source: ours, so that work claimed to a stop still ends
+    rates = [max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0]
+    return min([1.0, *rates])
+
+
+class Host:
+    """Links and memory of the host, for ``ranks`` devices."""
+
+    def __init__(self, env: Environment, node: NodeSpec, ranks: int) -> None:
+        self.env, self.node, self.ranks = env, node, ranks
+        self._links: dict[tuple[int, str], SharedLink] = {}
+        self._dram: SharedLink | None = None
+        self._worked_fs = [0] * ranks
+
+    @property
+    def pcie(self) -> PcieSpec:
+        """Return the link's numbers; raise `SpecError` where the file has none."""
+        if self.node.pcie is None:
+            raise SpecError(f"{self.node.name}: pcie: missing; its host has no link to the devices to copy over")
+        return self.node.pcie
+
+    @property
+    def cpu(self) -> CpuSpec:
+        """Return the host's cores and memory; raise `SpecError` where the file has none."""
+        if self.node.cpu is None:
+            raise SpecError(f"{self.node.name}: cpu: missing; its host computes no attention")
+        return self.node.cpu
+
+    def copy(self, rank: int, call: CopyCall) -> Steps:
+        """Copy over a device's link; both ends are pinned, so that kernels run beside it."""
+        pcie = self.pcie
+        start = float(pcie.kv_start_s.value if call.is_bulk else pcie.start_s.value)
+        # Model: a device that waited for the host's attention is awake the later the longer it waited.
+        idle, self._worked_fs[rank] = self._worked_fs[rank] / FEMTOSECONDS, 0
+        if idle > AWAKE_S:
+            start += float(pcie.wake_s.value) * log2(idle / AWAKE_S)
+        yield self.env.timeout(femtoseconds(start))
+        link = self._link((rank, call.way), pcie.bytes_per_s.value)
+        yield AllOf(self.env, [flow(self.env, one, call.size_bytes) for one in (link, *self._memory())])
+
+    def attention(self, rank: int, call: HostCall) -> Steps:
+        """Compute one device's heads on its share of the cores; all devices' heads share the memory."""
+        began = int(self.env.now)
+        share = self.cpu.elements_per_s / self.ranks
+        computed = self.env.timeout(femtoseconds(call.elements / share))
+        yield AllOf(self.env, [computed, *(flow(self.env, one, call.size_bytes) for one in self._memory())])
+        self._worked_fs[rank] = int(self.env.now) - began
+
+    def _link(self, key: tuple[int, str], bytes_per_s: float) -> SharedLink:
+        if key not in self._links:
+            self._links[key] = shared_link(self.env, f"pcie {key}", bytes_per_s)
+        return self._links[key]
+
+    def _memory(self) -> list[SharedLink]:
+        if self._dram is None and self.node.cpu is not None:
+            self._dram = shared_link(self.env, "dram", self.node.cpu.dram_bytes_per_s.value)
+        return [] if self._dram is None else [self._dram]
+
+    def link_bytes(self) -> dict[str, int]:
+        """Return the bytes over the busiest device's link, and over the host's memory."""
+        moved = {}
+        if self._links:
+            moved["pcie"] = max(link.total_bytes for link in self._links.values())
+        if self._dram is not None:
+            moved["dram"] = self._dram.total_bytes
+        return moved
+
+    def terms(self, call: CopyCall | HostCall) -> tuple[tuple[str, float], ...]:
+        """Return the constants behind an operation's time, by their shares of it."""
+        if isinstance(call, HostCall):
+            memory = call.size_bytes * self.ranks / self.cpu.dram_bytes_per_s.value
+            is_memory = memory >= call.elements * self.ranks / self.cpu.elements_per_s
+            return ((f"node.cpu.{'dram_bytes_per_s' if is_memory else 'clock_hz'}", 1.0),)
+        key = "kv_start_s" if call.is_bulk else "start_s"
+        start, moved = float(getattr(self.pcie, key).value), call.size_bytes / self.pcie.bytes_per_s.value
+        whole = (start + moved) or 1.0
+        return ((f"node.pcie.{key}", start / whole), ("node.pcie.bytes_per_s", moved / whole))
 
 
 def flow(env: Environment, link: SharedLink, size: int) -> Event:
@@ -284,11 +373,11 @@ def flow(env: Environment, link: SharedLink, size: int) -> Event:
 
 def _by_rank(rounds: Sequence[Sequence[Transfer]], ranks: int) -> list[list[list[int]]]:
     """Return, for each round and rank, the transfers it sends or receives."""
-    found: list[list[list[int]]] = []
+    of_rounds: list[list[list[int]]] = []
     for transfers in rounds:
         parts: list[list[int]] = [[] for _ in range(ranks)]
         for index, transfer in enumerate(transfers):
             parts[transfer.source].append(index)
             parts[transfer.target].append(index)
-        found.append(parts)
-    return found
+        of_rounds.append(parts)
+    return of_rounds

@@ -8,6 +8,7 @@ and is neither rounded nor held between 0 and the layers there are.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def shape_parameters(p: ModelProblem) -> int:
     return p.layers * (attention + (3 if p.gated else 2) * p.hidden * p.intermediate)
 
 
-def plan(
+def memory_plan(
     p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF, prompt: int | None = None
 ) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
@@ -115,23 +116,19 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
     """Return the longest prompt, in tokens, that fits; 0 where none does."""
 
     def fits(tokens: int) -> bool:
-        found = plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
-        return found.fits if is_offloaded else found.free_bytes >= found.layers * found.kv_bytes
+        memory = memory_plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
+        return memory.fits if is_offloaded else memory.free_bytes >= memory.layers * memory.kv_bytes
 
-    low, high = 0, LONGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, LONGEST + 1), True, key=lambda tokens: not fits(tokens))
 
 
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
     """Raise `SpecError` where a model does not fit: how much is missing, the largest tenant, what would fit."""
-    found = plan(p, machine, output=output)
-    kept = found.kv_bytes * (found.layers - layers_on_host)
-    missing = kept - found.free_bytes
-    on_host = layers_on_host * found.kv_bytes * p.ranks
-    budget = found.host_bytes
+    memory = memory_plan(p, machine, output=output)
+    kept = memory.kv_bytes * (memory.layers - layers_on_host)
+    missing = kept - memory.free_bytes
+    on_host = layers_on_host * memory.kv_bytes * p.ranks
+    budget = memory.host_bytes
     if missing <= 0 and (budget is None or on_host <= budget):
         return
     name = machine.node.name
@@ -141,32 +138,32 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
             f"{format_bytes(budget or 0)}; what would fit: {_what_fits(p, machine, output)}"
         )
     raise SpecError(
-        f"{name}: {format_bytes(missing)} more a device than the {format_bytes(found.capacity_bytes)} there are: "
-        f"{found.listed()}; what would fit: {_what_fits(p, machine, output)}"
+        f"{name}: {format_bytes(missing)} more a device than the {format_bytes(memory.capacity_bytes)} there are: "
+        f"{memory.listed()}; what would fit: {_what_fits(p, machine, output)}"
     )
 
 
 def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
     """Return what of ranks, quantised weights, offloading and shorter prompts would make a model fit."""
-    found: list[str] = []
+    ways: list[str] = []
 
     def holds(other: ModelProblem, weight_bytes: float = HALF) -> bool:
-        it = plan(other, machine, output=output, weight_bytes=weight_bytes)
+        it = memory_plan(other, machine, output=output, weight_bytes=weight_bytes)
         return it.free_bytes >= it.layers * it.kv_bytes
 
     more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
     ranks = next((n for n in more if holds(_on(p, n))), None)
-    found += [f"{ranks} devices"] if ranks else []
+    ways += [f"{ranks} devices"] if ranks else []
     bits = next((b for b in (8, 4) if holds(p, b / 8)), None)
-    found += [f"weights of {bits} bits"] if bits else []
-    offloaded = plan(p, machine, output=output)
+    ways += [f"weights of {bits} bits"] if bits else []
+    offloaded = memory_plan(p, machine, output=output)
     if offloaded.fits:
-        found.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")
+        ways.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")
     for is_offloaded, how in ((False, ""), (True, " offloaded")):
         tokens = longest(p.model_copy(update={"batch": 1}), machine, is_offloaded=is_offloaded)
         is_less = tokens and p.batch * p.seq_kv > tokens and (not is_offloaded or offloaded.host_bytes is not None)
-        found += [f"{tokens:,} tokens of one sequence{how}"] if is_less else []
-    return ", or ".join(found) or "nothing of ranks, 4-bit weights, offloading or shorter prompts; take larger devices"
+        ways += [f"{tokens:,} tokens of one sequence{how}"] if is_less else []
+    return ", or ".join(ways) or "nothing of ranks, 4-bit weights, offloading or shorter prompts; take larger devices"
 
 
 def _on(p: ModelProblem, ranks: int) -> ModelProblem:

@@ -1,36 +1,160 @@
-"""A node program: tasks on the queues of every device, as a tile program.
+"""A node program: operations on the queues of every device, as a tile program.
 
 Core groups of the program are the node's devices.  A device has a queue for its cores, one for its
 collectives and, where a host takes part, for copies each way and its share of the host's cores.
-Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
+Operations have no steps: a :class:`KernelOp` stands for a whole program of one device, a
+:class:`CollectiveOp` for one rank's part in a collective.  Results go from queue to queue through
+rings, so that ``ir.check`` and the walker treat a node like a core.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator
+from npusim.ir.op import TileOp
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
-from npusim.node.kernel import CollectiveCall, CollectiveOp, KernelOp, NodeKernel
+from npusim.node.collective import CollectiveCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from npusim.config.problem import GemmProblem, Problem, RowsProblem
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import TileOp
     from npusim.ir.program import Item, Touch
     from npusim.ir.tile import RingTile
     from npusim.node.collective import Algorithm, Kind
+    from npusim.timing.result import Approximation
 
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
 #: Rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
+#: What a kernel is to a layer: its parts in the table of a run, and in the node file's table of times.
+KernelRole = Literal["attention", "decode", "linear", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
+
+    schedule: str
+    problem: Problem | GemmProblem | RowsProblem
+    precision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKernel:
+    """Children that run one after the other; with ``is_fused`` in the launch of the kernel before."""
+
+    role: KernelRole
+    children: tuple[Child, ...]
+    is_fused: bool = False
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What a table calls it: its part of the layer, or its role."""
+        return self.name or self.role
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """A kernel as equal blocks on cores: ``resident`` share a core, a block alone takes ``block_fs``.
+
+    Blocks are not pre-empted: a core given away is given away until its blocks are done.
+    """
+
+    block_count: int
+    block_fs: int
+    resident: int
+    core_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """A kernel's time alone and what it uses of each shared resource, 0 to 1 of the device.
+
+    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
+    resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
+    ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
+    ``approximation`` how far they are from exact; ``bound_fs`` is the least time of the work.
+    """
+
+    alone_fs: int
+    launch_fs: int
+    issue_fs: int
+    demand: tuple[tuple[str, float], ...] = ()
+    waves: Waves | None = None
+    terms: tuple[tuple[str, float], ...] = ()
+    methods: tuple[str, ...] = ()
+    approximation: Approximation | None = None
+    bound_fs: int = 0
+
+    @property
+    def whole_fs(self) -> int:
+        """Return the time of a call by itself."""
+        return self.issue_fs + self.launch_fs + self.alone_fs
+
+
+#: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
+KernelTimer = Callable[[NodeKernel], KernelWork]
+
+
+@dataclass(slots=True)
+class KernelOp(TileOp):
+    """A launch in a queue of a device, for ``rows`` rows from ``row`` over batch and sequence."""
+
+    kernel: NodeKernel = field(default=NodeKernel("linear", ()))
+    row: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class CollectiveOp(TileOp):
+    """A rank's part in a collective over the partial sums of ``rows`` rows from ``row``."""
+
+    call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
+    row: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCall:
+    """Bytes over one device's host link; ``is_bulk``: keys and values of a layer, not a few rows."""
+
+    way: Literal["up", "down"]
+    size_bytes: int
+    is_bulk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """One device's share of attention on the host: what is computed, and what it reads from DRAM."""
+
+    child: Child
+    size_bytes: int
+    elements: int
+
+
+@dataclass(slots=True)
+class CopyOp(TileOp):
+    """A copy between host and device, beside what the device computes."""
+
+    call: CopyCall = field(kw_only=True)
+
+
+@dataclass(slots=True)
+class HostOp(TileOp):
+    """A rank's heads on the host's cores."""
+
+    call: HostCall = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +242,11 @@ def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Commun
 
 def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_bytes: int = 1) -> list[Task]:
     """Return the kernels of a block of rows, the first of them after other tasks."""
-    found = []
+    tasks = []
     for number, kernel in enumerate(block.kernels):
         op = KernelOp(f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows)
-        found.append(Task(op, () if number else after, size_bytes))
-    return found
+        tasks.append(Task(op, () if number else after, size_bytes))
+    return tasks
 
 
 def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:
@@ -148,6 +272,12 @@ def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queue
         phases=(ProgramPhase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),),
         flops=flops * ranks,
     )
+
+
+def operations(program: TileProgram) -> Iterator[Any]:
+    """Yield the operations that all ranks of a node program share, in program order."""
+    for phase in program.phases:
+        yield from phase.body(phase.blocks[0])
 
 
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:

@@ -10,10 +10,9 @@ from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, givers, list_endpoints, walk
-from npusim.node.driver import NodePlan, plan_collective
-from npusim.node.host import Host
-from npusim.node.kernel import CollectiveOp, CopyOp, HostOp, KernelOp
-from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Past, RunningCollective, femtoseconds
+from npusim.node.collective import PlannedCollective, plan_collective
+from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
+from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.result import NodeTiming
 from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import ResolvedOp
-    from npusim.node.kernel import CollectiveCall, KernelTimer, KernelWork
+    from npusim.node.collective import CollectiveCall
+    from npusim.node.program import KernelTimer, KernelWork
     from npusim.timing.result import Approximation
 
     Steps = Generator[Event, object, None]
@@ -113,7 +113,7 @@ class _Simulation:
         self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
         self.past = Past()
-        self.plans: dict[CollectiveCall, NodePlan] = {}
+        self.plans: dict[CollectiveCall, PlannedCollective] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
         self.terms: dict[str, float] = {}
@@ -198,13 +198,11 @@ class _Simulation:
         plan = self._plan(call)
         yield from self.devices[rank].claim(plan)
         if ordinal not in self.running:
-            self.running[ordinal] = RunningCollective(
-                self.fabric, self.devices, plan, call.size_bytes, self.node.between, self.past
-            )
+            self.running[ordinal] = RunningCollective(self.fabric, self.devices, plan, self.node.between, self.past)
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
 
-    def _plan(self, call: CollectiveCall) -> NodePlan:
+    def _plan(self, call: CollectiveCall) -> PlannedCollective:
         if call not in self.plans:
             plan = plan_collective(self.node, self.topology, call)
             core, taken = plan.driver.core, plan.driver.engine_count.value
@@ -245,7 +243,7 @@ class _Simulation:
             return self.timer(op.kernel).terms
         if isinstance(op, CopyOp | HostOp):
             return self.host.terms(op.call)
-        return self._plan(op.call).terms(op.call.size_bytes) if isinstance(op, CollectiveOp) else ()
+        return self._plan(op.call).terms() if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
         """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
@@ -271,7 +269,6 @@ class _Simulation:
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
-        closed = [p.closed_form.seconds(c.size_bytes) for p, c in zip(plans, self.calls, strict=True)]
         is_alone = not self.kernels
         return NodeTiming(
             method=_method(work for _, work in self.kernels),
@@ -296,28 +293,28 @@ class _Simulation:
             running_s=(_length(self.ran[0]), _length(self.ran[1])),
             exposed_s=seconds - (0 if is_alone else compute.busy_cycles / clock),
             alone_s=sum(w.launch_fs + w.alone_fs for _, w in self.kernels) / FEMTOSECONDS,
-            closed_form_s=sum(closed),
-            modes=tuple(f"{c.algorithm} by {c.driver} ({p.mode_name})" for c, p in zip(self.calls, plans, strict=True)),
+            closed_form_s=sum(plan.seconds for plan in plans),
+            modes=tuple(f"{p.call.algorithm} by {p.call.driver} ({p.mode_name})" for p in plans),
         )
 
     def _busiest_links(self) -> dict[str, int]:
         """Return, for each kind of link, the bytes that crossed the busiest one of them."""
-        found: dict[str, int] = {}
+        moved: dict[str, int] = {}
         for name, link in self.fabric.links.items():
             kind = name.partition(" ")[0]
-            found[kind] = max(found.get(kind, 0), link.total_bytes)
-        return {**found, **self.host.link_bytes()}
+            moved[kind] = max(moved.get(kind, 0), link.total_bytes)
+        return {**moved, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
         """Return the least time of kernels one after the other, and of each kind of link for its bytes."""
-        found = {
+        bounds = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()
             if name in self.node.links and self.node.links[name].model != "edges"
         }
         if self.kernels:
-            found["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))
-        return found
+            bounds["kernels"] = self._cycles(sum(work.bound_fs for _, work in self.kernels))
+        return bounds
 
 
 def _method(kernels: Iterable[KernelWork]) -> str:
@@ -326,9 +323,9 @@ def _method(kernels: Iterable[KernelWork]) -> str:
     return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
 
 
-def worst(found: Iterable[Approximation | None]) -> Approximation | None:
+def worst(approximations: Iterable[Approximation | None]) -> Approximation | None:
     """Return the approximation with the widest band; None if all times are exact."""
-    return max((a for a in found if a is not None), key=lambda a: a.band, default=None)
+    return max((a for a in approximations if a is not None), key=lambda a: a.band, default=None)
 
 
 def _length(intervals: list[tuple[int, int]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,9 +60,9 @@ class EventLog:
             if not count:
                 continue
             counter[label] += count
-            self._keep(kind, label, resolved, where)
+            self._locate(kind, label, resolved, where)
 
-    def _keep(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
+    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
         """Keep one event for each lane with an element in ``where``."""
         for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
@@ -80,9 +80,24 @@ class EventLog:
                 int(where[lane].sum()),
                 self.position,
             )
-            self.first.setdefault(kind, event)
-            if len(self.events) < EVENTS_KEPT:
-                self.events.append(event)
+            self._keep(event)
+
+    def _keep(self, event: NumericEvent) -> None:
+        self.first.setdefault(event.kind, event)
+        if len(self.events) < EVENTS_KEPT:
+            self.events.append(event)
+
+    def add(self, event: NumericEvent) -> None:
+        """Count the elements of an event, and keep it."""
+        (self.overflow if event.kind == "overflow" else self.nan)[event.operation] += event.count
+        self._keep(event)
+
+    def take(self, other: EventLog, where: str) -> None:
+        """Take over what another log has; ``where`` leads the names of its blocks."""
+        self.overflow.update(other.overflow)
+        self.nan.update(other.nan)
+        for event in other.events:
+            self._keep(replace(event, block=f"{where}, {event.block}"))
 
 
 def _finite_and_number(sources: Sequence[NDArray[Any]], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:

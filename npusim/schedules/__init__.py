@@ -16,20 +16,7 @@ from npusim.config.device import MACHINES
 from npusim.config.packaged import installed
 from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
-from npusim.schedules import (
-    allreduce,
-    flash,
-    fp8,
-    gemm,
-    gemm_allreduce,
-    layer,
-    offload,
-    pasa,
-    plugins,
-    split_kv,
-    standard,
-    tiling_allreduce,
-)
+from npusim.schedules import allreduce, flash, fp8, gemm, layer, pasa, plugins, split_kv, standard
 from npusim.schedules.define import unread_keys
 from npusim.schedules.registry import Schedule
 
@@ -43,7 +30,7 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
         (s.name, s.family): s
         for s in chain(
             *(flash.FLASH, pasa.SCHEDULES, flash.FAST, *(m.SCHEDULES for m in (fp8, split_kv, standard, gemm))),
-            *(m.SCHEDULES for m in (tiling_allreduce, gemm_allreduce, allreduce, offload, layer)),
+            *(m.SCHEDULES for m in (allreduce, layer)),
             flash.VOLTA_FLASH,
         )
     }

@@ -1,4 +1,10 @@
-"""Collectives of a node by themselves, and the fields that every node schedule has."""
+"""Collectives of a node, by themselves and beside the kernels of the next rows, and what all node schedules share.
+
+``tiling_allreduce`` is FastAttention's: the B x S rows are cut into blocks; while the collective of one
+block is on the links, the cores work on the next one.  The first block's compute and the last block's
+collective stay exposed.  Tiled blocks run attention and projection in one launch, as the paper's fused
+kernel; the baseline (``blocks: 1``) is three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
+"""
 
 from __future__ import annotations
 
@@ -7,19 +13,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.config.node import NODE_FAMILY
-from npusim.config.problem import CopyProblem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.node.program import Communication, RowBlock, node_program
+from npusim.node.program import Child, Communication, NodeKernel, RowBlock, cut_rows, node_program
 from npusim.node.topology import Topology
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from npusim.config.model import SpecModel
     from npusim.config.node import NodeDevice, NodeSpec
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
 
@@ -129,7 +136,14 @@ def check_ranks(node: NodeSpec, ranks: int) -> None:
         raise TilingError(f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices")
 
 
-def build(problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums) -> TileProgram:
+def element_bytes(precision: PartialSums) -> int:
+    """Return the bytes of one partial sum."""
+    return get_format(precision.partial).size_bytes
+
+
+def _collective(
+    problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums
+) -> TileProgram:
     """Return a collective over all devices of a node, ``problem.bytes`` on each."""
     node = device.node
     ranks = node.device_count.value
@@ -145,16 +159,116 @@ def build(problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _pr
     return node_program("allreduce", ranks, [RowBlock(0, 1, ())], comm, 0)
 
 
-def element_bytes(precision: PartialSums) -> int:
-    """Return the bytes of one partial sum."""
-    return get_format(precision.partial).size_bytes
+class GemmAllReduceTiling(OverlapTiling):
+    """Row blocks of a product and who drives the collective."""
+
+    # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
+    blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
+
+
+def _gemm_allreduce(
+    problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
+) -> TileProgram:
+    """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
+
+    Raises
+    ------
+    TilingError
+        More blocks than rows.
+    """
+    ranks = device.node.device_count.value
+    comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
+    blocks = [
+        RowBlock(row, rows, (NodeKernel("linear", (linear(rows, problem, precision),)),))
+        for row, rows in cut_rows(problem.m, tiling.blocks, tiling.first_share)
+    ]
+    return node_program("gemm_allreduce", ranks, blocks, comm, problem.flops())
+
+
+def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
+    """Return the product of ``rows`` rows of ``problem``, stored in the format of the partial sums."""
+    product = GemmProblem(m=rows, n=problem.n, k=problem.k, dtype=problem.dtype)
+    return Child("gemm", product, "" if precision.partial == product.dtype else f"output={precision.partial}")
+
+
+class TilingAllReduceTiling(OverlapTiling):
+    """Row blocks, who drives the collective, and which attention runs on a device."""
+
+    attention: str = Field(
+        default="auto", description="attention of one device; auto: two_level on ascend, flash on nvidia"
+    )
+
+
+def _tiling_allreduce(
+    problem: LayerProblem, tiling: TilingAllReduceTiling, device: NodeDevice, precision: PartialSums
+) -> TileProgram:
+    """Return attention, projection and AllReduce of one layer on ``problem.ranks`` devices.
+
+    Raises
+    ------
+    TilingError
+        More blocks than rows, or more ranks than devices.
+    """
+    comm = communication(device.node, problem.ranks, tiling, problem.hidden, element_bytes(precision))
+    name = prefill_attention(tiling.attention, device)
+    product = GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)
+    attention, blocks = problem.attention, []
+    for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):
+        pieces = tuple(Child(name, p) for p in row_pieces(attention, row, rows))
+        kernels = (
+            NodeKernel("attention", pieces),
+            NodeKernel("linear", (linear(rows, product, precision),), is_fused=tiling.blocks > 1),
+        )
+        blocks.append(RowBlock(row, rows, kernels))
+    return node_program("tiling_allreduce", problem.ranks, blocks, comm, problem.flops())
+
+
+def prefill_attention(name: str, device: NodeDevice) -> str:
+    """Return the schedule of attention that one device runs over rows of queries."""
+    return name if name != "auto" else "two_level" if device.each.family == "ascend" else "flash"
+
+
+def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
+    """Yield the attention problems of rows ``row .. row + rows`` over batch x sequence.
+
+    At most three: the end of a sequence, whole sequences, the beginning of one.  With a causal mask
+    a piece needs only the keys up to its last row.
+    """
+    at, end, length = row, row + rows, problem.seq_q
+    while at < end:
+        first = at % length
+        if first == 0 and end - at >= length:
+            whole = (end - at) // length
+            yield problem.model_copy(update={"batch": whole})
+            at += whole * length
+            continue
+        count = min(end, at - first + length) - at
+        keys, offset = problem.seq_kv, problem.causal_offset + first
+        if problem.causal:
+            keys = min(keys, offset + count)
+        yield problem.model_copy(update={"batch": 1, "seq_q": count, "seq_kv": keys, "causal_offset": offset})
+        at += count
 
 
 SCHEDULES = (
     node_schedule(
+        "tiling_allreduce",
+        "attention, projection and AllReduce by row blocks, FastAttention's overlap",
+        _tiling_allreduce,
+        tiling=TilingAllReduceTiling,
+        problem=LayerProblem,
+    ),
+    node_schedule(
+        "gemm_allreduce",
+        "a product, its AllReduce beside the next rows",
+        _gemm_allreduce,
+        tiling=GemmAllReduceTiling,
+        problem=GemmProblem,
+    ),
+    node_schedule(
         "allreduce",
         "a collective by itself: start, protocol, bandwidth",
-        build,
+        _collective,
         tiling=AllReduceTiling,
         problem=CopyProblem,
     ),

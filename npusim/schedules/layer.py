@@ -1,32 +1,64 @@
-"""A decoder layer of our own programs: norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce.
+"""A decoder layer of our own programs, a model of such layers, and layers whose K and V lie on the host.
 
-A model is such layers one after the other, some with K and V on the host, and the vocabulary's product.
-Every model has root mean square norms and rotary embeddings here, whatever its own are: a small part of a layer.
+A layer is norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
+after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
+norms and rotary embeddings here, whatever its own are: a small part of a layer.
+
+Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
+``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and brings the result
+up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V go down beside them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.config.problem import GemmProblem, ModelProblem, RowsProblem
-from npusim.config.tiling import Field
+from npusim.config.problem import GemmProblem, ModelProblem, RowsProblem, SharedProblem
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.node.kernel import Child, NodeKernel
-from npusim.node.memory import plan, refuse_too_large
-from npusim.node.program import COMPUTE, RowBlock, Task, block_tasks, cut_rows, task_program
-from npusim.schedules.allreduce import OverlapTiling, check_ranks, communication, element_bytes, node_schedule
-from npusim.schedules.offload import attention_kernel, attention_tasks, check_host
-from npusim.schedules.tiling_allreduce import row_pieces
+from npusim.formats import get_format
+from npusim.node.memory import memory_plan, refuse_too_large
+from npusim.node.program import (
+    COMPUTE,
+    CPU,
+    DOWN,
+    UP,
+    Child,
+    CopyCall,
+    CopyOp,
+    HostCall,
+    HostOp,
+    NodeKernel,
+    RowBlock,
+    Task,
+    block_tasks,
+    cut_rows,
+    task_program,
+)
+from npusim.schedules.allreduce import (
+    OverlapTiling,
+    PartialSums,
+    check_ranks,
+    communication,
+    element_bytes,
+    node_schedule,
+    prefill_attention,
+    row_pieces,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.node import NodeDevice
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
     from npusim.node.program import Communication
-    from npusim.schedules.allreduce import PartialSums
-    from npusim.schedules.offload import Strategy
+    from npusim.schedules.registry import Schedule
+
+Strategy = Literal["none", "classic", "cooperative"]
 
 
 class LayerTiling(OverlapTiling):
@@ -71,14 +103,14 @@ def periods(
     on_host = layers_on_host(problem, tiling, device)
     refuse_too_large(problem, device, on_host, tiling.output)
     counts: Mapping[Strategy, int] = {tiling.offload: on_host, "none": problem.layers - on_host}
-    found = [
+    programs = [
         Period(_layer(problem, tiling, device, precision, strategy), count)
         for strategy, count in counts.items()
         if count
     ]
     if problem.vocab:
-        found.append(Period(_head(problem), 1))
-    return tuple(found)
+        programs.append(Period(_head(problem), 1))
+    return tuple(programs)
 
 
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
@@ -92,16 +124,17 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
     asked = cpu if cpu is not None else None if gpu is None else layers - gpu
     if tiling.offload == "none":
         if asked:
-            said = "gpu_layers" if cpu is None else "cpu_layers"
+            field = "gpu_layers" if cpu is None else "cpu_layers"
             raise TilingError(
-                f"{said}: K and V of {asked} layers on the host, but offload=none; take offload=cooperative, or classic"
+                f"{field}: K and V of {asked} layers on the host, but offload=none; "
+                "take offload=cooperative, or classic"
             )
         return 0
     check_host(device, tiling.offload)
-    return plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
+    return memory_plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
 
 
-def build(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
+def _model(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
     """Return the layer of which a model has most."""
     return max(periods(problem, tiling, device, precision), key=lambda p: p.count).program
 
@@ -189,11 +222,108 @@ def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bo
     return NodeKernel("linear", (Child("gemm", GemmProblem(m=m, n=n, k=k, dtype=p.dtype)),), is_fused, name)
 
 
+class OffloadTiling(Tiling):
+    """Which attention the devices run."""
+
+    attention: str = Field(
+        default="auto",
+        description="of a device; auto: what the node's file states for decoding, else split_kv; or a schedule's name",
+    )
+
+
+def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKernel:
+    """Return attention on the devices: the kernel of the node's file, or a schedule of ours."""
+    if problem.seq_q > 1:
+        return NodeKernel("attention", (Child(prefill_attention(name, device), problem),))
+    table = device.node.kernels
+    is_stated = name == "auto" and table is not None and table.decode is not None
+    child = Child("split_kv" if name == "auto" else name, problem)
+    return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
+
+
+def attention_tasks(
+    problem: Problem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
+) -> list[Task]:
+    """Return attention with K and V where ``strategy`` keeps them; the last task has its result.
+
+    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.
+
+    Raises
+    ------
+    TilingError
+        The node's file lacks what the strategy needs: a link to the host, or its cores.
+    """
+    check_host(device, strategy)
+    kernel = attention_kernel(problem, name, device)
+    width = get_format(problem.dtype).size_bytes
+    row = problem.batch * width
+    block = RowBlock(0, problem.batch * problem.seq_q, (kernel,))
+    if strategy == "none":
+        return block_tasks(0, block, after)
+    if problem.seq_q > 1:  # K and V go down beside the attention that reads them
+        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", problem.kv_bytes(), is_bulk=True))
+        return [Task(down, after), *block_tasks(0, block, after)]
+    kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
+    if strategy == "classic":
+        up = CopyOp("upload 0", UP, "UP", (), call=CopyCall("up", problem.kv_bytes(), is_bulk=True))
+        return [Task(up, after), *block_tasks(0, block, (first,), problem.kv_bytes())]
+    q, o = problem.heads * problem.head_dim * row, problem.heads * problem.value_head_dim * row
+    computed = Child("flash", problem)  # FlashAttention-2 in the host's own arithmetic
+    host = HostCall(computed, problem.kv_bytes(), problem.group_size * problem.kv_bytes() // width)
+    return [
+        Task(CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", q + kv)), after),
+        Task(HostOp("cpu 0", CPU, "CPU", (), call=host), (first,), q + kv),
+        Task(CopyOp("return 0", UP, "UP", (), call=CopyCall("up", o)), (first + 1,), o),
+    ]
+
+
+def check_host(device: NodeDevice, strategy: Strategy) -> None:
+    """Raise `TilingError` where a node's file lacks what a strategy needs."""
+    node = device.node
+    if strategy != "none" and node.pcie is None:
+        raise TilingError(
+            f"{node.name}: pcie: missing; offloading needs a link between host and devices in the node's file"
+        )
+    if strategy == "cooperative" and node.cpu is None:
+        raise TilingError(
+            f"{node.name}: cpu: missing; cooperative offloading needs the host's cores in the node's file"
+        )
+
+
+def _offload(
+    strategy: Strategy, problem: SharedProblem, tiling: OffloadTiling, device: NodeDevice, _precision: PartialSums
+) -> TileProgram:
+    """Return attention of one layer whose K and V lie on the host.
+
+    Raises
+    ------
+    TilingError
+        More ranks than devices, or a node whose file has no host.
+    """
+    check_ranks(device.node, problem.ranks)
+    tasks = attention_tasks(problem.attention, strategy, tiling.attention, device)
+    return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
+
+
+def _offload_schedule(strategy: Strategy, summary: str) -> Schedule:
+    return node_schedule(
+        f"offload_{strategy}",
+        summary,
+        partial(_offload, strategy),
+        tiling=OffloadTiling,
+        problem=SharedProblem,
+        precisions=MappingProxyType({"stored": PartialSums("stored", "input")}),
+        hw="v100_x8",
+    )
+
+
 SCHEDULES = (
+    _offload_schedule("classic", "K and V on the host: uploaded, attention on the devices"),
+    _offload_schedule("cooperative", "K and V on the host: attention on its cores, Q down and O up"),
     node_schedule(
         "layer",
         "a whole model, layer by layer: prefill, or a decoding step",
-        build,
+        _model,
         tiling=LayerTiling,
         problem=ModelProblem,
     ),

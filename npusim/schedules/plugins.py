@@ -57,13 +57,15 @@ def machine(family: str) -> type[Machine]:
 
     Raises `SpecError`: no such family, a module that fails to import, no class under the name.
     """
-    place = installed(MACHINES).get(family)
-    if place is None:
+    entry_point = installed(MACHINES).get(family)
+    if entry_point is None:
         raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
-    module, _, wanted = place.partition(":")
+    module, _, wanted = entry_point.partition(":")
     kind: Any = getattr(_module(module), wanted, None)
     if not isinstance(kind, type) or not issubclass(kind, Machine) or kind.build is Machine.build:
-        raise SpecError(f"{place}: entry point {family!r} of {MACHINES} is no npusim.machine.Machine with a build()")
+        raise SpecError(
+            f"{entry_point}: entry point {family!r} of {MACHINES} is no npusim.machine.Machine with a build()"
+        )
     return kind
 
 

@@ -50,11 +50,11 @@ def estimate(
     heads = problem.batch * problem.heads
     blocks = heads * ceil_div(problem.seq_q, rows)
     tiles = heads * problem.attended_pairs() / (rows * keys)
-    found = {"program": blocks * BLOCK_S}
-    found["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
+    seconds = {"program": blocks * BLOCK_S}
+    seconds["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
     if bits is not None:
-        found["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (_sizes(problem) + 1) / 2
-    return found
+        seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (_sizes(problem) + 1) / 2
+    return seconds
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

@@ -40,7 +40,7 @@ STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def chosen_tensors(request: Request) -> tuple[Tensors | None, dict[str, float]]:
+def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float]]:
     """Return the tensors given, or those that the workload's recipe changes, and their scales.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
@@ -49,23 +49,23 @@ def chosen_tensors(request: Request) -> tuple[Tensors | None, dict[str, float]]:
     Raises `TensorError` as `load_tensors`, where a value is beyond what ``dtype`` holds, and where tensors given
     are not of the workload that is named beside them.
     """
-    r, load, dtype = request, request.load(), request.dtype
+    r, dtype = request, request.dtype
     if r.tensors is not None:
-        found = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
+        tensors = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
         if r.workload is not None:
-            _check_workload(found, load)
+            _check_workload(tensors, load)
     elif load.tensors is None or not load.data.changes_tensors:
         return None, {}
     else:
-        found = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
+        tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
     if dtype == "float8_e4m3fn":
-        return quantise(found)
-    return (found if dtype is None else _rounded(found, dtype)), {}
+        return quantise(tensors)
+    return (tensors if dtype is None else _rounded(tensors, dtype)), {}
 
 
-def _check_workload(found: Tensors, load: Workload) -> None:
+def _check_workload(tensors: Tensors, load: Workload) -> None:
     """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
-    q, k, v = (found[n].shape for n in NAMES)
+    q, k, v = (tensors[n].shape for n in NAMES)
     shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads split a group
     if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
         raise TensorError(
@@ -76,8 +76,8 @@ def _check_workload(found: Tensors, load: Workload) -> None:
 
 def _rounded(tensors: Tensors, dtype: str) -> Tensors:
     """Return the tensors in another format."""
-    found = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
-    for name, values in found.items():
+    rounded = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
+    for name, values in rounded.items():
         lost = np.isinf(values)
         if lost.any():
             first = tuple(int(i[0]) for i in np.nonzero(lost))
@@ -85,7 +85,7 @@ def _rounded(tensors: Tensors, dtype: str) -> Tensors:
                 f"dtype: {int(lost.sum())} values of {name} are beyond {dtype}'s largest, "
                 f"{get_format(dtype).max_finite:g}; the first is {tensors[name][first]!s} at {first}"
             )
-    return found
+    return rounded
 
 
 def load_tensors(
@@ -115,17 +115,17 @@ def load_tensors(
     raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
-    found, chosen = _pick(raw, prefix, where)
-    for name, values in found.items():
+    tensors, chosen = _pick(raw, prefix, where)
+    for name, values in tensors.items():
         if not isinstance(values, np.ndarray):
             kind = type(values).__name__
             raise TensorError(f"{where}: {name} is a {kind}; a numpy array needed")
         ends = _sequence_ends(raw, chosen, name) if layout == "tnd" else None
-        found[name] = _as_bnsd(name, values, layout, where, head_dim=head_dim, ends=ends)
-    for name, values in found.items():
+        tensors[name] = _as_bnsd(name, values, layout, where, head_dim=head_dim, ends=ends)
+    for name, values in tensors.items():
         _check(name, values, where)
-    _check_together(found, where)
-    return found
+    _check_together(tensors, where)
+    return tensors
 
 
 def load_projection(
@@ -144,14 +144,15 @@ def load_projection(
     key = f"{_pick(raw, prefix, where)[1]}w_o"
     if key not in raw:
         return None
-    found = raw[key]
-    _check(key, found, where)
-    if found.ndim != 2 or found.shape[0] != width:
-        turned = "; this one is transposed" if found.ndim == 2 and found.shape[1] == width else ""
+    projection = raw[key]
+    _check(key, projection, where)
+    if projection.ndim != 2 or projection.shape[0] != width:
+        turned = "; this one is transposed" if projection.ndim == 2 and projection.shape[1] == width else ""
         raise TensorError(
-            f"{where}: {key} has shape {found.shape}; (heads x head size, hidden) = ({width}, hidden) needed{turned}"
+            f"{where}: {key} has shape {projection.shape}; "
+            f"(heads x head size, hidden) = ({width}, hidden) needed{turned}"
         )
-    return _rounded({key: found}, dtype)[key]
+    return _rounded({key: projection}, dtype)[key]
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -239,8 +240,8 @@ def _as_bnsd(
 
 def _sequence_ends(raw: Mapping[str, NDArray[Any]], prefix: str, name: str) -> NDArray[Any] | None:
     """Return where each sequence of packed tokens ends; None where the file does not say."""
-    own = "q" if name == "q" else "k"
-    for key in (f"{prefix}cu_seqlens_{own}", f"{prefix}cu_seqlens", "cu_seqlens"):
+    letter = "q" if name == "q" else "k"
+    for key in (f"{prefix}cu_seqlens_{letter}", f"{prefix}cu_seqlens", "cu_seqlens"):
         if key in raw:
             ends = np.asarray(raw[key]).reshape(-1)
             return ends[1:] if len(ends) and ends[0] == 0 else ends
@@ -255,15 +256,15 @@ def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dic
     even and saturated.  A tensor of zeros, or one in ``fmt`` already, keeps the scale 1.
     """
     limit = get_format(fmt).max_finite
-    found, scales = {}, {}
+    stored, scales = {}, {}
     for name, values in tensors.items():
         is_done = values.dtype == get_format(fmt).dtype
         largest = 0.0 if is_done else float(np.abs(values.astype(np.float64)).max())
         scale = float(np.float32(largest / limit)) or 1.0
         scales[f"{name}_scale"] = scale
         wide = values.astype(np.float64) / scale
-        found[name] = values if is_done else cast(wide, fmt, overflow="saturate")
-    return found, scales
+        stored[name] = values if is_done else cast(wide, fmt, overflow="saturate")
+    return stored, scales
 
 
 def _check(name: str, values: NDArray[Any], where: str) -> None:
@@ -283,8 +284,8 @@ def _check(name: str, values: NDArray[Any], where: str) -> None:
             raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}")
 
 
-def _check_together(found: Tensors, where: str) -> None:
-    q, k, v = (found[n].shape for n in NAMES)
+def _check_together(tensors: Tensors, where: str) -> None:
+    q, k, v = (tensors[n].shape for n in NAMES)
     faults = []
     if not q[0] == k[0] == v[0]:
         faults.append(f"batch {q[0]}, {k[0]}, {v[0]}")
@@ -294,7 +295,7 @@ def _check_together(found: Tensors, where: str) -> None:
         faults.append(f"keys {k[2]} but values {v[2]}")
     if q[3] != k[3]:
         faults.append(f"head size {q[3]} of q but {k[3]} of k")
-    if len({found[n].dtype for n in NAMES}) != 1:
-        faults.append("dtypes " + ", ".join(str(found[n].dtype) for n in NAMES))
+    if len({tensors[n].dtype for n in NAMES}) != 1:
+        faults.append("dtypes " + ", ".join(str(tensors[n].dtype) for n in NAMES))
     if faults:
         raise TensorError(f"{where}: q {q}, k {k}, v {v} do not fit together: {'; '.join(faults)}")

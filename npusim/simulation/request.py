@@ -6,12 +6,14 @@ It imports nothing of weight, since a help text is made of it.
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
 
@@ -27,16 +29,15 @@ if TYPE_CHECKING:
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
 
-__all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "command", "refuse"]
+__all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "RunOptions", "command", "refuse"]
 
+Function = TypeVar("Function", bound="Callable[..., Any]")
 DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
-
-_WHAT, _WHERE, _HOW, _BITS, _OUTPUT = "What to compute", "On what", "How", "Bits", "Output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ class Option:
 
     ``names`` are its spellings, ``metavar`` what stands for its value (empty: a flag), ``panel`` the heading
     of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
-    default as it is typed, ``shown`` what the help says of that; ``asks`` says whether it
-    changes what is run, not only what is shown of it; ``needs`` are words of `NEEDS`, without which
+    default as it is typed, ``shown`` what the help says of that; ``needs`` are words of `NEEDS`, without which
     nothing reads it.
     """
 
@@ -57,18 +57,29 @@ class Option:
     choices: tuple[str, ...] = ()
     typed: object = None
     shown: str | bool = True
-    asks: bool = True
     needs: tuple[str, ...] = ()
 
 
-def _option(names: str, metavar: str, panel: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
-    """Return a field of a request that a command line can say."""
-    more["needs"] = tuple(needs.split())
+def names_and_metavar(usage: str) -> tuple[tuple[str, ...], str]:
+    """Return the names of an option and what stands for its value, of ``--out -o DIR``; empty for a flag."""
+    names = tuple(word for word in usage.split() if word.startswith("-"))
+    return names, " ".join(usage.split()[len(names) :])
+
+
+def _option(panel: str, usage: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
+    """Return a field of a request that a command line can say: ``usage`` are its names and what stands for a value."""
+    names, metavar = names_and_metavar(usage)
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
-    spelled = (names,) if "/" in names else tuple(names.split())
-    return field(default=default, metadata={"option": Option(spelled, metavar, panel, text, **more)})
+    more.setdefault("shown", bool(metavar or "choices" in more))
+    return field(
+        default=default, metadata={"option": Option(names, metavar, panel, text, needs=tuple(needs.split()), **more)}
+    )
 
 
+#: Headings of options that change what is run, and of those that change what is computed or shown of it.
+_ASKED, _SHOWN = ("What to compute", "On what", "How"), ("Bits", "Output")
+_what, _where, _how = (partial(_option, panel) for panel in _ASKED)
+_bits, _output = (partial(_option, panel) for panel in _SHOWN)
 #: What may be there or not in a run, and what is said of options that need it where it is not.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
@@ -100,197 +111,128 @@ class Request:
     """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
 
     schedule: str = field(kw_only=False)
-    workload: str | Path | Workload | None = _option(
-        "--workload -w",
-        "NAME|FILE",
-        _WHAT,
+    workload: str | Path | Workload | None = _what(
+        "--workload -w NAME|FILE",
         "Model: a name of npusim workload list, or your own .yaml.",
         needs="model",
         shown=DEFAULT_WORKLOAD,
     )
-    seq: int | None = _option("--seq", "TOKENS", _WHAT, "Queries and keys: 4096, or 8k.", needs="workload")
-    seq_q: int | None = _option("--seq-q", "TOKENS", _WHAT, "Queries alone.", needs="workload")
-    seq_kv: int | None = _option("--seq-kv", "TOKENS", _WHAT, "Keys alone.", needs="workload")
-    phase: Literal["prefill", "decode"] | None = _option(
+    seq: int | None = _what("--seq TOKENS", "Queries and keys: 4096, or 8k.", needs="workload")
+    seq_q: int | None = _what("--seq-q TOKENS", "Queries alone.", needs="workload")
+    seq_kv: int | None = _what("--seq-kv TOKENS", "Keys alone.", needs="workload")
+    phase: Literal["prefill", "decode"] | None = _what(
         "--phase",
-        "",
-        _WHAT,
         "decode: one query a sequence, over all --seq keys.",
         choices=("prefill", "decode"),
         shown="prefill",
         needs="workload",
     )
-    batch: int | None = _option("--batch", "N", _WHAT, "Sequences.", needs="workload")
-    tensor_parallel: int | None = _option(
-        "--tensor-parallel --tp",
-        "N",
-        _WHAT,
-        "Devices that share the heads; one device's share is run.",
-        needs="workload",
+    batch: int | None = _what("--batch N", "Sequences.", needs="workload")
+    tensor_parallel: int | None = _what(
+        "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
     )
-    causal: bool | None = _option(
-        "--causal/--no-causal",
-        "",
-        _WHAT,
-        "Mask the future, or do not; default: as the workload says.",
-        shown=False,
-        needs="workload attention",
+    causal: bool | None = _what(
+        "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
     )
-    dtype: Dtype | None = _option(
+    dtype: Dtype | None = _what(
         "--dtype",
-        "",
-        _WHAT,
         "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
         choices=("float16", "bfloat16", "float8_e4m3fn", "float32"),
         shown="the workload's",
         needs="workload",
     )
-    ignore: Collection[str] = _option(
-        "--ignore",
-        "NAME,...",
-        _WHAT,
+    ignore: Collection[str] = _what(
+        "--ignore NAME,...",
         "Leave out what npusim does not model of the workload: window,softcap, ...",
         (),
         needs="workload attention",
     )
-    problem: AnyProblem | None = _option(
-        "--problem", "KEY=VALUE,...", _WHAT, "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
+    problem: AnyProblem | None = _what(
+        "--problem KEY=VALUE,...", "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
     )
-    hw: str | Path | DeviceSpec | NodeSpec | None = _option(
-        "--hw",
-        "NAME|FILE",
-        _WHERE,
+    hw: str | Path | DeviceSpec | NodeSpec | None = _where(
+        "--hw NAME|FILE",
         "Device: a name of npusim hw list, or your own .yaml.",
         shown=f"{DEFAULT_HW}, or what the schedule is for",
     )
-    overrides: Mapping[str, object] | None = _option(
-        "-C", "KEY=VALUE", _WHERE, "Change one number of the device, by its dotted key; may be repeated."
+    overrides: Mapping[str, object] | None = _where(
+        "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
     )
-    tiling: Mapping[str, object] | Tiling | None = _option(
-        "--tiling -t", "FIELD=VALUE,...", _HOW, "Tiling fields: -t block_kv=256,depth=2; may be repeated."
+    tiling: Mapping[str, object] | Tiling | None = _how(
+        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated."
     )
-    eager: bool = _option(
+    eager: bool = _how(
         "--eager",
-        "",
-        _HOW,
         "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).",
         False,
-        shown=False,
         needs="device",
     )
-    precision: str | None = _option(
-        "--precision",
-        "NAME[,FIELD=FORMAT]",
-        _HOW,
+    precision: str | None = _how(
+        "--precision NAME[,FIELD=FORMAT]",
         "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
         shown="the schedule's",
     )
-    arithmetic: str | None = _option(
-        "--arithmetic",
-        "NAME",
-        _HOW,
+    arithmetic: str | None = _how(
+        "--arithmetic NAME",
         "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
         needs="device",
     )
-    warm: bool = _option(
-        "--warm", "", _WHERE, "Inputs lie in L2 when the kernel starts.", False, shown=False, needs="device time"
-    )
-    method: str = _option(
-        "--method",
-        "NAME",
-        _HOW,
+    warm: bool = _where("--warm", "Inputs lie in L2 when the kernel starts.", False, needs="device time")
+    method: str = _how(
+        "--method NAME",
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
         "auto",
         needs="time",
     )
-    tensors: str | Path | Mapping[str, NDArray[Any]] | None = _option(
-        "--tensors",
-        "FILE|NAME",
-        _BITS,
+    tensors: str | Path | Mapping[str, NDArray[Any]] | None = _bits(
+        "--tensors FILE|NAME",
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
         needs="attention",
     )
-    prefix: str = _option(
-        "--prefix",
-        "TEXT",
-        _BITS,
+    prefix: str = _bits(
+        "--prefix TEXT",
         "Of the tensors' keys: <prefix>.q; needed where a file holds several.",
         "",
         shown=False,
-        asks=False,
         needs="attention tensors",
     )
-    layout: Layout = _option(
+    layout: Layout = _bits(
         "--layout",
-        "",
-        _BITS,
         "Axes of Q, K and V, in --tensors and in memory; bsh cuts heads of the workload's size.",
         "bnsd",
         choices=get_args(Layout),
         needs="attention",
     )
-    rows: Choice = _option(
-        "--rows",
-        "WHICH",
-        _BITS,
+    rows: Choice = _bits(
+        "--rows WHICH",
         "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
         "sample",
-        asks=False,
         needs="attention bits",
     )
-    heads: Choice = _option(
-        "--heads",
-        "WHICH",
-        _BITS,
-        "Heads to compute: sample, all, or 0,2.",
-        "sample",
-        asks=False,
-        needs="attention bits",
-    )
-    seed: int | None = _option(
-        "--seed", "N", _BITS, "Of tensors drawn from the workload's recipe.", asks=False, needs="attention bits drawn"
-    )
-    numerics: bool = _option(
-        "--no-numerics", "", _BITS, "Time only, no bits.", True, typed=False, shown=False, asks=False
-    )
-    diagnose: bool = _option(
+    heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="attention bits")
+    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="attention bits drawn")
+    numerics: bool = _bits("--no-numerics", "Time only, no bits.", True, typed=False)
+    diagnose: bool = _bits(
         "--diagnose",
-        "",
-        _BITS,
         "Ranges, resonance, underflow, mass lost and saturation too.",
         False,
-        shown=False,
-        asks=False,
         needs="attention device bits",
     )
-    presets: bool | None = _option(
+    presets: bool | None = _bits(
         "--presets/--no-presets",
-        "",
-        _BITS,
         "Show what the schedule's other presets give on the same rows.",
         False,
         typed=None,
         shown="where a schedule has some",
-        asks=False,
         needs="attention device bits",
     )
-    trace_groups: str | Sequence[int] = _option(
-        "--trace-groups",
-        "WHICH",
-        _OUTPUT,
-        "Core groups on the timeline: 0, or 0,7.",
-        (0,),
-        shown="0",
-        asks=False,
-        needs="time",
+    trace_groups: str | Sequence[int] = _output(
+        "--trace-groups WHICH", "Core groups on the timeline: 0, or 0,7.", (0,), shown="0", needs="time"
     )
-    window: tuple[float, float] | None = _option(
-        "--window",
-        "FROM:TO",
-        _OUTPUT,
+    window: tuple[float, float] | None = _output(
+        "--window FROM:TO",
         "Part of the timeline to write, in us: 0:50.",
         shown="all, of a long run its beginning",
-        asks=False,
         needs="time",
     )
     limit_s: float | None = None
@@ -307,18 +249,18 @@ class Request:
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Request:
-        """Return the request of those entries that it knows: a function's arguments, a file's fields."""
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+    def of(cls, entries: Mapping[str, Any]) -> Request:
+        """Return the request of those entries of a file that it knows."""
+        return cls(**{f.name: entries[f.name] for f in fields(cls) if f.name in entries})
 
     def sizes(self) -> dict[str, Any]:
         """Return what replaces a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
-        found = {name: getattr(self, name) for name in names}
+        sizes = {name: getattr(self, name) for name in names}
         if self.phase == "decode":
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
-            found["seq_q"] = 1
-        return found
+            sizes["seq_q"] = 1
+        return sizes
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
@@ -338,9 +280,9 @@ class Request:
         from npusim.config.node import load_machine
         from npusim.schedules import unread_keys
 
-        return load_machine(self.place(), self.overrides, unread_keys)
+        return load_machine(self.named_device(), self.overrides, unread_keys)
 
-    def place(self) -> str | Path | DeviceSpec | NodeSpec:
+    def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""
         from npusim.schedules import default_hw
 
@@ -352,20 +294,21 @@ class Request:
             return self.tiling or {}
         if "operators" not in kind.model_fields:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
-        given = dict(self.tiling or {})  # a Tiling yields its fields, a mapping is one
-        return {**given, "operators": "eager"}
+        return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
 
-    def refuse_unread(self, there: Collection[str]) -> None:
-        """Raise `SpecError` naming the options that are set and that nothing reads; ``there``: words of `NEEDS`."""
-        given = self.given()
+    def refuse_unread(self, features: Collection[str]) -> None:
+        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`."""
+        changed = self.changed()
         for need, why in NEEDS.items():
-            if need not in there:
-                refuse({name: value for name, value in given.items() if need in OPTIONS[name].needs}, why)
+            if need not in features:
+                refuse({name: value for name, value in changed.items() if need in OPTIONS[name].needs}, why)
 
-    def given(self) -> dict[str, object]:
+    def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
-        found = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
-        return {n: value for n, (value, usual) in found.items() if not isinstance(value, type(usual)) or value != usual}
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
+        return {
+            n: value for n, (value, usual) in values.items() if not isinstance(value, type(usual)) or value != usual
+        }
 
     def attention(self) -> Problem:
         """Return one device's attention of the workload, sizes replaced."""
@@ -378,16 +321,16 @@ class Request:
         """
         if self.tensors is not None or self.arithmetic is not None or self.layout != "bnsd":
             return None
-        found: list[tuple[str, str]] = []
+        words: list[tuple[str, str]] = []
         for name, option in OPTIONS.items():
             value = getattr(self, name)
-            if not option.asks or value is None or value in (option.typed, ()):
+            if option.panel not in _ASKED or value is None or value in (option.typed, ()):
                 continue
-            said = _said(option, value)
-            if said is None:
+            of_option = _as_words(option, value)
+            if of_option is None:
                 return None
-            found += said
-        return tuple(found)
+            words += of_option
+        return tuple(words)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -395,7 +338,92 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 )
 
 
-def _said(option: Option, value: Any) -> list[tuple[str, str]] | None:
+class CallOptions(TypedDict, total=False):
+    """Options of one call: what to compute, on what, and how, as `Request` has them."""
+
+    workload: str | Path | Workload | None
+    seq: int | None
+    seq_q: int | None
+    seq_kv: int | None
+    phase: Literal["prefill", "decode"] | None
+    batch: int | None
+    tensor_parallel: int | None
+    causal: bool | None
+    dtype: Dtype | None
+    ignore: Collection[str]
+    problem: AnyProblem | None
+    hw: str | Path | DeviceSpec | NodeSpec | None
+    overrides: Mapping[str, object] | None
+    tiling: Mapping[str, object] | Tiling | None
+    eager: bool
+    precision: str | None
+    arithmetic: str | None
+    warm: bool
+    method: str
+
+
+class TensorOptions(CallOptions, total=False):
+    """Options of calls that may be given tensors."""
+
+    tensors: str | Path | Mapping[str, NDArray[Any]] | None
+    prefix: str
+    layout: Layout
+
+
+class SeedOptions(CallOptions, total=False):
+    """Options of calls whose tensors are drawn."""
+
+    seed: int | None
+
+
+class BitsOptions(TensorOptions, SeedOptions, total=False):
+    """Options of calls that compute bits."""
+
+    rows: Choice
+    heads: Choice
+    numerics: bool
+
+
+class RunOptions(BitsOptions, total=False):
+    """Options of a run, with those of what is shown of it."""
+
+    diagnose: bool
+    presets: bool | None
+    trace_groups: str | Sequence[int]
+    window: tuple[float, float] | None
+    limit_s: float | None
+    progress: Callable[[float], None] | None
+
+
+def takes_options(options: type) -> Callable[[Function], Function]:
+    """Show, in the signature of a function of ``**options``, each with its type and default; refuse others."""
+
+    def decorated(function: Function) -> Function:
+        *others, _ = inspect.signature(function).parameters.values()
+        known = {f.name: f for f in fields(Request)}
+        named = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=known[name].default, annotation=known[name].type
+            )
+            for name in options.__annotations__
+        ]
+        signature = inspect.signature(function).replace(parameters=[*others, *named])
+
+        @wraps(function)
+        def called(*positional: Any, **by_name: Any) -> Any:
+            try:
+                signature.bind(*positional, **by_name)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(*positional, **by_name)
+
+        called.__signature__ = signature  # type: ignore[attr-defined]  # what help and editors show
+        return cast("Function", called)
+
+    return decorated
+
+
+def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where no words stand for its value."""
     from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.config.tiling import Tiling
@@ -424,6 +452,6 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
     """Raise `SpecError` naming those options that are given, where they would change nothing."""
-    given = [name for name, value in options.items() if value is not None and value != ()]
-    if given:
-        raise SpecError(f"{', '.join(given)}: {why}")
+    names = [name for name, value in options.items() if value is not None and value != ()]
+    if names:
+        raise SpecError(f"{', '.join(names)}: {why}")

@@ -13,9 +13,9 @@ from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.invariance.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
-from npusim.numerics.inputs import array_source, recipe_source
-from npusim.simulation.inputs import chosen_tensors, read_tensors
-from npusim.simulation.simulate import run_request
+from npusim.simulation.inputs import read_tensors
+from npusim.simulation.plan import plan_of
+from npusim.simulation.simulate import run_plan, run_request
 from npusim.validate.alternatives import alternatives
 
 if TYPE_CHECKING:
@@ -99,14 +99,13 @@ def diff(
     NpusimError
         As `npusim.run`.
     """
-    base = run_request(request, is_bare=True)
+    plan = plan_of(request, is_bare=True)
+    base = run_plan(plan)
     problem = base.problem
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    given, _ = chosen_tensors(request)
-    source = recipe_source(problem) if given is None else array_source(given, problem.data)
-    return _Search(base, request, problem, source, out, on_tried).found()
+    return _Search(base, request, problem, plan.source(problem), out, on_tried).found()
 
 
 class _Search:

@@ -12,8 +12,8 @@ from npusim.config.cases import load_measurements
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
 from npusim.config.problem import ModelProblem
-from npusim.node.memory import longest, paper_layers, plan
-from npusim.simulation.node_layer import layer_problem
+from npusim.node.memory import longest, memory_plan, paper_layers
+from npusim.simulation.plan import layer_problem
 from npusim.validate.times import Predictor, validate_times
 from reports.nodes import study
 from reports.parts.document import Section, number, table
@@ -130,7 +130,8 @@ def models() -> dict[str, ModelProblem]:
     found = {}
     for name in NAMES:
         load = load_workload(name)
-        model = layer_problem(load, _machine(CAPACITIES[0]).node, {"seq": LENGTHS[0]}, kind=ModelProblem)
+        ranks = _machine(CAPACITIES[0]).node.device_count.value
+        model = layer_problem(load, load.problem(seq=LENGTHS[0], tensor_parallel=ranks), ranks, ModelProblem)
         assert isinstance(model, ModelProblem)
         found[name] = model
     found["pangu_38b, 12.6 B by its shapes"] = found["pangu_38b"].model_copy(update={"parameters": 0})
@@ -144,7 +145,7 @@ def layer_counts() -> Section:
         for capacity in CAPACITIES:
             for tokens in LENGTHS:
                 p = model.model_copy(update={"seq_q": tokens, "seq_kv": tokens})
-                printed, found = paper_layers(p, capacity), plan(p, _machine(capacity))
+                printed, found = paper_layers(p, capacity), memory_plan(p, _machine(capacity))
                 why = _cannot(p, printed, found.free_bytes)
                 own = str(found.gpu_layers) if found.free_bytes >= 0 else "does not fit"
                 rows.append([name, capacity // GIB, tokens // KIB, f"{printed:.1f}", own, p.layers, why])

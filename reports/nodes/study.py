@@ -14,9 +14,7 @@ from npusim.config.load import load_workload
 from npusim.config.node import load_node, load_node_device
 from npusim.config.problem import CopyProblem, LayerProblem
 from npusim.explore import explore
-from npusim.node.collective import collective
-from npusim.node.driver import alpha_beta, plan_collective
-from npusim.node.kernel import CollectiveCall
+from npusim.node.collective import CollectiveCall, alpha_beta, collective, plan_collective
 from npusim.node.program import cut_rows
 from npusim.node.reduction import execute
 from npusim.node.result import NodeTiming
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.node import NodeDevice
-    from npusim.node.collective import Algorithm, Collective
-    from npusim.node.driver import AlphaBeta
+    from npusim.node.collective import Algorithm, AlphaBeta, Collective
     from npusim.simulation.result import RunData
 
 __all__ = [

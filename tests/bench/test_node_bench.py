@@ -12,7 +12,7 @@ from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
 from npusim.config.problem import GemmProblem
 from npusim.node.machine import RunningCollective
-from npusim.simulation.node_run import time_on_node
+from npusim.simulation.node import time_on_node
 from tests.node.test_simulate import simulated_anew
 
 LIMIT_S = 1.0

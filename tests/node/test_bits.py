@@ -11,11 +11,8 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError, TensorError
-from npusim.node.collective import ALGORITHMS, collective
-from npusim.node.driver import plan_collective, shard_edges
-from npusim.node.kernel import CollectiveCall
-from npusim.node.orders import Sums
-from npusim.node.reduction import execute
+from npusim.node.collective import ALGORITHMS, CollectiveCall, collective, plan_collective
+from npusim.node.reduction import Sums, execute
 from npusim.node.topology import Topology
 
 if TYPE_CHECKING:
@@ -179,7 +176,7 @@ def test_allreduce_of_row_blocks_is_the_allreduce_of_all_rows_in_float64() -> No
 def test_no_transfer_cuts_an_element_apart(pair: NodeSpec) -> None:
     call = CollectiveCall("allreduce", "ring", "sm", 70_000_006, element_bytes=2)
     plan = plan_collective(pair, Topology(pair, 2), call)
-    chunks = shard_edges(plan, call.size_bytes)
+    chunks = plan.shard_edges()
     assert [c[0] for c in chunks] == [0, 11_666_668, 23_333_336]
     assert chunks[-1][-1] == 35_000_003
     assert all(a[-1] == b[0] for a, b in pairwise(chunks))

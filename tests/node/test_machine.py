@@ -13,7 +13,7 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.node import NodeDevice, NodeSpec, load_machine
 from npusim.config.problem import CopyProblem, LayerProblem, Problem
 from npusim.errors import SpecError, TilingError
-from npusim.node.kernel import KernelWork
+from npusim.node.program import KernelWork
 from npusim.node.simulate import worst
 from npusim.report.output import save_run
 from npusim.report.result_json import load_result

@@ -13,14 +13,14 @@ from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import ModelProblem, Problem, RowsProblem
 from npusim.errors import SpecError, TilingError
-from npusim.node.memory import longest, paper_layers, plan, shape_parameters
+from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
 from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
-from npusim.simulation.node_run import time_on_node
+from npusim.simulation.node import time_on_node
 
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True),
@@ -136,7 +136,7 @@ def test_the_printed_formula_and_the_corrected_one() -> None:
     printed = (8 * capacity - weights - 6 * 2048 * 7168 - 8 * 50272 * 7168) / kv
     assert paper_layers(opt, capacity) == pytest.approx(printed)
     assert printed > 48  # more layers than there are: it is not held between bounds
-    found = plan(opt, machine)
+    found = memory_plan(opt, machine)
     assert found.gpu_layers == 48
     assert found.tenants["vocabulary"] == 2 * 50272 * 7168
     assert found.tenants["intermediates"] == 2 * 2048 * (2 * 7168 + max(4 * 896, 3584))
@@ -144,7 +144,7 @@ def test_the_printed_formula_and_the_corrected_one() -> None:
     assert found.kv_bytes == kv // 8
     # Grouped heads: LLaMA2-70B keeps an eighth of what equation 35 says.
     llama = npusim.run("layer", hw=GPUS, workload="llama2_70b", seq=2048, numerics=False).problem
-    assert plan(llama, machine).kv_bytes * 8 == 4 * 8192 * 2048 // 8  # type: ignore[arg-type]
+    assert memory_plan(llama, machine).kv_bytes * 8 == 4 * 8192 * 2048 // 8  # type: ignore[arg-type]
 
 
 def test_the_longest_prompt_just_fits() -> None:
@@ -154,7 +154,7 @@ def test_the_longest_prompt_just_fits() -> None:
     for is_offloaded in (False, True):
         tokens = longest(opt, machine, is_offloaded=is_offloaded)
         for more, fits in ((0, True), (1, False)):
-            found = plan(opt.model_copy(update={"seq_q": tokens + more, "seq_kv": tokens + more}), machine)
+            found = memory_plan(opt.model_copy(update={"seq_q": tokens + more, "seq_kv": tokens + more}), machine)
             assert (found.fits if is_offloaded else found.cpu_layers == 0 and found.free_bytes >= 0) == fits
 
 

@@ -13,14 +13,13 @@ from npusim.config.node import NodeSpec, load_machine, load_node
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
-from npusim.node.driver import plan_collective
-from npusim.node.kernel import Child, CollectiveCall, KernelWork, NodeKernel, Waves, progress_rate
-from npusim.node.machine import RunningCollective
-from npusim.node.program import Communication, RowBlock, cut_rows, node_program
+from npusim.node.collective import CollectiveCall, plan_collective
+from npusim.node.machine import RunningCollective, progress_rate
+from npusim.node.program import Child, Communication, KernelWork, NodeKernel, RowBlock, Waves, cut_rows, node_program
 from npusim.node.result import NodeTiming
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
-from npusim.schedules.tiling_allreduce import row_pieces
+from npusim.schedules.allreduce import row_pieces
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:

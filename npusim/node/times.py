@@ -1,4 +1,4 @@
-"""Gives a node's kernels their work: by `timing` on one device, or from the table of the node's file."""
+"""Work of a node's kernels: from times of their children on one device, or from the table of the node's file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.node.kernel import KernelTimer, KernelWork, NodeKernel, Waves
+from npusim.errors import SpecError
 from npusim.node.machine import femtoseconds
+from npusim.node.program import KernelWork, NodeKernel, Waves
 from npusim.node.simulate import worst
-from npusim.simulation.node_bits import child_program, has_schedule
-from npusim.timing import METHODS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -20,44 +18,23 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
     from npusim.config.problem import GemmProblem, Problem
-    from npusim.node.kernel import Child
     from npusim.timing.result import TimingResult
 
 
-def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_schedules: bool) -> KernelWork | None:
+    """Return a kernel's work as the node's file states it; None where it is simulated.
 
-    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
-    that apart; what the host takes is a framework's overhead.
+    ``has_schedules``: whether the schedules of all its children have a mapping on the device's cores.
     """
-    known: dict[NodeKernel, KernelWork] = {}
-    times: dict[Child, TimingResult] = {}
-
-    def timer(kernel: NodeKernel) -> KernelWork:
-        if kernel not in known:
-            stated = _stated(kernel, node, device)
-            if stated is None:
-                for child in kernel.children:
-                    if child not in times:
-                        times[child] = simulated_child(child, node, device, method)
-                stated = _from_timing(kernel, [times[c] for c in kernel.children], device)
-            known[kernel] = stated
-        return known[kernel]
-
-    return timer
-
-
-def _stated(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec) -> KernelWork | None:
-    """Return a kernel's work as the node's file states it; None where it is simulated."""
     table = node.kernels
     if table is None:
         return None
     if kernel.role == "attention" and table.attention is not None:
         if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
             return _from_roof(kernel, table.others, device)  # one query has no block of rows
-        return _attention_from_table(kernel, node, table.attention, device, table.core or "")
+        return _attention_from_table(kernel, table.attention, *_cores_and_host(node, device))
     if kernel.role == "linear" and table.linear is not None:
-        return _linear_from_table(kernel, node, table.linear, device, table.core or "")
+        return _linear_from_table(kernel, table.linear, *_cores_and_host(node, device))
     if kernel.role == "decode" and table.decode is not None:
         problem = cast("Problem", kernel.children[0].problem)
         size = problem.kv_bytes()
@@ -65,7 +42,7 @@ def _stated(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec) -> KernelWor
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
         return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
-    if table.others is not None and not all(has_schedule(c.schedule, device) for c in kernel.children):
+    if table.others is not None and not has_schedules:
         return _from_roof(kernel, table.others, device)
     return None
 
@@ -97,18 +74,7 @@ def _roof(
     )
 
 
-def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
-    """Return the time of one child on its device, with the schedule's own tiling and precision."""
-    try:
-        return METHODS[method](child_program(child, device), device, trace_groups=())
-    except NpusimError as error:
-        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
-            text += "; a node's file may state its kernels' times instead (key kernels)"
-        raise type(error)(text) from error
-
-
-def _from_timing(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
+def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
     cycles = sum(r.cycles for r in results)
     launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
@@ -143,35 +109,29 @@ def _busiest(result: TimingResult) -> dict[str, float]:
     for uses in result.queues:
         for use in uses:
             totals[use.queue] += use.busy_cycles / len(result.queues)
-    found: dict[str, float] = defaultdict(float)
+    busiest: dict[str, float] = defaultdict(float)
     for name, used in totals.items():
         kind = name.partition(".")[0].rstrip("0123456789")
-        found[kind] = max(found[kind], used)
-    return found
+        busiest[kind] = max(busiest[kind], used)
+    return busiest
 
 
-def _attention_from_table(
-    kernel: NodeKernel, node: NodeSpec, table: AttentionTimes, device: DeviceSpec, core: str
-) -> KernelWork:
+def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count: int, host: HostSpec) -> KernelWork:
     """Return the work of attention as equal blocks on the device's cores."""
     problems = [cast("Problem", c.problem) for c in kernel.children]
-    rows = table.block_rows_count.value
-    count = sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
+    count = sum(p.batch * p.heads * ceil_div(p.seq_q, table.block_rows_count.value) for p in problems)
     seconds = sum(p.flops() for p in problems) / count / table.flops_per_s.value
-    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, device.core_count(core))
-    return _in_waves(kernel, waves, _host(node).attention_issue_s.value)
+    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, core_count)
+    return _in_waves(kernel, waves, host.attention_issue_s.value)
 
 
-def _linear_from_table(
-    kernel: NodeKernel, node: NodeSpec, table: LinearTimes, device: DeviceSpec, core: str
-) -> KernelWork:
+def _linear_from_table(kernel: NodeKernel, table: LinearTimes, core_count: int, host: HostSpec) -> KernelWork:
     """Return the work of a product as equal tiles on the device's cores."""
-    matmul = cast("GemmProblem", kernel.children[0].problem)
+    product = cast("GemmProblem", kernel.children[0].problem)
     m, n = table.block_m_count.value, table.block_n_count.value
-    count = ceil_div(matmul.m, m) * ceil_div(matmul.n, n)
-    seconds = 2 * m * n * matmul.k / table.flops_per_s.value
-    waves = Waves(count, femtoseconds(seconds), 1, device.core_count(core))
-    return _in_waves(kernel, waves, _host(node).linear_issue_s.value)
+    count = ceil_div(product.m, m) * ceil_div(product.n, n)
+    seconds = 2 * m * n * product.k / table.flops_per_s.value
+    return _in_waves(kernel, Waves(count, femtoseconds(seconds), 1, core_count), host.linear_issue_s.value)
 
 
 def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
@@ -188,7 +148,9 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
     )
 
 
-def _host(node: NodeSpec) -> HostSpec:
+def _cores_and_host(node: NodeSpec, device: DeviceSpec) -> tuple[int, HostSpec]:
+    """Return how many cores the table's blocks run on, and who issues their kernels."""
+    core_count = device.core_count((node.kernels and node.kernels.core) or "")
     if node.host is None:
         raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
-    return node.host
+    return core_count, node.host

@@ -1,0 +1,330 @@
+"""Runs a plan on a node: kernels take their work from ``timing`` or the node's table, bits are those of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from npusim import formats
+from npusim.config.load import load_device
+from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.tiling import Tiling, build_tiling
+from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.ir.check import check
+from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
+from npusim.node.collective import collective
+from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
+from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
+from npusim.node.reduction import execute
+from npusim.node.result import folded
+from npusim.node.simulate import simulate
+from npusim.node.times import simulated_work, stated_work
+from npusim.numerics.evaluate import evaluate, indices
+from npusim.numerics.inputs import projection_source
+from npusim.schedules import SCHEDULES, find_schedule
+from npusim.schedules.layer import layers_on_host, periods
+from npusim.simulation.arithmetic_uncertainty import Spread
+from npusim.simulation.estimate import estimate, refuse_beyond
+from npusim.simulation.plan import ComputedBits
+from npusim.timing import METHODS
+from npusim.timing.sanity import check_sanity
+from npusim.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node import NodeDevice, NodeSpec
+    from npusim.config.problem import Problem
+    from npusim.ir.program import TileProgram
+    from npusim.node.collective import Algorithm
+    from npusim.node.program import Child, KernelTimer, KernelWork, NodeKernel
+    from npusim.node.result import NodeTiming
+    from npusim.numerics.evaluate import Choice
+    from npusim.numerics.result import NumericResult
+    from npusim.schedules.allreduce import PartialSums
+    from npusim.schedules.layer import LayerTiling
+    from npusim.simulation.plan import Plan
+    from npusim.simulation.result import RunData
+    from npusim.timing.result import TimingResult
+
+US = 1e6  # microseconds a second
+#: Estimated seconds beyond which nobody waits for a sample that was not asked for.
+SAMPLE_S = 25
+NO_BITS = ComputedBits(inputs="none")
+
+
+def run_on_node(plan: Plan) -> RunData:
+    """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that says what is wrong."""
+    r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
+    groups = indices("trace_groups", r.trace_groups, machine.node.device_count.value) if r.trace_groups else ()
+    if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
+        refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
+    if isinstance(problem, ModelProblem):
+        program, timing = _model(plan, problem, machine, groups)
+        notes = _model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing)
+    else:
+        program = plan.schedule.build(problem, plan.tiling, machine, plan.precision)
+        check(program)
+        timing, notes = time_on_node(program, machine, r.method, groups), ()
+    bits = _bits(plan, program) if r.numerics else NO_BITS
+    return plan.result(program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
+
+
+# ---------------------------------------------------------------- time
+
+
+def child_program(child: Child, device: DeviceSpec) -> TileProgram:
+    """Return a child's tile program on its device, with the schedule's own tiling."""
+    schedule = find_schedule(child.schedule, device.family)
+    tiling = build_tiling(schedule.tiling, {})
+    return schedule.fitted(child.problem, tiling, device, schedule.precision(child.precision))[1]
+
+
+def has_schedule(name: str, device: DeviceSpec) -> bool:
+    """Return whether a schedule has a mapping on a device's cores."""
+    schedule = SCHEDULES.get((name, device.family))
+    return schedule is not None and not schedule.unsupported(device)
+
+
+def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
+    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+
+    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
+    that apart; what the host takes is a framework's overhead.
+    """
+    timed = cache(partial(simulated_child, node=node, device=device, method=method))
+
+    @cache
+    def timer(kernel: NodeKernel) -> KernelWork:
+        has_schedules = all(has_schedule(child.schedule, device) for child in kernel.children)
+        work = stated_work(kernel, node, device, has_schedules=has_schedules)
+        return work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
+
+    return timer
+
+
+def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
+    """Return the time of one child on its device, with the schedule's own tiling and precision."""
+    try:
+        return METHODS[method](child_program(child, device), device, trace_groups=())
+    except NpusimError as error:
+        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
+            text += "; a node's file may state its kernels' times instead (key kernels)"
+        raise type(error)(text) from error
+
+
+def time_on_node(
+    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = ()
+) -> NodeTiming:
+    """Return the time of a node program, its kernels by a named method, checked for sanity.
+
+    Raises
+    ------
+    SpecError
+        There is no such method, or the devices are not all joined.
+    """
+    if method not in METHODS:
+        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    node, device = machine.node, machine.each
+    timer = kernel_timer(node, device, method)
+    ranks = len(program.phases[0].blocks)
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
+    check_sanity(timing)
+    return timing
+
+
+def _model(
+    plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Sequence[int]
+) -> tuple[TileProgram, NodeTiming]:
+    """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
+    tiling = cast("LayerTiling", plan.tiling)
+    listed = periods(problem, tiling, machine, cast("PartialSums", plan.precision))
+    times = []
+    for period in listed:
+        check(period.program)
+        times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))
+    timing = folded(times, tiling.overhead_us / US * problem.layers)
+    check_sanity(timing)
+    most = max(listed, key=lambda p: p.count).program
+    return replace(most, flops=sum(p.program.flops * p.count for p in listed)), timing
+
+
+# ---------------------------------------------------------------- bits
+
+
+def _seconds(problem: SharedProblem, rows: Choice) -> float:
+    """Return an estimate of the seconds that the bits of all ranks take."""
+    chosen = sample_rows(problem.seq_q) if rows == "sample" else rows
+    return estimate(problem.whole, Tiling(), "auto", (chosen, "all"))["bits"]
+
+
+def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
+    """Return the bits of a node program, if there are any, and what is to be said of them."""
+    problem, machine = plan.problem, cast("NodeDevice", plan.device)
+    calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
+    if isinstance(problem, ModelProblem):
+        return NO_BITS
+    if type(problem) is SharedProblem:
+        return ComputedBits(_attention_bits(plan, problem, program))
+    if not calls or calls[0].kind != "allreduce":
+        return NO_BITS
+    ranks, fmt, algorithm = (
+        len(program.phases[0].blocks),
+        cast("PartialSums", plan.precision).partial,
+        calls[0].algorithm,
+    )
+    names = {c.schedule for op in operations(program) if isinstance(op, KernelOp) for c in op.kernel.children}
+    missing = sorted(name for name in names if not has_schedule(name, machine.each))
+    if missing or not isinstance(problem, LayerProblem):
+        why = f"bits not computed: {', '.join(missing)} has no mapping for {machine.each.family} cores"
+        return replace(NO_BITS, notes=(*([why] if missing else []), _sums_note(algorithm, ranks, fmt)))
+    if plan.request.rows == "sample" and (seconds := _seconds(problem, "sample")) > SAMPLE_S:
+        last = max(0, problem.seq_q - ROW_GRAIN)
+        why = (
+            f"bits not computed: a sample of all {problem.heads * ranks} heads would take about "
+            f"{format_duration(seconds)}; --rows {last}-{problem.seq_q - 1} computes the last rows"
+        )
+        return replace(NO_BITS, notes=(why,))
+    inputs, program_of = _layer_inputs(plan, problem), partial(child_program, device=machine.each)
+    layer = LayerEvaluation(program, problem, machine.node, fmt, inputs, program_of, plan.request.rows)
+    bits = layer.run(plan.request.progress)
+    note = (
+        f"{fmt} sums of {ranks} ranks by {algorithm}: relative RMSE {bits.sum_rmse:.2e} against the float64 sums of "
+        "the same partial sums"
+    )
+    return ComputedBits(
+        bits.numerics,
+        orders=tuple(Spread(order.name, *order.distance()) for order in bits.orders),
+        inputs=plan.inputs() + ("" if plan.projection is not None else ", W_o normal"),
+        notes=(note,),
+    )
+
+
+def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) -> NumericResult:
+    """Return the bits of the attention of all heads, by the device's kernel or by the host's."""
+    op = next(op for op in operations(program) if isinstance(op, KernelOp | HostOp))
+    child = op.call.child if isinstance(op, HostOp) else op.kernel.children[0]
+    machine, whole = cast("NodeDevice", plan.device), problem.whole
+    device = machine.each
+    if isinstance(op, HostOp) and machine.node.cpu is not None:
+        device = load_device(machine.node.cpu.device)
+    kv_heads = plan.workload.kv_heads if plan.tensors is None else plan.tensors["k"].shape[1]
+    if whole.heads % kv_heads == 0 and kv_heads < whole.kv_heads:
+        whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
+    attention = child_program(replace(child, problem=whole), device)
+    r = plan.request
+    return evaluate(attention, whole, plan.source(problem), rows=r.rows, progress=r.progress)
+
+
+def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
+    """Return the heads and the projection of a whole layer: those given, or drawn from its recipe."""
+    heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
+    if plan.tensors is not None:
+        kv_heads = plan.tensors["k"].shape[1]
+    elif heads == plan.workload.heads:
+        kv_heads = plan.workload.kv_heads
+    source, matrix, size = plan.source(layer), plan.projection, layer.value_head_dim
+    if matrix is None:
+        return LayerInputs(source, projection_source(layer, heads, layer.hidden), kv_heads)
+    return LayerInputs(source, lambda head: matrix[head * size : (head + 1) * size], kv_heads)
+
+
+def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
+    """Return how the sum of the collective's real order differs from float64, on normal samples."""
+    draw = np.random.default_rng(0)
+    sample = 4096  # elements: enough for two digits of the error
+    inputs = [formats.cast(draw.standard_normal(sample), fmt) for _ in range(ranks)]
+    other = "mesh" if algorithm == "ring" else algorithm
+    sums = {
+        name: execute(collective("allreduce", name, ranks), inputs, fmt)[0].astype(np.float64)
+        for name in ("ring", other)
+    }
+    exact = np.sum([part.astype(np.float64) for part in inputs], axis=0)
+    rmse = float(np.linalg.norm(sums[algorithm] - exact) / np.linalg.norm(exact))
+    differing = sums["ring"] != sums[other]
+    return (
+        f"{fmt} sums of {ranks} normal samples by {algorithm}: relative RMSE {rmse:.2e} against float64; "
+        f"{float(np.mean(differing)):.0%} differ in bits between ring and {other}"
+    )
+
+
+# ---------------------------------------------------------------- notes
+
+
+def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method: str) -> tuple[str, ...]:
+    """Return what a reader should know of the time: the collectives, and what they hide behind."""
+    node, notes = machine.node, list[str]()
+    calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
+    if calls:
+        ways = ", ".join(dict.fromkeys(timing.modes))
+        notes.append(
+            f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
+            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}"
+        )
+    if calls and timing.compute_s:
+        notes.append(
+            f"exposed communication {timing.exposed_s * US:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
+        )
+    if calls and calls[0].servers > 1:
+        notes.append(
+            f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
+            f"{calls[0].servers} equal ones in step, no traffic of others between them"
+        )
+    if "fitted kernels" in timing.method:
+        notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
+    return (*notes, *_beside(machine, program, method))
+
+
+def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
+    """Return what our own schedule takes where the node's file states another kernel's time."""
+    stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
+    table = machine.node.kernels
+    if not stated or table is None or table.decode is None or not machine.each.is_timed:
+        return ()
+    (child,) = stated[0].children
+    problem = cast("Problem", child.problem)
+    simulated = simulated_child(child, machine.node, machine.each, method)
+    rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").bytes_per_s.value
+    kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
+    return (
+        f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "
+        f"{child.schedule} {simulated.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
+    )
+
+
+def _issue(timing: NodeTiming) -> str:
+    """Return what the host needs to issue collectives, where its file says so."""
+    issue = (timing.allreduce_s - timing.running_s[1]) * US
+    return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
+
+
+def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
+    """Return what a model's run says: its latency or rate, its memory, where K and V are."""
+    memory, seconds = memory_plan(what, machine, output=tiling.output), timing.latency_s
+    rate = f"{format_duration(seconds)} of prefill"
+    if what.seq_q == 1:
+        rate = f"{what.batch / seconds:,.2f} tokens a second"
+    overhead = "no framework overhead (-t overhead_us=...)"
+    if tiling.overhead_us:
+        overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
+    printed = paper_layers(what, memory.capacity_bytes, output=tiling.output)
+    where = layers_on_host(what, tiling, machine)
+    stated = (what.parameters or shape_parameters(what)) / 1e9
+    shaped = f", its shapes {shape_parameters(what) / 1e9:.1f}" if what.parameters else ""
+    offloaded = "; ".join(
+        f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
+        for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
+        if not is_offloaded or memory.host_bytes is not None
+    )
+    return (
+        f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
+        f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}; "
+        f"K and V of {where} layers on the host; L_GPU = {memory.gpu_layers} of {what.layers}, "
+        f"by equation 37 as printed {printed:,.1f}",
+        f"longest prompt in tokens: {offloaded}",
+    )

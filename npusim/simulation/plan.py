@@ -1,0 +1,323 @@
+"""What is asked for, resolved: a plan is made once of a request, and a device and a node alike take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from npusim.config.node import NodeDevice, NodeSpec
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
+from npusim.config.tiling import build_tiling
+from npusim.config.workload import shared_heads
+from npusim.errors import SpecError
+from npusim.formats import get_format
+from npusim.numerics.inputs import array_source, recipe_source
+from npusim.schedules import find_schedule, is_of_models
+from npusim.simulation.inputs import chosen_tensors, load_projection
+from npusim.simulation.request import refuse
+from npusim.simulation.result import RunData
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import AnyProblem
+    from npusim.config.tiling import Tiling
+    from npusim.config.workload import Workload
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import References
+    from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import NumericResult
+    from npusim.schedules import Schedule
+    from npusim.schedules.allreduce import PartialSums
+    from npusim.schedules.precision import Precision
+    from npusim.simulation.arithmetic_uncertainty import Spread
+    from npusim.simulation.finite_alternatives import FiniteChoice
+    from npusim.simulation.inputs import Tensors
+    from npusim.simulation.request import Layout, Request
+    from npusim.simulation.result import PresetOutcome
+    from npusim.timing.result import TimingResult
+
+
+class Target(NamedTuple):
+    """The schedule and the device or node of a request; ``features`` are those of `NEEDS` that its run has."""
+
+    schedule: Schedule
+    device: DeviceSpec
+    features: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBits:
+    """Bits of a run with what is said of them, as `RunData` has it; ``inputs`` None: as the plan says."""
+
+    numerics: NumericResult | None = None
+    spread: tuple[Spread, ...] = ()
+    orders: tuple[Spread, ...] = ()
+    finite: tuple[FiniteChoice, ...] = ()
+    inputs: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run, resolved: enough to build its program, with another precision too.
+
+    ``device`` is a `NodeDevice` where a node runs, or one device a whole model.  ``tensors`` are Q, K and V as they
+    are given, None where the problem's recipe draws them; ``projection`` is W_o of a layer, where it is given.
+    """
+
+    request: Request
+    schedule: Schedule
+    device: DeviceSpec
+    features: frozenset[str]
+    workload: Workload
+    problem: AnyProblem
+    tiling: Tiling
+    precision: Precision
+    tensors: Tensors | None
+    projection: NDArray[Any] | None
+    ignored: tuple[str, ...]
+    #: What presets side by side are held against: computed once.
+    exact: References = field(default_factory=dict, repr=False, compare=False)
+
+    def source(self, problem: Problem) -> HeadSource:
+        """Return the inputs: those given, or those of the recipe."""
+        return recipe_source(problem) if self.tensors is None else array_source(self.tensors, problem.data)
+
+    def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
+        """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
+        precision: Any = self.precision
+        if changes and not changes.keys() <= {f.name for f in fields(precision)}:
+            raise SpecError(f"precision {precision.name}: has no field {', '.join(changes)}")
+        precision = replace(precision, **(changes or {}))
+        return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+    def inputs(self) -> str:
+        """Return what the inputs are, for the record."""
+        tensors = self.request.tensors
+        if tensors is not None:
+            return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
+        if not isinstance(self.problem, Problem):
+            return "none"
+        data = self.problem.data
+        seed = getattr(data, "seed", None)
+        return data.kind if seed is None else f"{data.kind}, seed {seed}"
+
+    def result(
+        self,
+        program: TileProgram,
+        timing: TimingResult | None,
+        bits: ComputedBits,
+        notes: tuple[str, ...],
+        presets: tuple[PresetOutcome, ...] = (),
+    ) -> RunData:
+        """Return the result of the plan."""
+        request, problem = self.request, self.problem
+        title = request.title(self.workload)
+        if isinstance(self.device, NodeDevice):
+            name = f"{request.schedule}-{self.device.node.name}-{title}"
+        elif isinstance(problem, Problem):
+            name = f"{self.schedule.name}-{title}-{problem.seq_kv}"
+        else:
+            name = f"{self.schedule.name}-{problem.flops() or 'bytes'}"
+        return RunData(
+            name=name,
+            schedule=request.schedule,
+            precision=self.precision.name,
+            formats=self.precision.formats(),
+            device=self.device,
+            workload=title,
+            inputs=self.inputs() if bits.inputs is None else bits.inputs,
+            problem=problem,
+            tiling=self.tiling,
+            program=program,
+            timing=timing,
+            numerics=bits.numerics,
+            spread=bits.spread,
+            orders=bits.orders,
+            finite=bits.finite,
+            notes=(*notes, *bits.notes),
+            ignored=self.ignored,
+            presets=presets,
+            asked=request.asked(),
+        )
+
+
+def target_of(request: Request, *, has_bits: bool) -> Target:
+    """Return what a request is to run; raise `SpecError` for options that nothing of it reads.
+
+    ``has_bits``: whether bits are computed, by the run or by who asks for it.
+    """
+    r, device = request, request.machine()
+    if is_of_models(r.schedule) and not isinstance(device, NodeDevice):
+        device = NodeDevice.alone(device)
+    is_one = not isinstance(device, NodeDevice)
+    schedule = find_schedule(r.schedule, device.family)
+    there = {
+        "workload": r.problem is None,
+        "model": r.problem is None or isinstance(r.problem, Problem),
+        "attention": issubclass(schedule.problem, Problem),
+        "device": is_one,
+        "time": not is_one or device.is_timed,
+        "tensors": r.tensors is not None,
+        "bits": has_bits and schedule.problem is not ModelProblem,
+        "drawn": r.tensors is None or not is_one,  # a node draws W_o
+    }
+    features = frozenset(name for name, is_there in there.items() if is_there)
+    request.refuse_unread(features)
+    return Target(schedule, device, features)
+
+
+def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
+    """Return what is asked for, resolved; raise a subclass of `NpusimError` that says what is wrong with it.
+
+    ``is_bare``: without bits and timeline, for those who compute bits in a way of their own.
+    """
+    schedule, device, features = target_of(request, has_bits=is_bare or request.numerics)
+    workload = request.load()
+    if is_bare:
+        request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
+    if request.dtype is None and request.problem is None and request.tensors is None:
+        request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
+    tensors, scales = chosen_tensors(request, workload)
+    projection, node = None, device.node if isinstance(device, NodeDevice) else None
+    if node is not None:
+        heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
+        refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
+        projection = load_projection(request.tensors, request.prefix, tensors)
+    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection)
+    problem = _stored(_seeded(problem, request.seed), request.layout, scales)
+    named = ",".join(filter(None, (request.precision, request.arithmetic and f"arithmetic={request.arithmetic}")))
+    if node is not None and not named and len(schedule.precisions) > 1:
+        named = str(getattr(problem, "dtype", "float16"))  # partial sums in the format of the inputs
+    precision = schedule.precision(named)
+    if node is not None:
+        problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
+    tiling_fields = request.chosen_tiling(schedule.tiling)
+    tiling = build_tiling(schedule.tiling, tiling_fields)
+    ignored: tuple[str, ...] = ()
+    if request.problem is None and isinstance(problem, Problem):
+        ignored = workload.ignored(problem.seq_kv, request.ignore)
+    return Plan(request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored)
+
+
+def _problem_of(
+    request: Request,
+    schedule: Schedule,
+    workload: Workload,
+    node: NodeSpec | None,
+    tensors: Tensors | None,
+    projection: NDArray[Any] | None,
+) -> Problem:
+    """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
+    sizes, ranks = request.sizes(), None
+    if node is not None:
+        ranks = sizes.pop("tensor_parallel") or node.device_count.value
+    if tensors is None:
+        attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
+    else:
+        attention = given_problem(workload, tensors, {**sizes, "dtype": None}, ranks or 1)  # they are rounded already
+    if not ranks:
+        return attention
+    kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
+    return layer_problem(workload, attention, ranks, kind, projection)
+
+
+def layer_problem(
+    workload: Workload,
+    attention: Problem,
+    ranks: int,
+    kind: type[SharedProblem] = LayerProblem,
+    projection: NDArray[Any] | None = None,
+) -> SharedProblem:
+    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a ``projection`` given.
+
+    Raises `SpecError` where the workload does not state its width, or what a model's layers need.
+    """
+    if not issubclass(kind, LayerProblem):
+        return kind.around(attention, ranks=ranks)
+    hidden = workload.hidden if projection is None else projection.shape[1]
+    if hidden is None:
+        raise SpecError(f"workload {workload.name}: hidden: missing; the output projection needs it")
+    if kind is not ModelProblem:
+        return kind.around(attention, ranks=ranks, hidden=hidden)
+    missing = [name for name in ("layers", "intermediate") if getattr(workload, name) is None]
+    if missing:
+        raise SpecError(f"workload {workload.name}: {', '.join(missing)}: missing; a model's layers need them")
+    return ModelProblem.around(
+        attention,
+        ranks=ranks,
+        hidden=hidden,
+        layers=workload.layers,
+        intermediate=workload.intermediate,
+        gated=workload.gated,
+        vocab=workload.vocab or 0,
+        parameters=workload.parameters or 0,
+    )
+
+
+def given_problem(workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1) -> Problem:
+    """Return the problem of one of ``devices`` that share the heads of the tensors given.
+
+    ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.
+    """
+    q, k, v = (tensors[name] for name in ("q", "k", "v"))
+    others = {n: value for n, value in sizes.items() if n != "causal"}
+    refuse(others, "sizes come from the tensors given; leave these options out")
+    heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
+    return workload.problem(
+        batch=q.shape[0],
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=q.shape[2],
+        seq_kv=k.shape[2],
+        head_dim=q.shape[3],
+        value_head_dim=v.shape[3],
+        causal=sizes.get("causal"),
+        dtype=str(q.dtype),
+    )
+
+
+def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
+    """Return the problem with its inputs' arrangement in memory and their scales."""
+    if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
+        return problem
+    return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
+
+
+def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
+    """Return the problem with another seed for its inputs."""
+    if seed is None or not isinstance(problem, Problem):
+        return problem
+    if "seed" not in type(problem.data).model_fields:
+        raise SpecError(f"seed: inputs of kind {problem.data.kind} are not drawn; leave it out")
+    if seed < 0:
+        raise SpecError(f"seed: {seed} must be at least 0")
+    data = problem.data.model_copy(update={"seed": seed})
+    return problem.model_copy(update={"data": data})
+
+
+def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt: str) -> AnyProblem:
+    """Return the problem of a node schedule: what is asked for, or the part of a layer that it runs.
+
+    ``fmt`` is the format of the partial sums, which a collective carries.  Raises `SpecError` for another kind of
+    problem, or a layer for fewer devices than all.
+    """
+    devices, kind = node.device_count.value, schedule.problem
+    if isinstance(problem, LayerProblem) and not issubclass(kind, SharedProblem):
+        if problem.ranks != devices:
+            raise SpecError(
+                f"tensor_parallel: {problem.ranks} ranks, but {schedule.name} runs on all {devices} devices of "
+                f"{node.name}; for fewer: -C device_count={problem.ranks}"
+            )
+        if kind is CopyProblem:
+            return CopyProblem(bytes=problem.rows * problem.hidden * get_format(fmt).size_bytes)
+        return GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)
+    if not isinstance(problem, kind):
+        words = {CopyProblem: "bytes", GemmProblem: "m, n and k"}.get(cast("Any", kind), "a layer of a workload")
+        raise SpecError(f"problem: {schedule.name} needs {words}, not a {type(problem).__name__}")
+    return problem
