@@ -20,7 +20,7 @@ from npusim.schedules import find_schedule
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import plan_of
 from npusim.simulation.sensitivity import sensitivity
-from npusim.simulation.simulate import flag_budget, run_request, simulate_program, warmed
+from npusim.simulation.simulate import run_request, simulate_program, warmed
 from npusim.timing.block_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
@@ -269,7 +269,7 @@ def prove(job: Job) -> list[int]:
 
 def _prove(built: Built) -> None:
     with with_origin(built.plan.schedule.origin):
-        check(built.program, flag_budget(built.plan.device))
+        check(built.program, built.plan.device.flags)
 
 
 def _of_result(index: int, point: Point, result: RunData) -> PointOutcome:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Allocator
-    from npusim.ir.cost import Pricing
-    from npusim.ir.program import Item, Queue
+    from npusim.ir.program import Item, Pricing, Queue
     from npusim.ir.tile import GlobalTensor
     from npusim.machines.frame import Frame
 

@@ -8,8 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
-from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, tensor_of
-from npusim.algorithms.table import choose
+from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
@@ -21,8 +20,7 @@ from npusim.ir.program import Loop as ProgramLoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from npusim.algorithms.phase import Phase, TileLoop, TileRun
-    from npusim.algorithms.table import Instruction, Stage, Table
+    from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
     from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
@@ -247,12 +245,12 @@ def _alike(t: GlobalTensor) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """A function of a cell and a tile that is told apart by what it does: one of a ``home``, by its name.
+    """A function of a cell and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
 
-    ``home`` stands for all that it depends on besides; programs in which that is alike share what it makes.
+    ``memo_key`` stands for all that it depends on besides; programs in which that is alike share what it makes.
     """
 
-    home: Hashable
+    memo_key: Hashable
     name: Hashable
     emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
 
@@ -267,8 +265,8 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, 
     Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
     """
     shape, at = shape_and_place(cell)
-    home = function.home if isinstance(function, Emitter) else None
-    return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), home)
+    memo_key = function.memo_key if isinstance(function, Emitter) else None
+    return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import DmaEngine, FixpipeEngine, RouteSpec
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.program import Cost
 from npusim.ir.residency import Residency, residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
 

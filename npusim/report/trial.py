@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.schedules import find_schedule
-from npusim.schedules.fit import effective
+from npusim.schedules.registry import effective
 from npusim.simulation.request import command
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
-from npusim.algorithms.precision import Accumulate
+from npusim.algorithms.flash import Accumulate
 from npusim.formats import ARITHMETICS
 from npusim.numerics.evaluate import named_choices
 from npusim.schedules import find_schedule

@@ -21,7 +21,6 @@ from npusim.machines.sm.core import occupancy
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -95,7 +94,7 @@ def test_bits_through_lanes_are_those_of_whole_tiles(
 ) -> None:
     what = problem(**changes)
     program = program_of(what, precision, **tiling)
-    check(program, flag_budget(V100))
+    check(program, V100.flags)
     lanes, tiles = output(program, what), output(on_tiles(program), what)
     assert lanes.keys() == tiles.keys() == {(0, 0), (0, 1)}
     for head, bits in lanes.items():

@@ -16,10 +16,9 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
-from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
-from npusim.ir.warps import WarpPlan
 from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
 from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
 from npusim.machines.sm.lanes import chained

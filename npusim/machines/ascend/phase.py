@@ -25,8 +25,7 @@ from npusim.machines.frame import Emitter, Frame, body, cell_at, shape_and_place
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Phase, TileRun
-    from npusim.algorithms.table import Instruction, Stage
+    from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import ProgramPhase
@@ -60,12 +59,12 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
-        self.home = home = interned(self._content(first_ring))
+        self.memo_key = memo_key = interned(self._content(first_ring))
         # One function a part for all cells: bodies are shared by what they are made of.
         self._check_states()
         self._check_handed()
-        self.parts = [Emitter(home, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
-        self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
+        self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
+        self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
 
     @cached_property
     def _works(self) -> tuple[Emitter, ...]:
@@ -76,7 +75,7 @@ class AscendPhase:
         of_products = interned(("products", self._products_content))
         return tuple(
             Emitter(
-                of_products if s.is_product else self.home,
+                of_products if s.is_product else self.memo_key,
                 ("work", s.name),
                 partial(self._stages, (s,), self.vectors[:1]),
             )
@@ -159,11 +158,13 @@ class AscendPhase:
 
     def build(self) -> ProgramPhase:
         """Return the phase of the program."""
-        makeup = self._makeup if self.parts else None
+        body_counts = self._body_counts if self.parts else None
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
-        return program_phase(self.frame, self.items, reread, home=self.home, makeup=makeup, bits=self._bits)
+        return program_phase(
+            self.frame, self.items, reread, memo_key=self.memo_key, body_counts=body_counts, bits=self._bits
+        )
 
-    def _makeup(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
+    def _body_counts(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
         visits = _visits(Itself(cells))
         for work in self._works:
@@ -291,7 +292,7 @@ class AscendPhase:
         parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
         behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
         shape, at = shape_and_place(cell)
-        return Body(_step, (parts, shape), (at, behind), self.home)
+        return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
     def _alone(self, cell: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""

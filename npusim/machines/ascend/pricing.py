@@ -10,8 +10,8 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorE
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.content import Itself, methods_of
-from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, memory_of
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.transfers import Transfers

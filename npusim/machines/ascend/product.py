@@ -20,8 +20,7 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.ascend.group import AscendGroup

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.table import bind
+from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
 from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move, pass_on
 from npusim.units import ceil_div, chunks
@@ -17,8 +17,7 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage, Table
+    from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp
     from npusim.ir.tile import Operand, RingTile, Tile

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.device import BankSpec
     from npusim.config.engine import VectorEngine, VectorOpSpec
     from npusim.config.quantity import Quantity
-    from npusim.ir.cost import Terms
+    from npusim.ir.program import Terms
 
 #: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
 #: that depend on one another have a barrier between them in PTO's kernels.

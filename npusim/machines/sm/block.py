@@ -16,8 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind
+from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Item
@@ -27,12 +26,10 @@ from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source
+    from npusim.ir.op import Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
-    from npusim.ir.warps import WarpPlan
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
 

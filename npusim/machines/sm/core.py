@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.warps import GroupWork, WarpPlan
+    from npusim.ir.op import GroupWork, WarpPlan
 
 EngineType = TypeVar("EngineType")
 

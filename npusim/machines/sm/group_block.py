@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.ir.op import TileOp
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork, TileOp
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import LDG, LSU, TENSOR, WARPS
@@ -22,8 +21,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.op import Step
     from npusim.ir.tile import RingTile
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost, Share
 from npusim.ir.op import Opcode
+from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import (
@@ -35,9 +35,8 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import GroupWork
 
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20

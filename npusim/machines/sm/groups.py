@@ -14,7 +14,7 @@ from npusim.config.device_tables import compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import REGISTER_BYTES, SM, SPILL, TENSOR, SmTiling, engine_of, occupancy, warp_issue
@@ -22,8 +22,7 @@ from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
-    from npusim.algorithms.table import Instruction
+    from npusim.algorithms.phase import Instruction, Phase
     from npusim.config.device import DeviceSpec
     from npusim.machines.sm.fields import GroupFields
 

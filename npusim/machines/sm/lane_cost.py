@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import Accumulator, Step, TileOp, WarpPlan
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import Accumulator, WarpPlan
     from npusim.layout.fragment import Fragment
 
     #: (row, column) -> element.

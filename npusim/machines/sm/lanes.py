@@ -15,7 +15,7 @@ from npusim.algorithms.flow import conflicts, flow, storage
 from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import Accumulator, WarpPlan
+from npusim.ir.op import Accumulator, WarpPlan
 from npusim.layout import (
     Arrangement,
     Chain,

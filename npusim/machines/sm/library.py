@@ -10,7 +10,7 @@ from npusim.config.engine import GroupMatrixEngine
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, SpecError
 from npusim.formats import get_format
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import SM, TENSOR, WARPS, SmTiling, engine_of, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS, plain_tiling

@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, WarpIssue
-from npusim.ir.cost import Cost
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile
 from npusim.machines.sm.core import SM, WARPS
 from npusim.machines.sm.group_cost import GroupModel
