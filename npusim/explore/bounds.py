@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.ir.content import Itself, interned, known_at, methods_of
+from npusim.ir.content import Itself, interned, memo, methods_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.walk import ends_of
 from npusim.simulation.variants import blocks_key
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Pricing
-    from npusim.ir.program import Body, Item, ProgramPhase, TileProgram
+    from npusim.ir.program import Body, Item, Pricing, ProgramPhase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 
@@ -51,11 +50,11 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
     core group does.  Bodies are looked at by how often they run, until the bound passes ``cutoff``: those
     that are left could only raise it.  0 where a machine does not say what its blocks are made of.
     """
-    if any(p.home is None for p in program.phases) or all(p.makeup is None for p in program.phases):
+    if any(p.memo_key is None for p in program.phases) or all(p.body_counts is None for p in program.phases):
         return Bound(0)
     works = _Works(program, device)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.
-    known = known_at(program.phases[-1].home, works.ends, "bounds")
+    known = memo(program.phases[-1].memo_key, works.ends, "bounds")
     key = (works.by, cutoff, blocks_key(program))
     if key not in known:
         groups = device.group_count.value
@@ -75,10 +74,10 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> Ints:
     """Return the work of each engine by core group; 0 for a phase without loops over tiles."""
     cycles = np.zeros((groups, works.queues), np.int64)
-    if phase.makeup is None:
+    if phase.body_counts is None:
         return cycles
     examples, held = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    bodies = list(phase.makeup(examples))
+    bodies = list(phase.body_counts(examples))
     often = held @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
     for number in np.argsort(-often.sum(axis=0), kind="stable").tolist():
         cycles += often[:, number, None] * works.of(bodies[number][0])
@@ -120,7 +119,7 @@ class _Works:
 
     def of(self, body: Body) -> Ints:
         """Return the work of a body, by queue."""
-        known = known_at(body.home, self.ends, "work")
+        known = memo(body.memo_key, self.ends, "work")
         key = (self.by, body.key)
         if key not in known:
             known[key] = np.zeros(self.queues, np.int64)

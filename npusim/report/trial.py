@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from npusim.errors import NpusimError
-from npusim.schedules.fit import effective
+from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
 from npusim.simulation.variants import Variant, Variants, work_key
 

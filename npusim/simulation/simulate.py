@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.ir.check import FlagBudget, check
+from npusim.ir.check import check
 from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.estimate import estimate, refuse_beyond
@@ -50,7 +50,7 @@ def run_plan(plan: Plan) -> RunData:
     program = warmed(program, device) if r.warm else program
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     with with_origin(plan.schedule.origin):
-        check(program, flag_budget(device))
+        check(program, device.flags)
 
     def timed() -> TimingResult | None:
         if not device.is_timed:
@@ -105,16 +105,6 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         outcomes.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(outcomes)
-
-
-def flag_budget(device: DeviceSpec) -> FlagBudget | None:
-    """Return how many flags the device has, for ``ir.check``; None where its file does not say."""
-    flags = device.flags
-    if flags is None:
-        return None
-    return FlagBudget(
-        flags.usable_event_ids_count.value, flags.cross_core_ids_count.value, flags.cross_core_counter_max_count.value
-    )
 
 
 def simulate_program(

@@ -24,7 +24,7 @@ from npusim.numerics.evaluate import needed_blocks
 from npusim.schedules import find_schedule
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import flag_budget, simulate_program, warmed
+from npusim.simulation.simulate import simulate_program, warmed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -113,7 +113,7 @@ class BuiltVariant:
     def check(self) -> None:
         """Raise what is wrong with the program: races and all else that a run is checked for."""
         with with_origin(self.plan.schedule.origin):
-            check(self.program, flag_budget(self.plan.device))
+            check(self.program, self.plan.device.flags)
 
     def timing(self) -> TimingResult | None:
         """Return the time of the checked program; None on a device without times."""
@@ -212,7 +212,7 @@ class _Scene:
 
 def program_key(program: TileProgram) -> Hashable:
     """Return what programs share that are one but for their tilings' words; None where that is not known."""
-    if any(phase.home is None for phase in program.phases):
+    if any(phase.memo_key is None for phase in program.phases):
         return None
     rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
     tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
@@ -221,7 +221,7 @@ def program_key(program: TileProgram) -> Hashable:
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
     """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
-    return tuple((p.home, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
-from npusim.algorithms.precision import Accumulate
+from npusim.algorithms.flash import Accumulate
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import ARITHMETICS, get_format
