@@ -68,6 +68,11 @@ class CheckFailedError(NpusimError):
     """A baseline, a measurement or a golden vector differs by more than allowed (exit 1)."""
 
 
+def one_line(error: Exception) -> str:
+    """Return an error's text on one line."""
+    return " ".join(str(error).split())
+
+
 def reason_of(error: OSError, file: Path) -> str:
     """Return why a file could not be written, in words that name what is in the way."""
     if isinstance(error, FileExistsError | NotADirectoryError):

@@ -7,24 +7,43 @@ worked example.
 
 from __future__ import annotations
 
-from npusim.algorithms.cells import MASKED, attention_cells, dealt, grid, kv_runs, with_columns
+from npusim.algorithms.cells import (
+    MASKED,
+    AttentionTensors,
+    attention_cells,
+    attention_tensors,
+    dealt,
+    grid,
+    kv_runs,
+    with_columns,
+)
 from npusim.algorithms.flash import FlashPrecision, attend, exponent_factor, flash, online_softmax
 from npusim.algorithms.language import exp, full, log, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
-from npusim.algorithms.phase import Mask, Name, Phase, Stacked, TileLoop, TileRun, Visit, WorkTile
-from npusim.algorithms.precision import for_inputs
+from npusim.algorithms.phase import (
+    Instruction,
+    Mask,
+    Name,
+    Phase,
+    Stacked,
+    Stage,
+    TileLoop,
+    TileRun,
+    Visit,
+    WorkTile,
+    choose,
+)
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.table import Instruction, Stage, choose
-from npusim.algorithms.tensors import AttentionTensors, attention_tensors
-from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.tiling_mask import TilingMask, causal_mask
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
-from npusim.machines.ascend import AscendTiling, ProductPlan
+from npusim.machines.ascend.plan import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
-from npusim.schedules.define import Blocks, FlashTiling, attention, causal_mask, schedule
+from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
+from npusim.schedules.precision import for_inputs
 from npusim.schedules.registry import Schedule
 
 __all__ = [

@@ -7,20 +7,19 @@ for all families run on it as they are. README.md beside this file has the recip
 
 from __future__ import annotations
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind
+from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.cost import Cost, Pricing
 from npusim.ir.op import Source, Step, TileOp
-from npusim.ir.program import Item, ProgramPhase, Queue, TileProgram
+from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProgram
 from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine
+from npusim.machines.footprint import footprint as touches
+from npusim.machines.footprint import once
 from npusim.machines.frame import Frame, body
-from npusim.machines.touches import once, touches
 from npusim.machines.transfers import Transfers
 
 __all__ = [

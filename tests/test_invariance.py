@@ -14,8 +14,9 @@ from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.invariance import ASPECTS
-from npusim.invariance.paths import Place, compute, structure
 from npusim.numerics.inputs import recipe_source
+from npusim.numerics.paths import Place, compute
+from npusim.simulation.variants import row_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +122,7 @@ def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
         return npusim.run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, precision="output=float32")
 
     found = [built(more) for more in changes]
-    shapes = [structure(r.program, Place(0), 3) for r in found]
+    shapes = [row_key(r.program, Place(0), 3) for r in found]
     bits = [bits_of(r, Place(0)) for r in found]
     same = [shape == shapes[0] for shape in shapes]
     assert same == ["block_kv" not in c and "splits" not in c and "merge" not in c for c in changes]

@@ -1,22 +1,50 @@
-"""Cells of a phase: grids over tensors, blocks of queries, and the runs of tiles each of them visits."""
+"""An attention call in blocks: its tensors, the grid over them, and the runs of tiles that each block visits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.phase import TileRun, WorkTile
+from npusim.ir.tile import GlobalTensor
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
     from npusim.config.problem import Problem
-    from npusim.ir.tile import GlobalTensor
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTensors:
+    """Q, K, V and O; ``k`` may be a shifted K that an earlier phase leaves in a workspace."""
+
+    q: GlobalTensor
+    k: GlobalTensor
+    v: GlobalTensor
+    o: GlobalTensor
+
+
+def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
+    """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
+
+    ``packed`` query heads are one, their rows below one another: as they lie in memory, unless several
+    rows of a head are interleaved with other heads' (BSND).
+    """
+    p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
+    heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
+    return AttentionTensors(
+        q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed),
+        k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed),
+        v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input", mixed),
+        o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed),
+    )
 
 
 def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
@@ -38,11 +66,8 @@ def with_columns(
     cells: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
     """Return the cells with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
-    whole, tail = divmod(total, width)
-    runs = [TileRun(0, width, whole, width, only)] if whole else []
-    if tail:
-        runs.append(TileRun(whole * width, tail, 1, width, only))
-    return tuple(replace(c, runs=tuple(runs)) for c in cells)
+    runs = tuple(replace(run, only=only) for run in kv_runs(0, 0, total, width, None))
+    return tuple(replace(c, runs=runs) for c in cells)
 
 
 def attention_cells(
@@ -54,17 +79,25 @@ def attention_cells(
     masked, all others need no mask.  Not ``is_trimmed``: tiles are visited whole or not at all.
     """
     offset = problem.causal_offset if problem.causal else None
-    per_row = [
-        (row, rows, kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed))
+    runs = [
+        kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed)
         for row, rows in chunks(problem.seq_q, block_q)
     ]
     if is_reverse:
-        per_row = [(row, rows, tuple(r.reversed() for r in runs[::-1])) for row, rows, runs in per_row]
+        runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
+    return _of_every_head(problem, block_q, runs, offset)
+
+
+def _of_every_head(
+    problem: Problem, block_q: int, runs: Iterable[tuple[TileRun, ...]], offset: int | None = None
+) -> tuple[WorkTile, ...]:
+    """Return the Q blocks of all heads, whose blocks of rows visit the same ``runs``."""
+    rows = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
     return tuple(
-        WorkTile(batch, head, (("row", row, rows),), runs, offset)
+        WorkTile(batch, head, (("row", row, count),), visited, offset)
         for batch in range(problem.batch)
         for head in range(problem.heads)
-        for row, rows, runs in per_row
+        for (row, count), visited in rows
     )
 
 
@@ -73,58 +106,53 @@ def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.b
 
     ``seen``: (queries, keys).  A block that sees no key at all visits one tile, which is masked wholly.
     """
-    per_row = []
+    visited = []
     for row, rows in chunks(problem.seq_q, block_q):
         runs: list[TileRun] = []
         for col, cols in chunks(problem.seq_kv, block_kv):
             tile = seen[row : row + rows, col : col + cols]
-            if not tile.any() and (runs or col + cols < problem.seq_kv):
-                continue
-            only = frozenset[str]() if tile.all() else MASKED
-            last = runs[-1] if runs else None
-            if last and (last.cols, last.only, last.col + last.count * block_kv) == (cols, only, col):
-                runs[-1] = replace(last, count=last.count + 1)
-            else:
-                runs.append(TileRun(col, cols, 1, block_kv, only))
-        per_row.append((row, rows, tuple(runs)))
-    return tuple(
-        WorkTile(batch, head, (("row", row, rows),), runs)
-        for batch in range(problem.batch)
-        for head in range(problem.heads)
-        for row, rows, runs in per_row
-    )
+            if tile.any() or not (runs or col + cols < problem.seq_kv):
+                _add(runs, TileRun(col, cols, 1, block_kv, frozenset[str]() if tile.all() else MASKED))
+        visited.append(tuple(runs))
+    return _of_every_head(problem, block_q, visited)
+
+
+def _add(runs: list[TileRun], run: TileRun) -> None:
+    """Add a run, to the last one where it goes on with the same tiles."""
+    last = runs[-1] if runs else None
+    following = last and (last.cols, last.only, last.step, last.col + last.count * last.step)
+    if last and following == (run.cols, run.only, run.step, run.col):
+        runs[-1] = replace(last, count=last.count + run.count)
+    else:
+        runs.append(run)
 
 
 def masked_throughout(cell: WorkTile) -> WorkTile:
     """Return the cell with every tile masked, whether or not the mask cuts through it."""
     runs: list[TileRun] = []
     for run in cell.runs:
-        one = replace(run, only=MASKED)
-        if runs and (last := runs[-1]).cols == one.cols and last.step == one.step:
-            runs[-1] = replace(last, count=last.count + one.count)
-        else:
-            runs.append(one)
+        _add(runs, replace(run, only=MASKED))
     return replace(cell, runs=tuple(runs))
 
 
-Deal = Literal["round_robin", "balanced"]
+BlockOrder = Literal["round_robin", "balanced"]
 
 
-def dealt(cells: tuple[WorkTile, ...], group_count: int, deal: Deal) -> tuple[WorkTile, ...]:
+def dealt(cells: tuple[WorkTile, ...], group_count: int, order: BlockOrder) -> tuple[WorkTile, ...]:
     """Return the cells in the order in which they are dealt to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
     nearly the same work.
     """
-    if deal == "round_robin":
+    if order == "round_robin":
         return cells
     longest_first = sorted(cells, key=lambda c: c.first - c.last)
-    found: list[WorkTile] = []
+    ordered: list[WorkTile] = []
     for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
-        one = longest_first[start : start + count]
-        found += one[::-1] if index % 2 else one
-    return tuple(found)
+        one_each = longest_first[start : start + count]
+        ordered += one_each[::-1] if index % 2 else one_each
+    return tuple(ordered)
 
 
 def kv_runs(
@@ -143,10 +171,5 @@ def kv_runs(
     runs = [TileRun(0, block_kv, whole, block_kv)] if whole else []
     for col, cols in chunks(end - whole * block_kv, block_kv):
         start = whole * block_kv + col
-        only = MASKED if start + cols > clear else frozenset()
-        if runs and (runs[-1].cols, runs[-1].only) == (cols, only):
-            last = runs.pop()
-            runs.append(replace(last, count=last.count + 1))
-        else:
-            runs.append(TileRun(start, cols, 1, block_kv, only))
+        _add(runs, TileRun(start, cols, 1, block_kv, MASKED if start + cols > clear else frozenset()))
     return tuple(runs)

@@ -1,26 +1,43 @@
-"""FlashAttention-2 on one tile (Dao 2023, Algorithm 1), for any allocation of formats.
+"""FlashAttention-2 on one tile (Dao 2023, Algorithm 1), for any allocation of formats, and with P in E4M3 (P-Cast).
 
 ``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit goes on
 adding to O itself, which is rescaled before; O then has the format in which products are kept.
+
+In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum taken before the cast.
+``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum carries it and it cancels in the end.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.algorithms.cells import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
+from npusim.algorithms.tiling_mask import causal_mask
+from npusim.formats import get_format
 from npusim.formats.exponential import LOG2_E
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npusim.algorithms.cells import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
-    from npusim.algorithms.precision import Accumulate
-    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
+
+
+#: Where P V adds up: anew for each tile, or on the running output itself.
+Accumulate = Literal["fresh", "chained"]
+E4M3 = "float8_e4m3fn"
+#: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
+E4M3_MAX = 448.0
+#: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
+MAX_SCALE = 2.0**126
+#: Where a tile may mask a row before any other tile has given it a maximum, this is what the running maximum starts
+#: at, not -Inf: float32's lowest number, so that a masked -Inf stays the lower one.
+LOWEST = -get_format("float32").max_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +68,13 @@ class FlashPrecision:
     """
 
     name: str
-    scores: str
-    softmax: str
-    exponential: str
-    operand: str
-    running: str
-    product: str
-    output: str
+    scores: str = "float32"
+    softmax: str = "float32"
+    exponential: str = "float32"
+    operand: str = "input"
+    running: str = "float32"
+    product: str = "float32"
+    output: str = "input"
     exp_variant: str = "exp.correct"
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
@@ -70,13 +87,52 @@ class FlashPrecision:
         return {n: getattr(self, n) for n in names}
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Precision:
+    """Formats and choices of FP8 attention; everything on the vector side is float32.
+
+    scale
+        S, by which P is multiplied before its cast (1 for none).
+    fold
+        Whether S is part of the exponent instead of a product of its own.
+    is_reverse
+        Visit the keys from last to first.
+    operand
+        Format in which the second product reads the cast P: E4M3, or a wider format where the
+        matrix unit has no FP8 (the values are the same).
+    """
+
+    name: str
+    scale: float = 1.0
+    fold: bool = False
+    is_reverse: bool = False
+    operand: str = E4M3
+    output: str = "float32"
+    exp_variant: str = "exp.correct"
+    sum_order: str = "sequential"
+    accumulate: Accumulate = "fresh"
+    arithmetic: str = ""
+    scores = softmax = exponential = running = product = "float32"
+    cast = E4M3
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}`` for reports."""
+        names = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
+        return {n: getattr(self, n) for n in names}
+
+
 def unchanged(s: Value) -> Value:
     """Return scores as they are: the hook of an attention that does nothing more to them."""
     return s
 
 
 def online_softmax(
-    s: Value, m: Value, l: Value, p: FlashPrecision, narrow: Callable[[Value], Value], log_scale: float = 0.0
+    s: Value,
+    m: Value,
+    l: Value,
+    p: FlashPrecision | Fp8Precision,
+    narrow: Callable[[Value], Value],
+    log_scale: float = 0.0,
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
@@ -95,7 +151,7 @@ def attend(
     k: Value,
     v: Value,
     mask: Value,
-    p: FlashPrecision,
+    p: FlashPrecision | Fp8Precision,
     scale: float,
     score: Callable[[Value], Value],
     narrow: Callable[[Value], Value] | None = None,
@@ -131,6 +187,30 @@ def flash(
     return (o.to(p.running) / l).to(p.output)
 
 
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def fp8(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: Fp8Precision,
+    scale: float,
+    start: float,
+    p_scale: float,
+    log_scale: float,
+    unscale: float,
+) -> Value:
+    """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
+
+    def narrow(e: Value) -> Value:
+        scaled = e * p_scale if p_scale != 1 else e
+        return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
+
+    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale, (start, 0.0))
+    result = o / l
+    return (result * unscale if unscale != 1 else result).to(p.output)
+
+
 def exponent_factor(variant: str) -> float:
     """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
     return LOG2_E if variant.startswith("exp2.") else 1.0
@@ -140,13 +220,21 @@ def attention_phase(
     kernel: Kernel,
     problem: Problem,
     sizes: tuple[int, int],
-    cells: tuple[WorkTile, ...],
-    tensors: AttentionTensors,
-    mask: Mask | None,
     p: Any,
+    *,
+    mask: Mask | Literal["causal"] | None = "causal",
+    cells: tuple[WorkTile, ...] = (),
+    tensors: AttentionTensors | None = None,
     **more: Any,
 ) -> Phase:
-    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes."""
+    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes.
+
+    By default it has the problem's own mask, visits what that shows of all blocks, and binds the call's own tensors.
+    """
+    if mask == "causal":
+        mask = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+    cells = cells or attention_cells(problem, *sizes)
+    tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     return kernel.phase(
         "attention", cells, spans, [tensors.o], q=tensors.q, k=tensors.k, v=tensors.v, mask=mask, p=p, **more

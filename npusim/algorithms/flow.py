@@ -14,9 +14,7 @@ from npusim.ir.op import Opcode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.algorithms.phase import Name, Phase
-    from npusim.algorithms.table import Stage
-    from npusim.ir.tile import GlobalTensor
+    from npusim.algorithms.phase import Name, Phase, Stage
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
 #: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
@@ -31,12 +29,15 @@ def flow(phase: Phase) -> dict[str, Place]:
     that a stage writes, for operands and results bound to no tensor, and for names nobody declared.
     """
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
-    _check_declared(phase)
+    for stage in stages:
+        if unknown := [n for n in stage.written if n not in names]:
+            raise ProgramError(f"{phase.name}: stage {stage.name} writes {unknown[0]!r}, which is no name of the phase")
     for n, what in names.items():
         writers = [s for s in stages if n in s.written]
         readers = [s for s in stages if n in s.read]
         bound = phase.tensors.get(n)
-        if writers and (n in phase.masks or (bound is not None and not _may_be_written(bound))):
+        is_fixed = isinstance(bound, BySize) or (bound and tensor_of(bound).role not in ("output", "workspace"))
+        if writers and (n in phase.masks or is_fixed):
             raise ProgramError(f"{phase.name}: stage {writers[0].name} writes {n}, which is an input")
         if bound is None and what.role in ("operand", "result"):
             raise ProgramError(f"{phase.name}: {what.role} {n} is bound to no tensor")
@@ -55,17 +56,6 @@ def flow(phase: Phase) -> dict[str, Place]:
         else:
             places[n] = "work"
     return places
-
-
-def _may_be_written(bound: GlobalTensor | BySize | Stacked) -> bool:
-    return not isinstance(bound, BySize) and tensor_of(bound).role in ("output", "workspace")
-
-
-def _check_declared(phase: Phase) -> None:
-    for stage in phase.stages:
-        for n in stage.written:
-            if n not in phase.names:
-                raise ProgramError(f"{phase.name}: stage {stage.name} writes {n!r}, which is no name of the phase")
 
 
 def is_visited(phase: Phase, n: str, axis: str) -> bool:
@@ -93,24 +83,24 @@ def conflicts(phase: Phase) -> Conflicts:
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
     bits = {n: 1 << i for i, n in enumerate(phase.names)}
-    found = dict.fromkeys(bits, 0)
+    met = dict.fromkeys(bits, 0)
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
-            before = _alive_before(accesses, after, found)
+            before = _alive_before(accesses, after, met)
             while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
                 after |= before
-                before = _alive_before(accesses, after, found)
+                before = _alive_before(accesses, after, met)
             after = before
-    return {n: {m for m in bits if found[n] & bits[m] or found[m] & bits[n]} for n in bits}
+    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
 
 
-def _alive_before(accesses: list[_Access], alive: int, found: dict[str, int]) -> int:
+def _alive_before(accesses: list[_Access], alive: int, met: dict[str, int]) -> int:
     """Return what is alive before a tile's accesses, given what is after them, and note conflicts."""
     for access in reversed(accesses):
         if access.dst:
-            found[access.dst] |= alive & ~access.shares
+            met[access.dst] |= alive & ~access.shares
         alive = alive & ~access.ends | access.reads
     return alive
 
@@ -121,29 +111,29 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
     def named(names: Iterable[str]) -> int:
         return reduce(or_, (bits.get(n, 0) for n in names), 0)
 
-    found = [_Access("", named(n for n in phase.tensors if is_visited(phase, n, loop.axis)), 0)]
+    accesses = [_Access("", named(n for n in phase.tensors if is_visited(phase, n, loop.axis)), 0)]
     for stage in loop.stages:
         stands = {} if is_taken else _stands(stage)
         for r in (r for r in stage.rows if is_taken or not r.only):
-            srcs, own, dst = [stands.get(s, s) for s in r.srcs], phase.names[r.dst], bits[r.dst]
-            same = srcs[0] in bits and phase.names[srcs[0]].fmt == own.fmt
+            srcs, written, dst = [stands.get(s, s) for s in r.srcs], phase.names[r.dst], bits[r.dst]
+            same = srcs[0] in bits and phase.names[srcs[0]].fmt == written.fmt
             shares = dst | (bits[srcs[0]] if same and r.opcode in (Opcode.CAST, Opcode.COPY) else 0)
             reads = named((*srcs, r.dst) if r.attributes.accumulate else srcs)
             if stage.is_product:  # what it reads is still there while it writes
-                found.append(_Access(r.dst, 0, reads, shares))
-            ends = 0 if r.attributes.accumulate or own.start is not None else dst
-            found.append(_Access(r.dst, ends, reads, shares))
-        found.append(_Access("", 0, named(n for n in stage.written if n in phase.tensors)))
-    return found
+                accesses.append(_Access(r.dst, 0, reads, shares))
+            ends = 0 if r.attributes.accumulate or written.start is not None else dst
+            accesses.append(_Access(r.dst, ends, reads, shares))
+        accesses.append(_Access("", 0, named(n for n in stage.written if n in phase.tensors)))
+    return accesses
 
 
 def _stands(stage: Stage) -> dict[str, str]:
     """Return the names that stand for another where a row is left out by its condition."""
-    found: dict[str, str] = {}
+    stands: dict[str, str] = {}
     for r in stage.rows:
         if r.only and r.dst not in r.srcs:
-            found[r.dst] = found.get(r.srcs[0], r.srcs[0])
-    return found
+            stands[r.dst] = stands.get(r.srcs[0], r.srcs[0])
+    return stands
 
 
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:

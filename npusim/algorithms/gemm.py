@@ -1,18 +1,24 @@
-"""A matrix product, and a copy: the two kernels that no attention is needed for."""
+"""Kernels that no attention is needed for: a matrix product, a copy, and what stands between a layer's products.
+
+The last are norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of
+the product that follows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import grid, with_columns
-from npusim.algorithms.language import Value, full, tiles
-from npusim.algorithms.lowering import kernel
+from npusim.algorithms.language import Value, exp, full, log, tiles
+from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
-from npusim.algorithms.split import cut_runs, tiles_of
+from npusim.algorithms.split import split_cells, tiles_of
+from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from npusim.ir.tile import GlobalTensor
+    from collections.abc import Mapping
 
 
 @kernel(results="c", a="m k", b="k n")
@@ -107,18 +113,12 @@ def gemm_tiles(
     whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
     splits = min(splits, tiles_of(whole[0]))
     out: GlobalTensor | Stacked = c
-    cells = whole
     if splits > 1:
         parts = replace(c, name=f"{c.name}_parts", batch=c.batch * splits, fmt="float32", role="workspace")
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
-        cells = tuple(
-            replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
-            for cell in whole
-            for i, runs in enumerate(cut_runs(cell.runs, splits))
-        )
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
         label,
-        cells,
+        whole if splits == 1 else split_cells(whole, splits),
         {"m": m, "n": n, "k": k, "split": 1},
         [out],
         a=a,
@@ -136,3 +136,70 @@ def gemm_tiles(
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
     """Return a copy of a tensor, ``rows`` rows a cell; heads of ``target`` may share those of ``source``."""
     return copied.phase(label, grid(target, ("row", rows)), {"row": rows, "col": source.cols}, [target], x=source)
+
+
+# ---------------------------------------------------------------- between the products of a layer
+
+WIDE = "float32"
+EPSILON = 1e-5  # source: rms_norm_eps of Llama-2's config.json
+
+
+@kernel(results="sum y", x="row col", update="row col")
+def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
+    """Root mean square norm (Zhang, Sennrich 2019) of the residual sum; 1 / sqrt is exp(-ln / 2)."""
+    total = x + update
+    wide = total.to(WIDE)
+    square = (wide * wide).sum() * mean + EPSILON
+    return total, (total.to(WIDE) * exp(log(square) * -0.5)).to(fmt)  # source: 1 / sqrt(x) = exp(-ln(x) / 2)
+
+
+@kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")
+def rotary(x: Value, update: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
+    """Halves of a head turned by an angle a row and column (Su et al. 2021)."""
+    a, b = x * cos, update * sin
+    low = a - b
+    a, b = update * cos, x * sin
+    return low, a + b
+
+
+def times_sigmoid(x: Value, slope: float, fmt: str) -> Value:
+    """Return x / (1 + exp(-slope x)): x times the sigmoid of slope x."""
+    wide = x.to(WIDE)
+    return (wide / (exp(wide * -slope) + 1.0)).to(fmt)
+
+
+@kernel(results="y", x="row col", update="row col")
+def gate(x: Value, update: Value, fmt: str) -> Value:
+    """SiLU of the gate times the other half (Shazeer 2020)."""
+    return times_sigmoid(x, 1.0, fmt) * update
+
+
+@kernel(results="y", x="row col")
+def gelu(x: Value, fmt: str) -> Value:
+    """GELU as x sigmoid(1.702 x)."""
+    return times_sigmoid(x, 1.702, fmt)  # source: Hendrycks and Gimpel 2016, section 2
+
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType({"norm": norm, "rotary": rotary, "gate": gate, "gelu": gelu})
+#: Operands that all heads share.
+SHARED = ("cos", "sin")
+
+
+def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int]) -> Phase:
+    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a cell."""
+    (heads, rows, cols), one = shape, KERNELS[what]
+
+    def tensor(n: str) -> GlobalTensor:
+        role: Literal["input", "output"] = "output" if n in one.results else "input"
+        return GlobalTensor(n, 1, 1 if n in SHARED else heads, rows, cols, fmt, role)
+
+    out = [tensor(n) for n in one.results]
+    return one.phase(
+        what,
+        grid(out[-1], ("row", tile[0]), ("col", tile[1])),
+        {"row": tile[0], "col": min(tile[1], cols)},
+        out,
+        **dict[str, Any]((n, tensor(n)) for n in one.axes),
+        fmt=fmt,
+        mean=1.0 / cols,
+    )

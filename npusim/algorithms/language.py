@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Visit
 
-__all__ = [
-    "Event",
-    "Product",
-    "TileNumber",
-    "Trace",
-    "Transposed",
-    "Value",
-    "exp",
-    "fail",
-    "full",
-    "log",
-    "maximum",
-    "per_tile",
-    "tiles",
-    "where",
-]
-
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
@@ -100,35 +83,33 @@ def _refused(what: str, why: str) -> Callable[..., Any]:
     return method
 
 
+def _number_operator(
+    symbol: str, function: Callable[[Any, Any], Any], *, swapped: bool = False
+) -> Callable[[TileNumber, Any], TileNumber]:
+    """Return the method that combines a number of a tile with another or a plain one; ``swapped``: from the right."""
+
+    def method(self: TileNumber, other: TileNumber | float) -> TileNumber:
+        if isinstance(other, Value):
+            return NotImplemented  # the tile's own operation takes the number
+        a, b = (other, self) if swapped else (self, other)
+        of = [x.of if isinstance(x, TileNumber) else lambda _tile, x=x: x for x in (a, b)]
+        text = symbol.join(x.text if isinstance(x, TileNumber) else f"{x:g}" for x in (a, b))
+        key = symbol, *(x.key if isinstance(x, TileNumber) else x for x in (a, b))
+        return TileNumber(lambda tile: varying(function, of[0](tile), of[1](tile)), f"({text})", key)
+
+    return method
+
+
 class TileNumber:
     """A number that differs between tiles (a tile's index, its size): known where the tile is bound to a core."""
 
     def __init__(self, of: Callable[[Visit], Any], text: str, key: tuple[object, ...]) -> None:
         self.of, self.text, self.key = of, text, key  # of one key are numbers that are the same in every tile
 
-    def _with(self, other: TileNumber | float, symbol: str, *, swapped: bool = False) -> TileNumber:
-        if isinstance(other, Value):
-            return NotImplemented  # the tile's own operation takes the number
-        functions = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-        a, b = (other, self) if swapped else (self, other)
-        of = [x.of if isinstance(x, TileNumber) else lambda _tile, x=x: x for x in (a, b)]
-        text = symbol.join(x.text if isinstance(x, TileNumber) else f"{x:g}" for x in (a, b))
-        key = symbol, *(x.key if isinstance(x, TileNumber) else x for x in (a, b))
-        return TileNumber(lambda tile: varying(functions[symbol], of[0](tile), of[1](tile)), f"({text})", key)
-
-    def __add__(self, other: TileNumber | float) -> TileNumber:
-        return self._with(other, "+")
-
-    def __sub__(self, other: TileNumber | float) -> TileNumber:
-        return self._with(other, "-")
-
-    def __mul__(self, other: TileNumber | float) -> TileNumber:
-        return self._with(other, "*")
-
-    def __rtruediv__(self, other: float) -> TileNumber:
-        return self._with(other, "/", swapped=True)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = _number_operator("+", operator.add)
+    __sub__ = _number_operator("-", operator.sub)
+    __mul__ = __rmul__ = _number_operator("*", operator.mul)
+    __rtruediv__ = _number_operator("/", operator.truediv, swapped=True)
 
     def __str__(self) -> str:
         return f"a tile's {self.text}"
@@ -151,6 +132,11 @@ def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
     key = function, *(n.key for n in numbers)
     return TileNumber(lambda tile: varying(function, *(n.of(tile) for n in numbers)), text, key)
+
+
+def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """Return the method that records an operation of a value and another, or a number; ``swapped``: from the right."""
+    return lambda self, other: _binary(opcode, other, self) if swapped else _binary(opcode, self, other)
 
 
 @dataclass(eq=False, slots=True)
@@ -188,7 +174,7 @@ class Value:
         return srcs[0] if e.read and e.read[0].fmt == self.fmt else f"{source}.to({self.fmt!r})"
 
     @property
-    def home(self) -> Value:
+    def root(self) -> Value:
         """The state whose next value it is; itself for any other."""
         return self if self.state is None else self.state
 
@@ -210,25 +196,10 @@ class Value:
     def __add__(self, other: Any) -> Value:
         return other.onto(self) if isinstance(other, Product) else _binary(Opcode.ADD, self, other)
 
-    def __radd__(self, other: Any) -> Value:
-        return _binary(Opcode.ADD, self, other)
-
-    def __sub__(self, other: Any) -> Value:
-        return _binary(Opcode.SUB, self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return _binary(Opcode.SUB, other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return _binary(Opcode.MUL, self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Value:
-        return _binary(Opcode.DIV, self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return _binary(Opcode.DIV, other, self)
+    __radd__ = _value_operator(Opcode.ADD)
+    __sub__, __rsub__ = _value_operator(Opcode.SUB), _value_operator(Opcode.SUB, swapped=True)
+    __mul__ = __rmul__ = _value_operator(Opcode.MUL)
+    __truediv__, __rtruediv__ = _value_operator(Opcode.DIV), _value_operator(Opcode.DIV, swapped=True)
 
     def __neg__(self) -> Value:
         return _binary(Opcode.MUL, self, -1.0)
@@ -593,7 +564,7 @@ class Trace:
             new = frame.f_locals.get(name)
             if new is old or any(c.old is old and c.new is new for c in self.carried):
                 continue
-            if other := [n for n, x in self._held.items() if x.home is old.home and frame.f_locals.get(n) is not new]:
+            if other := [n for n, x in self._held.items() if x.root is old.root and frame.f_locals.get(n) is not new]:
                 fail(f"{name} and {other[0]} hold one state: make each by a full(...) of its own", frame)
             if not isinstance(new, Value) or (new.axes, new.fmt) != (old.axes, old.fmt):
                 before, now = (
@@ -611,7 +582,7 @@ class Trace:
             if new.event is None or new.event.loop != self.loop or new.state is not None:
                 held, new = new, self.record(Opcode.COPY, Value(old.axes, old.fmt), (new,))
                 copies[held] = new
-            new.state = old.home
+            new.state = old.root
             bound, line = self._rebound.get((old, new), (self.events[-1], 0))
             self.carried.append(Carried(old, new, self.loop, bound, line))
         self.moved |= copies
@@ -626,11 +597,11 @@ def _line_of_store(frame: FrameType, name: str, line: int) -> int:
 
 @cache
 def _stores(code: CodeType) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    lines: dict[str, list[int]] = {}
     line = code.co_firstlineno
     for i in dis.get_instructions(code):
         line = (i.positions.lineno if i.positions else None) or line
         if i.opname.startswith("STORE_"):
             for n in i.argval if isinstance(i.argval, tuple) else (i.argval,):
-                found.setdefault(n, []).append(line)
-    return found
+                lines.setdefault(n, []).append(line)
+    return lines

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
+    Instruction,
     Mask,
     Name,
     Phase,
     Role,
     Stacked,
+    Stage,
     TileLoop,
     Visit,
     nothing_per_tile,
     tensor_of,
 )
-from npusim.algorithms.table import Instruction, Stage
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
 from npusim.ir.op import Opcode as O
@@ -45,7 +46,7 @@ class OperandForm(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a kernel is to a machine, for any sizes."""
+    """What a kernel is to a machine, for any sizes: those fields of a `Phase`."""
 
     names: Mapping[str, Name]
     loops: tuple[TileLoop, ...]
@@ -87,13 +88,12 @@ class Kernel:
             if isinstance(x, GlobalTensor | BySize | Stacked):
                 tensors[n] = x
                 first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
-                symbols.append(
-                    (n, (OperandForm(n, first.fmt, "" if isinstance(x, BySize) else first.name, "operand"),))
-                )
+                name = "" if isinstance(x, BySize) else first.name
+                symbols.append((n, (OperandForm(n, first.fmt, name, "operand"),)))
             else:
-                found = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
-                masks |= found
-                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in found)))
+                by_name = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
+                masks |= by_name
+                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in by_name)))
         outs = tuple(
             OperandForm(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
             for n, r in zip(self.results, results, strict=True)
@@ -102,18 +102,14 @@ class Kernel:
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
         return Phase(
             name=label,
-            names=tables.names,
             cells=cells,
             sizes=sizes,
-            loops=tables.loops,
-            finish=tables.finish,
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
-            constants=tables.constants,
-            per_tile=tables.per_tile,
             masks=masks,
             values=values or {},
             serves=serves,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
+            **tables._asdict(),
         )
 
     def trace(
@@ -149,8 +145,8 @@ class Kernel:
 
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
-        found = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
-        return found[0] if len(found) == 1 else found or None
+        values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
+        return values[0] if len(values) == 1 else values or None
 
     def fail(self, why: str, at: Event | None = None) -> NoReturn:
         """Raise `ProgramError` with the file and line of an event, those of the kernel where there is none."""
@@ -170,24 +166,24 @@ def _listed(made: Any, loop: int | None) -> list[tuple[Any, int | None]]:
 
 def _yielded(made: Any, trace: Trace) -> list[tuple[Any, int | None]]:
     """Return what a kernel yields, each with the loop in which it does, and what it returns."""
-    found: list[tuple[Any, int | None]] = []
+    results: list[tuple[Any, int | None]] = []
     while True:
         try:
             tile = next(made)
         except StopIteration as end:
-            return found + _listed(end.value, None)
-        found += _listed(tile, trace.loop)
+            return results + _listed(end.value, None)
+        results += _listed(tile, trace.loop)
 
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a value of its own: operands, states and what is returned twice are copied to it."""
     if x.kind in ("row", "product") and x.state is None and x not in others:
         return x
-    own = Value(x.axes, x.fmt)
+    copied = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
-    own.event = Event(O.COPY if x.kind == "operand" else O.CAST, own, (x,), PLAIN, "", loop, 0, "")
-    trace.events.insert(last + 1, own.event)
-    return own
+    copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
+    trace.events.insert(last + 1, copied.event)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +251,7 @@ class _Lowering:
         versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
         used = set(self.results)
         for e in reversed(self.events * 2):  # twice: what a state's next value is made of comes before or after it
-            if e.dst in used or (e.dst.home in versions and used & versions[e.dst.home]):
+            if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
             if len(of) == 1:
@@ -295,9 +291,9 @@ class _Lowering:
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
-        found = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.home))
+        in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
-        return list(dict.fromkeys((*found, *states)))
+        return list(dict.fromkeys((*in_events, *states)))
 
     def _cut(self) -> list[list[Event]]:
         """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
@@ -370,7 +366,7 @@ class _Lowering:
                 self.numbers[self.called[s.key]] = s
             return self.called[s.key]
         if isinstance(s, Value):
-            return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.home]
+            return self.name_of[s if s.event is not None and s.event.loop == e.loop else s.root]
         text = f"{float(s):g}"
         called = self.trace.constants.get(float(s), text)
         if called in self.name_of.values() or called in self.numbers or self.constants.get(called, s) != s:
@@ -383,15 +379,15 @@ class _Lowering:
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
-        found: dict[str, Name] = {}
+        names: dict[str, Name] = {}
         roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))
         for v in sorted(self.name_of, key=lambda v: (len(v.axes) == 1, ranks.get(v.kind, len(ranks)), self._born(v))):
             n = self.name_of[v]
-            if n not in found:
+            if n not in names:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                found[n] = Name(role, v.axes, v.fmt, v.start, label)
-        return found
+                names[n] = Name(role, v.axes, v.fmt, v.start, label)
+        return names
 
     def _born(self, v: Value) -> int:
         return -1 if v.event is None else self.at[v.event]
@@ -403,9 +399,9 @@ class _Lowering:
         used = set(self.kernel.results)
 
         def unique(base: str) -> str:
-            found = next(x for x in chain([base], (f"{base}_{i}" for i in count(2))) if x not in used)
-            used.add(found)
-            return found
+            name = next(x for x in chain([base], (f"{base}_{i}" for i in count(2))) if x not in used)
+            used.add(name)
+            return name
 
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
@@ -479,13 +475,13 @@ def _masked(e: Event) -> Value | None:
 
 def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
     """Return the events that read a value, or a cast of it to its own format: machines keep these in one place."""
-    names, found = {v}, []
+    names, readers = {v}, []
     for e in events:
         if names.intersection(e.read):
-            found.append(e)
+            readers.append(e)
             if e.opcode is O.CAST and e.dst.fmt == v.fmt:
                 names.add(e.dst)
-    return found
+    return readers
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:
@@ -544,7 +540,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     The copy is where the kernel binds the variable, or behind the last reader of the old value if that comes later
     or a product lies between.
     """
-    state = c.old.home
+    state = c.old.root
     new = c.new.event
     assert new is not None
     at = {e: i for i, e in enumerate(events)}

@@ -21,7 +21,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
@@ -45,14 +45,7 @@ class SplitPrecision(FlashPrecision):
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
 def split(
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value,
-    p: SplitPrecision,
-    scale: float,
-    log_variant: str,
-    score: Callable[[Value], Value] = unchanged,
+    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, log_variant: str
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
@@ -61,7 +54,7 @@ def split(
     score that is seen takes both away.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
-    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
+    o, m, l = attend(q, k, v, mask, p, scale, unchanged, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
     return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 
@@ -104,19 +97,28 @@ def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...]
     """
     tiles = sum(run.count for run in runs)
     parts = min(parts, tiles)
-    found: list[tuple[TileRun, ...]] = []
+    cut: list[tuple[TileRun, ...]] = []
     left = list(runs)
-    for part in range(parts):
-        wanted, mine = tiles // parts + (part < tiles % parts), list[TileRun]()
+    for number in range(parts):
+        wanted, part = tiles // parts + (number < tiles % parts), list[TileRun]()
         while wanted:
             run = left.pop(0)
             count = min(run.count, wanted)
-            mine.append(replace(run, count=count))
+            part.append(replace(run, count=count))
             if count < run.count:
                 left.insert(0, replace(run, col=run.col + count * run.step, count=run.count - count))
             wanted -= count
-        found.append(tuple(mine))
-    return tuple(found)
+        cut.append(tuple(part))
+    return tuple(cut)
+
+
+def split_cells(cells: tuple[WorkTile, ...], splits: int) -> tuple[WorkTile, ...]:
+    """Return the cells in ``splits`` parts each along their runs, or as many as they have tiles."""
+    return tuple(
+        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
+        for cell in cells
+        for i, runs in enumerate(cut_runs(cell.runs, splits))
+    )
 
 
 def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
@@ -131,15 +133,10 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     target = whole.tensors["out"]
     assert isinstance(target, GlobalTensor)
     stacks = _stacks(target, splits, p.partial, 0)
-    cells = tuple(
-        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
-        for cell in whole.cells
-        for i, runs in enumerate(cut_runs(cell.runs, splits))
-    )
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention",
-        cells,
+        split_cells(whole.cells, splits),
         {**whole.sizes, "split": 1},
         list(stacks.values()),
         **tensors,
@@ -204,8 +201,8 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
 
     def stack(what: str, cols: int, fmt: str) -> Stacked:
         batch = target.batch * count
-        found = GlobalTensor(f"{what}{level or ''}", batch, target.heads, target.rows, cols, fmt, "workspace")
-        return Stacked("split", count, found)
+        tensor = GlobalTensor(f"{what}{level or ''}", batch, target.heads, target.rows, cols, fmt, "workspace")
+        return Stacked("split", count, tensor)
 
     return {"out": stack("o_part", target.cols, fmt), "lse": stack("lse", 1, EXACT)}
 
@@ -219,23 +216,14 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
     return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
 
 
-@dataclass(frozen=True, slots=True)
-class PackRule:
-    """Where several queries of the heads that share keys are rows of one block.
+#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2:
+#: so many rows packed in a block take no longer than one; more pay where each place has so many tiles even then.
+PACKED_ROWS, PACKED_TILES = 32, 2
 
-    rows
-        So many are packed always: they take no longer than one.
-    tiles
-        More are packed where the KV heads alone have so many tiles a place: else cells are too few.
+
+def packs(rows: int, cells: int, tiles: int, places: int) -> bool:
+    """Return whether ``rows`` queries of the heads that share keys pay as rows of one block.
+
+    ``cells`` KV heads visit ``tiles`` each, on ``places``: more rows than `PACKED_ROWS` leave too few cells otherwise.
     """
-
-    rows: int
-    tiles: int
-
-    def packs(self, rows: int, cells: int, tiles: int, places: int) -> bool:
-        """Return whether to pack ``rows`` of a KV head's queries; ``cells`` KV heads visit ``tiles`` each."""
-        return rows <= self.rows or cells * tiles >= self.tiles * places
-
-
-#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2.
-PACKED = PackRule(rows=32, tiles=2)
+    return rows <= PACKED_ROWS or cells * tiles >= PACKED_TILES * places

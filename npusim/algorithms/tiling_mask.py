@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ import numpy.typing as npt
 from npusim.errors import TilingError
 from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
+
+if TYPE_CHECKING:
+    from npusim.config.problem import Problem
 
 #: M of FastAttention section 4.1: a 2M x 2M mask with M = 512.
 DEFAULT_M = 512
@@ -62,6 +66,15 @@ class TilingMask:
         if max(-diagonal, 0) + cols > 2 * self.m:
             raise TilingError(f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}")
         return max(diagonal, 0), max(-diagonal, 0)
+
+
+def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
+    """Return the tiling-mask of a causal problem, checked against blocks of ``sizes`` = (rows, keys)."""
+    if not problem.causal:
+        return None
+    mask = TilingMask()
+    mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
+    return mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import MASKED, grid, with_columns
+from npusim.algorithms.cells import MASKED, AttentionTensors, attention_tensors, grid, with_columns
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase
-from npusim.algorithms.tensors import attention_tensors
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.ir.tile import GlobalTensor
 
@@ -59,29 +58,15 @@ class UnfusedPrecision:
 
 
 @kernel(x="row col", mask="row col")
-def scale_mask(x: Value, mask: Value, scale: float) -> Iterator[Value]:
-    """S / sqrt(d), then masked, in the scores' own format."""
+def scaled(x: Value, mask: Value | None, scale: float) -> Iterator[Value]:
+    """S / sqrt(d), then masked where there is a mask, in the scores' own format."""
     for xj in tiles(x):
         yield where(mask, xj * scale, -math.inf)
 
 
-@kernel(x="row col")
-def scaled(x: Value, scale: float) -> Iterator[Value]:
-    """S / sqrt(d)."""
-    for xj in tiles(x):
-        yield xj * scale
-
-
-@kernel(x="row col")
-def cloned(x: Value) -> Iterator[Value]:
-    """A copy, which a mask then fills."""
-    for xj in tiles(x):  # noqa: UP028 - one loop a kernel, as in all of them
-        yield xj
-
-
 @kernel(x="row col", mask="row col")
-def masked(x: Value, mask: Value) -> Iterator[Value]:
-    """Masked scores."""
+def masked(x: Value, mask: Value | None) -> Iterator[Value]:
+    """Masked scores; without a mask a copy, which one then fills."""
     for xj in tiles(x):
         yield where(mask, xj, -math.inf)
 
@@ -118,22 +103,21 @@ def softmax_chunked(s: Value, fmt: str) -> Iterator[Value]:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One kernel between the two products (none: softmax), the tensor it leaves and its format."""
+    """One kernel between the two products (none: softmax), the tensor it leaves and its format.
+
+    ``is_masked``: it takes the mask.
+    """
 
     label: str
     leaves: str
     kernel: Kernel | None = None
     fmt: Literal["scores", "operand", "float32"] = "scores"
-
-    @property
-    def is_mask(self) -> bool:
-        """Whether it runs only where there is a mask: it masks, or prepares for it."""
-        return self.kernel in (masked, cloned)
+    is_masked: bool = False
 
 
 _SCALE = Operator("scale", "s_scaled", scaled)
 #: ``masked_fill`` of PyTorch fills a copy of its input; neither it nor a cast is fused with anything.
-_MASK = Operator("clone", "s_copied", cloned), Operator("mask", "s_masked", masked)
+_MASK = Operator("clone", "s_copied", masked), Operator("mask", "s_masked", masked, is_masked=True)
 _SOFTMAX = Operator("softmax", "p", fmt="operand")
 #: What runs between Q K^T and P V, by how a framework is used:
 #:   fused          the fewest passes there can be
@@ -146,7 +130,7 @@ _SOFTMAX = Operator("softmax", "p", fmt="operand")
 #:   eager_float32  the same with softmax(..., dtype=float32) and a cast back, as Transformers' models have it
 OPERATORS = MappingProxyType(
     {
-        "fused": (Operator("scale_mask", "s_masked", scale_mask), _SOFTMAX),
+        "fused": (Operator("scale_mask", "s_masked", scaled, is_masked=True), _SOFTMAX),
         "added": (_SCALE, _MASK[1], _SOFTMAX),
         "eager": (_SCALE, *_MASK, _SOFTMAX),
         "eager_float32": (
@@ -176,23 +160,22 @@ def unfused(
     """
     io, first, last = attention_tensors(problem, p.output), list[Phase](), list[Phase]()
     if operators != "fused" and reshapes:
-        own = {n: _own(tensor, problem.heads) for n, tensor in (("q", io.q), ("k", io.k), ("v", io.v), ("o", io.o))}
-        given, io = io, replace(io, **own)
-        inputs = (given.q, io.q), (given.k, io.k), (given.v, io.v)
+        call, io = io, AttentionTensors(*(_reshaped(t, problem.heads) for t in (io.q, io.k, io.v, io.o)))
+        inputs = (call.q, io.q), (call.k, io.k), (call.v, io.v)
         first = [copy(a, b, sizes[0], b.name) for a, b in inputs if a != b]
-        last = [copy(io.o, given.o, sizes[0], io.o.name)] if io.o != given.o else []
+        last = [copy(io.o, call.o, sizes[0], io.o.name)] if io.o != call.o else []
     source = raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
     mask, middle = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None, list[Phase]()
     hidden = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
     for one in OPERATORS[operators]:
-        if one.is_mask and mask is None:
-            continue
+        if one.kernel is masked and mask is None:
+            continue  # it masks, or prepares for that
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
             phase = softmax(source, out, sizes, p)
         else:
-            seen, offset = mask if "mask" in one.kernel.axes else None, problem.causal_offset
-            more: dict[str, Any] = {} if one.kernel is converted else {"scale": problem.scale}
+            more: dict[str, Any] = {"scale": problem.scale} if one.kernel is scaled else {}
+            seen, offset = mask if one.is_masked else None, problem.causal_offset
             phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
         kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")
         middle.append(replace(phase, operator=(kind, hidden)))
@@ -206,7 +189,7 @@ def unfused(
     ]
 
 
-def _own(tensor: GlobalTensor, heads: int) -> GlobalTensor:
+def _reshaped(tensor: GlobalTensor, heads: int) -> GlobalTensor:
     """Return what a batched product of a framework takes for a tensor: each head's rows together, a head for each."""
     if tensor.heads == heads and not tensor.is_interleaved:
         return tensor

@@ -154,8 +154,7 @@ def _searched(
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":
     """Return the request of the first schedule, and the axes: of schedules, of ``-f``, of lists in ``-C``."""
-    from npusim.explore.setting import auto_axes
-    from npusim.explore.space import parse_field
+    from npusim.explore.space import auto_axes, parse_field
 
     schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
     axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
@@ -191,7 +190,7 @@ def _show(
     from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
 
     scene_names = found.setting.scene_names if found is not None else ("schedule",)
-    swayed = found.swayed_by() if found is not None and robust else {}
+    swayed = found.sensitive_to() if found is not None and robust else {}
     blocks = exploration_blocks(
         name, done, scene_names, total=total, top=top, is_pareto=is_pareto and found is not None, swayed_by=swayed
     )

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.ir.content import Itself, interned, known_at, methods_of
+from npusim.ir.content import Itself, interned, memo, methods_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.walk import ends_of
+from npusim.simulation.variants import blocks_key
 from npusim.timing.block_machine import RANGE_BITS
 from npusim.timing.block_run import Run, run_whole
 from npusim.timing.fold import Classes, blocks_by_group
@@ -23,36 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Pricing
-    from npusim.ir.program import Body, Item, ProgramPhase, TileProgram
+    from npusim.ir.program import Body, Item, Pricing, ProgramPhase, TileProgram
     from npusim.timing.block_code import Code
     from npusim.timing.block_machine import Ints
 
-__all__ = ["Bound", "alone_bound", "content_of", "work_bound"]
+__all__ = ["Bound", "alone_bound", "work_bound"]
 
 #: Core groups with most work that are looked at alone.
 GROUPS = 1
 #: Operations that are gone through one by one in less time than it takes to look for what repeats.
 FEW_OPERATIONS = 500_000
-
-
-def content_of(program: TileProgram) -> Hashable:
-    """Return what programs share that are one but for their tilings' words; None where that is not known."""
-    if any(phase.home is None for phase in program.phases):
-        return None
-    rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
-    tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
-    return rings, tensors, _blocks_of(program)
-
-
-def _blocks_of(program: TileProgram) -> tuple[Hashable, ...]:
-    return tuple((p.home, _alike(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
-
-
-@lru_cache(maxsize=16)
-def _alike(blocks: Itself) -> Hashable:
-    """Return one object for equal blocks, whose content is looked at once."""
-    return interned(tuple(blocks.thing))
 
 
 class Bound(NamedTuple):
@@ -69,12 +50,12 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
     core group does.  Bodies are looked at by how often they run, until the bound passes ``cutoff``: those
     that are left could only raise it.  0 where a machine does not say what its blocks are made of.
     """
-    if any(p.home is None for p in program.phases) or all(p.makeup is None for p in program.phases):
+    if any(p.memo_key is None for p in program.phases) or all(p.body_counts is None for p in program.phases):
         return Bound(0)
     works = _Works(program, device)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.
-    known = known_at(program.phases[-1].home, works.ends, "bounds")
-    key = (works.by, cutoff, _blocks_of(program))
+    known = memo(program.phases[-1].memo_key, works.ends, "bounds")
+    key = (works.by, cutoff, blocks_key(program))
     if key not in known:
         groups = device.group_count.value
         dispatch = device.timed_launch().block_dispatch_cycles.value
@@ -82,9 +63,9 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
         cycles = 0
         for phase in program.phases:
             if phase.blocks:
-                found = _of_phase(phase, works, groups, cutoff).max(axis=1)
-                busy += found
-                cycles += dispatch + int(found.max())
+                longest = _of_phase(phase, works, groups, cutoff).max(axis=1)
+                busy += longest
+                cycles += dispatch + int(longest.max())
         known[key] = Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
     bound: Bound = known[key]
     return bound
@@ -92,30 +73,29 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
 
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> Ints:
     """Return the work of each engine by core group; 0 for a phase without loops over tiles."""
-    found = np.zeros((groups, works.queues), np.int64)
-    if phase.makeup is None:
-        return found
+    cycles = np.zeros((groups, works.queues), np.int64)
+    if phase.body_counts is None:
+        return cycles
     examples, held = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    made = list(phase.makeup(examples))
-    often = held @ np.array([counts for _, counts in made], np.int64).reshape(len(made), len(examples)).T
+    bodies = list(phase.body_counts(examples))
+    often = held @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
     for number in np.argsort(-often.sum(axis=0), kind="stable").tolist():
-        found += often[:, number, None] * works.of(made[number][0])
-        if found.max() > cutoff:
+        cycles += often[:, number, None] * works.of(bodies[number][0])
+        if cycles.max() > cutoff:
             break
-    return found
+    return cycles
 
 
 @lru_cache(maxsize=8)
 def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, groups: int) -> tuple[list[Any], Ints]:
     """Return a block of each shape, and how many of each shape each core group has."""
-    listed = blocks.thing
     numbers: dict[Hashable, int] = {}
-    own = [numbers.setdefault(shape(block), len(numbers)) for block in listed]
-    examples = dict(zip(reversed(own), reversed(listed), strict=True))
+    shapes = [numbers.setdefault(shape(block), len(numbers)) for block in blocks.thing]
+    examples = dict(zip(reversed(shapes), reversed(blocks.thing), strict=True))
     held = np.zeros((groups, len(numbers)), np.int64)
     for group in range(groups):
-        mine = [own[n] for n in dealt[group]] if dealt else own[group::groups]
-        held[group] = np.bincount(mine, minlength=len(numbers))
+        shapes_of_group = [shapes[n] for n in dealt[group]] if dealt else shapes[group::groups]
+        held[group] = np.bincount(shapes_of_group, minlength=len(numbers))
     return [examples[n] for n in range(len(numbers))], held
 
 
@@ -139,21 +119,21 @@ class _Works:
 
     def of(self, body: Body) -> Ints:
         """Return the work of a body, by queue."""
-        known = known_at(body.home, self.ends, "work")
+        known = memo(body.memo_key, self.ends, "work")
         key = (self.by, body.key)
         if key not in known:
             known[key] = np.zeros(self.queues, np.int64)
             self._add(body(0), 1, known[key])
-        found: Ints = known[key]
-        return found
+        cycles: Ints = known[key]
+        return cycles
 
-    def _add(self, items: Iterable[Item], times: int, found: Ints) -> None:
+    def _add(self, items: Iterable[Item], times: int, cycles: Ints) -> None:
         for item in items:
             if isinstance(item, TileOp):
                 if not meets_l2(item):
-                    found[self._numbers[item.queue]] += times * self._pricing.of_op(item).occupancy_cycles
+                    cycles[self._numbers[item.queue]] += times * self._pricing.of_op(item).occupancy_cycles
             elif item.indices:
-                self._add(item.body(item.indices[0]), times * len(item.indices), found)
+                self._add(item.body(item.indices[0]), times * len(item.indices), cycles)
 
 
 def alone_bound(code: Code, groups: Sequence[int]) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import NpusimError, SpecError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +43,7 @@ class Lost:
 
 
 class Executor(Protocol):
-    """Evaluates tasks in any order; ``workers`` of them at a time."""
-
-    workers: int
+    """Evaluates tasks in any order."""
 
     def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the number and the result of each task as it is done; what a task raises is raised."""
@@ -66,7 +64,7 @@ def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
     with _safe_path():
         if cluster is not None:
             with _dask(jobs, cluster) as client:
-                yield DaskExecutor(client, jobs)
+                yield DaskExecutor(client)
             return
         pool = ProcessExecutor(jobs)
         try:
@@ -93,8 +91,6 @@ def _safe_path() -> Iterator[None]:
 
 class SerialExecutor:
     """Evaluates one task after the other in this process."""
-
-    workers = 1
 
     def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task, in order."""
@@ -143,10 +139,10 @@ class ProcessExecutor:
             with _held_back():
                 futures = {pool.submit(function, tasks[n]): n for n in list(left)}
             for future in as_completed(futures):
-                found = future.result()
+                result = future.result()
                 self._has_done = True
                 del left[futures[future]]
-                yield futures[future], found
+                yield futures[future], result
         except BrokenProcessPool:
             self._shut_down()
 
@@ -172,8 +168,8 @@ class ProcessExecutor:
 class DaskExecutor:
     """Evaluates tasks on the workers of a ``dask.distributed`` cluster."""
 
-    def __init__(self, client: Any, jobs: int) -> None:
-        self.client, self.workers = client, max(jobs, len(client.scheduler_info()["workers"]))
+    def __init__(self, client: Any) -> None:
+        self.client = client
 
     def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done; the scheduler gives tasks of a lost worker to another."""
@@ -187,7 +183,7 @@ class DaskExecutor:
             try:
                 yield futures[future], future.result()
             except KilledWorker as error:
-                yield futures[future], Lost(" ".join(str(error).split()))
+                yield futures[future], Lost(one_line(error))
 
 
 @contextmanager
@@ -216,7 +212,7 @@ def _dask(jobs: int, cluster: str) -> Iterator[Any]:
             client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)
         # A service that is no scheduler may answer with a length that no memory holds.
         except (OSError, TimeoutError, ValueError, ImportError, MemoryError, TypeError) as error:  # TLS without keys
-            why = " ".join(str(error).split()) or "timed out"
+            why = one_line(error) or "timed out"
             raise NpusimError(
                 f"--cluster {cluster}: no scheduler answers there within {PATIENCE_S} s ({why}); start one with "
                 "`dask scheduler`, or use --cluster local"

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Job, SearchRequest, swayed, why_not
+from npusim.explore.points import Job, sensitive
 from npusim.explore.search import Options, run_search
-from npusim.explore.setting import auto_axes
+from npusim.explore.space import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, takes_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.explore.points import Swayed
+    from npusim.explore.points import Sensitive
     from npusim.explore.search import Search
-    from npusim.explore.setting import SearchSpec
+    from npusim.explore.space import SearchSpec
 
 __all__ = ["Exploration", "best_of", "explore", "front", "search"]
 
@@ -31,30 +31,29 @@ def _order(outcome: PointOutcome) -> tuple[float, int]:
 
 def _neighbours(best: PointOutcome, ranked: Sequence[PointOutcome]) -> list[PointOutcome]:
     """Return for each axis the first of other points with another value than the best's."""
-    apart = (next((o for o in ranked if o.point.get(n) != v), None) for n, v in best.point.items())
-    return list({o.index: o for o in apart if o is not None}.values())
+    others = (next((o for o in ranked if o.point.get(n) != v), None) for n, v in best.point.items())
+    return list({o.index: o for o in others if o is not None}.values())
 
 
-def _dethroned(listed: Sequence[PointOutcome], times: Sequence[list[Swayed] | Lost]) -> str:
+def _dethroned(listed: Sequence[PointOutcome], times: Sequence[list[Sensitive] | Lost]) -> str:
     """Return which constant of the first point's makes another one faster, and which; empty if none does."""
     (_, sides), *others = (one[0] for one in times if not isinstance(one, Lost))
-    for key, now in sides.items():
-        for rival, (theirs, moved) in zip(listed[1:], others, strict=False):
+    for key, latencies in sides.items():
+        for rival, (latency, rival_sides) in zip(listed[1:], others, strict=False):
             for side, word in enumerate(("lower", "higher")):
-                if moved.get(key, (theirs, theirs))[side] < now[side]:
-                    at = " ".join(f"{k}={v}" for k, v in rival.point.items())
-                    return f"{key} a fifth {word}: {at} would be the best"
+                if rival_sides.get(key, (latency, latency))[side] < latencies[side]:
+                    return f"{key} a fifth {word}: {rival.label()} would be the best"
     return ""
 
 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
     """Return those that no other beats in latency and in error: the fastest first, errors falling; finite ones only."""
-    found: list[PointOutcome] = []
+    best: list[PointOutcome] = []
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
     for o in sorted(finite, key=lambda o: (_order(o)[0], o.relative_rmse, o.index)):
-        if not found or cast("float", o.relative_rmse) < cast("float", found[-1].relative_rmse):
-            found.append(o)
-    return found
+        if not best or cast("float", o.relative_rmse) < cast("float", best[-1].relative_rmse):
+            best.append(o)
+    return best
 
 
 def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
@@ -103,10 +102,7 @@ class Exploration:
 
     def counts(self) -> dict[str, int]:
         """Return how many points were simulated, pruned, infeasible, merged, ... by status."""
-        found: dict[str, int] = {}
-        for o in self.outcomes:
-            found[o.status] = found.get(o.status, 0) + 1
-        return found
+        return dict(Counter(o.status for o in self.outcomes))
 
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
         """Return an outcome's configuration for a build script."""
@@ -120,21 +116,24 @@ class Exploration:
             return "no point fits"
         kinds = ("bits:", "the bits cannot be computed"), ("relative RMSE", "--max-rmse"), ("", "not finite")
         counts = Counter(next(word for start, word in kinds if reason.startswith(start)) for reason in rejected)
-        said = [f"{n} rejected by {word}" if word.startswith("--") else f"{n} {word}" for word, n in counts.items()]
+        causes = [f"{n} rejected by {word}" if word.startswith("--") else f"{n} {word}" for word, n in counts.items()]
         if self.infeasible:
-            said.append(f"{len(self.infeasible)} do not fit")
-        return f"no point is left: {', '.join(said)}"
+            causes.append(f"{len(self.infeasible)} do not fit")
+        return f"no point is left: {', '.join(causes)}"
 
     def closest_misfit(self) -> str:
         """Return the point nearest to the defaults that does not fit, and what it lacks."""
         misfit = min(self.infeasible, key=lambda o: (self.setting.distance(o.point), o.index), default=None)
         if misfit is None:
             return ""
-        where = " ".join(f"{k}={v}" for k, v in misfit.point.items())
-        asked = SearchRequest.of(self.request, self.setting.device_keys)
-        return f"{where}: {why_not(asked, misfit.point) or misfit.reason}"
+        variants, reason = self.setting.variants, misfit.reason
+        try:
+            variants.build(variants.named(misfit.point))
+        except TilingError as error:  # with what would fit
+            reason = one_line(error)
+        return f"{misfit.label()}: {reason}"
 
-    def swayed_by(self) -> dict[int, str]:
+    def sensitive_to(self) -> dict[int, str]:
         """Return, by the number of each best point, which doubtful constant a fifth off makes another one the best.
 
         Looked at are for each axis the nearest point with another value on it, pruned or not.  Empty: none does.
@@ -142,26 +141,25 @@ class Exploration:
         groups: dict[tuple[object, ...], list[PointOutcome]] = {}
         for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
             groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
-        asking, found = SearchRequest.of(self.request, self.setting.device_keys), {}
+        variants, constants = self.setting.pickled(), {}
         with executor(self.options.jobs, self.options.cluster) as workers:
-            for own in groups.values():
-                best = best_of(own)
+            for rivals in groups.values():
+                best = best_of(rivals)
                 if best is not None:
-                    listed = [best, *_neighbours(best, own)]
-                    jobs = [Job(asking, ((o.index, o.point),), (0.0,)) for o in listed]
-                    times = dict(workers.run(swayed, jobs))
-                    found[best.index] = _dethroned(listed, [times[n] for n in range(len(listed))])
-        return found
+                    listed = [best, *_neighbours(best, rivals)]
+                    jobs = [Job(variants, ((o.index, o.point),), (0.0,)) for o in listed]
+                    times = dict(workers.run(sensitive, jobs))
+                    constants[best.index] = _dethroned(listed, [times[n] for n in range(len(listed))])
+        return constants
 
     def __repr__(self) -> str:
         """Return what was searched and the best point, on one line."""
         best, device = self.best, self.request.machine()
-        found = "none fits"
+        winner = "none fits"
         if best is not None:
-            at = " ".join(f"{name}={value}" for name, value in best.point.items())
-            found = f"best {at}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
-        said = ", ".join(f"{n} {what}" for what, n in self.counts().items())
-        return f"<Exploration of {'+'.join(self.setting.schedules)} on {device.name}: {said}; {found}>"
+            winner = f"best {best.label()}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
+        counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
+        return f"<Exploration of {'+'.join(self.setting.schedules)} on {device.name}: {counts}; {winner}>"
 
     def to_pandas(self) -> Any:
         """Return `columns` as a pandas DataFrame; pandas has to be installed."""

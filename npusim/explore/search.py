@@ -16,9 +16,8 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, SearchRequest, Surveyed, compute_bits, evaluate, narrow, prove, survey
-from npusim.explore.setting import SearchSpec, setting_of
-from npusim.explore.space import chunks
+from npusim.explore.points import Bits, Job, Surveyed, compute_bits, evaluate, narrow, prove, survey
+from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Search:
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.asking = SearchRequest.of(self.setting.request, self.setting.device_keys)
+        self.variants = self.setting.pickled()
         self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
         self.keys = [self.setting.key(point) for point in self.points]
 
@@ -116,13 +115,13 @@ class Search:
     def error(self, index: int) -> float:
         """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
         # A resumed search has the outcome alone.
-        found = self.bits.get(index) or self.outcomes.get(index)
-        if not self.options.needs_bits or found is None:
+        bits = self.bits.get(index) or self.outcomes.get(index)
+        if not self.options.needs_bits or bits is None:
             return 0.0
-        return math.inf if found.relative_rmse is None else found.relative_rmse
+        return math.inf if bits.relative_rmse is None else bits.relative_rmse
 
     def resume(self, about: Mapping[str, object]) -> None:
-        """Take in what the store has; what other limits said of its points is said anew, and kept so."""
+        """Take in what the store has; verdicts by other limits are given anew, and kept so."""
         assert self.store is not None
         known = self.store.done()
         self.outcomes = {i: known[key] for i, key in enumerate(self.keys) if key in known}
@@ -130,9 +129,7 @@ class Search:
             judged = {i: self._judged(o) for i, o in self.outcomes.items()}
             self.outcomes = {i: o for i, o in judged.items() if o is not None}
             self.store.replace(about, map(self._row, self.outcomes.values()))
-        if self.options.on_outcome is not None:
-            for outcome in self.outcomes.values():
-                self.options.on_outcome(outcome, len(self.points))
+        self._report(self.outcomes.values())
 
     def _judged(self, outcome: PointOutcome) -> PointOutcome | None:
         """Return what is known of a point under these limits; None where there was a verdict alone."""
@@ -148,45 +145,47 @@ class Search:
 
     def keep(self, outcomes: Iterable[PointOutcome]) -> None:
         """Take in outcomes and store them."""
-        made = [self._with_bits(o) for o in outcomes if o.index not in self.outcomes]
-        for o in made:
-            self.outcomes[o.index] = o
-        if self.store is not None and made:
-            self.store.add(map(self._row, made))
-        for o in made:
-            if self.options.on_outcome is not None:
-                self.options.on_outcome(o, len(self.points))
+        new = {o.index: self._with_bits(o) for o in outcomes if o.index not in self.outcomes}
+        self.outcomes |= new
+        if self.store is not None and new:
+            self.store.add(map(self._row, new.values()))
+        self._report(new.values())
+
+    def _report(self, outcomes: Iterable[PointOutcome]) -> None:
+        if self.options.on_outcome is not None:
+            for outcome in outcomes:
+                self.options.on_outcome(outcome, len(self.points))
 
     def _with_bits(self, outcome: PointOutcome) -> PointOutcome:
-        found = self.bits.get(outcome.index)
-        if found is None:
+        bits = self.bits.get(outcome.index)
+        if bits is None:
             return outcome
-        return replace(outcome, relative_rmse=found.relative_rmse, is_finite=found.relative_rmse is not None)
+        return replace(outcome, relative_rmse=bits.relative_rmse, is_finite=bits.relative_rmse is not None)
 
     # ---------------------------------------------------------------- tasks
 
     def job(self, indices: Sequence[int]) -> Job:
         """Return a task of these points."""
         points, surveyed = tuple((i, self.points[i]) for i in indices), tuple(map(self.bounds.get, indices))
-        return Job(self.asking, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, surveyed)
+        return Job(self.variants, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, surveyed)
 
     def done(
         self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
         """Yield the results of tasks; one that loses its worker is done point by point, and who is to blame skipped."""
         jobs, lost = [self.job(part) for part in parts], []
-        for number, found in workers.run(function, jobs):
-            if isinstance(found, Lost):
+        for number, results in workers.run(function, jobs):
+            if isinstance(results, Lost):
                 lost.append(number)
             else:
-                yield parts[number], found
+                yield parts[number], results
         alone = [self.job([i]) for number in lost for i in parts[number]] if lost else []
-        for number, found in workers.run(function, alone) if alone else ():
+        for number, results in workers.run(function, alone) if alone else ():
             (index, point), *_ = alone[number].points
-            if isinstance(found, Lost):
-                self.keep([PointOutcome(index, point, "failed", reason=found.reason)])
+            if isinstance(results, Lost):
+                self.keep([PointOutcome(index, point, "failed", reason=results.reason)])
             else:
-                yield [index], found
+                yield [index], results
 
     def run(self, workers: Executor) -> None:
         """Do all of it."""
@@ -239,33 +238,22 @@ class Search:
         return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
 
     def _survey(self, workers: Executor, left: Sequence[int]) -> None:
-        for _, found in self.done(workers, survey, self._chunks(left)):
-            misfits = []
-            for index, what in found:
-                if isinstance(what, str):
-                    misfits.append(PointOutcome(index, self.points[index], "infeasible", reason=what))
-                else:
-                    self.bounds[index] = what
-            self.keep(misfits)
+        for _, surveyed in self.done(workers, survey, self._chunks(left)):
+            self.bounds |= {i: bound for i, bound in surveyed if isinstance(bound, Surveyed)}
+            misfits = {i: reason for i, reason in surveyed if isinstance(reason, str)}
+            self.keep(PointOutcome(i, self.points[i], "infeasible", reason=reason) for i, reason in misfits.items())
 
     def _compute_bits(self, workers: Executor) -> None:
         """Compute bits once for all points that cannot differ in them, and reject those whose error is too large."""
-        classes: dict[object, list[int]] = defaultdict(list)
-        for index, what in sorted(self.bounds.items()):
-            classes[self._scene(index), what.bits].append(index)
-        chosen = list(classes.values())
-        for part, found in self.done(workers, compute_bits, [own[:1] for own in chosen]):
-            (own,) = (c for c in chosen if c[0] == part[0])
-            self.bits |= dict.fromkeys(own, found[0])
-        rejected = []
-        for index, bits in sorted(self.bits.items()):
-            why = self._rejected(bits)
-            if why:
-                rejected.append(PointOutcome(index, self.points[index], "rejected", reason=why))
-        self.keep(rejected)
-
-    def _scene(self, index: int) -> tuple[object, ...]:
-        return tuple(self.points[index].get(n) for n in self.setting.scene_names)
+        alike: dict[object, list[int]] = defaultdict(list)
+        for index, surveyed in sorted(self.bounds.items()):
+            scene = tuple(self.points[index].get(n) for n in self.setting.scene_names)
+            alike[scene, surveyed.bits].append(index)
+        classes = {indices[0]: indices for indices in alike.values()}
+        for (first, *_), (bits, *_) in self.done(workers, compute_bits, [[index] for index in classes]):
+            self.bits |= dict.fromkeys(classes[first], bits)
+        rejected = ((i, self._rejected(bits)) for i, bits in sorted(self.bits.items()))
+        self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i, why in rejected if why)
 
     def _rejected(self, bits: Bits) -> str:
         if bits.problem:
@@ -281,8 +269,8 @@ class Search:
         Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
         """
         waiting: dict[object, list[int]] = defaultdict(list)
-        for index, what in self.bounds.items():
-            if what.same_as is None and index not in self.outcomes:
+        for index, surveyed in self.bounds.items():
+            if surveyed.same_as is None and index not in self.outcomes:
                 waiting[self.groups[index]].append(index)
         each = max(1, BATCH // max(1, len(waiting)))
         while any(waiting.values()):
@@ -317,12 +305,11 @@ class Search:
 
     def _merge(self) -> None:
         """Give points that are the same program what that one gave."""
-        for index, what in sorted(self.bounds.items()):
-            if what.same_as is None or index in self.outcomes:
-                continue
-            found, point = self.outcomes.get(what.same_as), self.points[index]
-            if found is not None:
-                self.keep([replace(found, index=index, point=point, status="merged", same_as=what.same_as)])
+        for index, surveyed in sorted(self.bounds.items()):
+            same_as, point = surveyed.same_as, self.points[index]
+            if same_as is not None and same_as in self.outcomes:
+                outcome = self.outcomes[same_as]
+                self.keep([replace(outcome, index=index, point=point, status="merged", same_as=same_as)])
 
 
 def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -334,11 +321,11 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
 
     When it is interrupted, what is done stays in the store.
     """
-    setting = setting_of(request, axes, studies=options.studies)
+    setting = spec_of(request, axes, studies=options.studies)
     points = setting.points()
     if not points:
-        said = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
-        raise TilingError(f"the space is empty: no combination of {said} has a value on each axis")
+        axes_text = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
+        raise TilingError(f"the space is empty: no combination of {axes_text} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     search = Search(setting, options, points)

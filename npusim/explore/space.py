@@ -1,22 +1,38 @@
-"""The points of a search: axes with their values, and how people write one: ``block_kv=128,256:512:64``."""
+"""What a search is about: its request with files read, the axes of each schedule, and the points of these.
+
+People write an axis as ``block_kv=128,256:512:64``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby, islice
+import dataclasses
+import hashlib
+import json
+import math
+import pickle
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, groupby, islice
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
+from npusim.config.node import NodeDevice, load_machine
 from npusim.config.tiling import tiling_fields
-from npusim.errors import TilingError
+from npusim.errors import SpecError, TilingError
+from npusim.schedules import unread_keys
+from npusim.simulation.plan import target_of
+from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, schedule_of
+from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.config.tiling import Tiling, TilingField
+    from npusim.schedules import Schedule
+    from npusim.simulation.request import Request
 
-__all__ = ["AxisSpan", "Point", "Space", "declared", "parse_field"]
+__all__ = ["AxisSpan", "Point", "SearchSpec", "Space", "auto_axes", "chunks", "declared", "parse_field", "spec_of"]
 
 Value = int | float | str | None
 Point = dict[str, object]
@@ -54,15 +70,13 @@ class Space:
     axes: dict[str, tuple[Value | AxisSpan, ...]]
 
     @classmethod
-    def of(cls, axes: Mapping[str, Iterable[Value | AxisSpan]], known: Sequence[str], example: str = "") -> Space:
+    def of(cls, axes: Mapping[str, Iterable[Value | AxisSpan]], known: Sequence[str]) -> Space:
         """Return the space over axes that are all ``known``.
 
-        Raises `TilingError` if there are none, one is unknown (with the nearest), has no values, or a range
-        names no axis before it; a value out of its field's limits makes an infeasible point, not an error.
+        Raises `TilingError` if one is unknown (with the nearest), has no values, or a range names no axis
+        before it; a value out of its field's limits makes an infeasible point, not an error.
         """
-        if not axes:
-            raise TilingError(f"no field to explore; there are: {', '.join(known)} (--field {example or known[0]}=...)")
-        made: dict[str, tuple[Value | AxisSpan, ...]] = {}
+        checked: dict[str, tuple[Value | AxisSpan, ...]] = {}
         for name, values in axes.items():
             if name not in known:
                 raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
@@ -71,17 +85,17 @@ class Space:
                 raise TilingError(f"{name}: no values to try")
             for span in (v for v in listed if isinstance(v, AxisSpan)):
                 for end in (span.start, span.stop):
-                    if isinstance(end, str) and end not in made:
-                        raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(made))}")
-            made[name] = listed
-        _check_count(" ".join(made), prod(map(len, made.values())))
-        return cls(made)
+                    if isinstance(end, str) and end not in checked:
+                        raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(checked))}")
+            checked[name] = listed
+        _check_count(" ".join(checked), prod(map(len, checked.values())))
+        return cls(checked)
 
     def points(self) -> Iterator[Point]:
         """Yield every combination; raise `TilingError` where there are more than a search can have."""
-        found = self._from(list(self.axes), {})
-        yield from islice(found, MOST_POINTS)
-        _check_count(" ".join(self.axes), MOST_POINTS + len(list(islice(found, 1))))
+        points = self._from(list(self.axes), {})
+        yield from islice(points, MOST_POINTS)
+        _check_count(" ".join(self.axes), MOST_POINTS + len(list(islice(points, 1))))
 
     def _from(self, names: Sequence[str], point: Point) -> Iterator[Point]:
         if not names:
@@ -98,17 +112,204 @@ def chunks(points: Sequence[tuple[int, Point]]) -> Iterator[list[tuple[int, Poin
     """Yield neighbouring points together: those that differ in their last axes alone share what they are built of."""
     names = list(points[0][1]) if points else []
     for leading in range(len(names), -1, -1):
-        found = [list(same) for _, same in groupby(points, key=lambda p: [p[1].get(n) for n in names[:leading]])]
-        if len(points) >= CHUNK * len(found) or leading == 0:
-            for same in found:
+        groups = [list(same) for _, same in groupby(points, key=lambda p: [p[1].get(n) for n in names[:leading]])]
+        if len(points) >= CHUNK * len(groups) or leading == 0:
+            for same in groups:
                 yield from (same[i : i + LARGEST_CHUNK] for i in range(0, len(same), LARGEST_CHUNK))
             return
 
 
+@dataclass(frozen=True)
+class SearchSpec:
+    """A request whose device and workload are read, and its spaces by schedule."""
+
+    request: Request
+    schedules: tuple[str, ...]
+    axes: Mapping[str, tuple[Value | AxisSpan, ...]]
+    spaces: Mapping[str, Space]
+    device_keys: tuple[str, ...]
+    content: str
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def variants(self) -> Variants:
+        """What builds the points."""
+        return Variants(self.request, self.device_keys)
+
+    def pickled(self) -> bytes:
+        """Return what builds the points, for workers."""
+        return pickle.dumps(self.variants)
+
+    @property
+    def scene_names(self) -> tuple[str, ...]:
+        """Axes that say what is computed and on what: points that differ in them are no rivals."""
+        return ("schedule", *(n for n in self.axes if (n in OPTIONS and n != "schedule") or n in self.device_keys))
+
+    def points(self) -> list[Point]:
+        """Return every combination, schedule by schedule; with several, ``schedule`` is an axis."""
+        if len(self.schedules) == 1:
+            return list(self.spaces[self.schedules[0]].points())
+        return [{"schedule": name, **p} for name, space in self.spaces.items() for p in space.points()]
+
+    def config(self, point: Point) -> dict[str, object]:
+        """Return all that a point's result hangs on."""
+        r = self.request
+        fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": dict(cast("Any", r.tiling or {}))}
+        return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content, "point": point}
+
+    def key(self, point: Point) -> str:
+        """Return a digest of :meth:`config`."""
+        return _digest(self.config(point))
+
+    def digest(self, *more: object) -> str:
+        """Return a digest of the search."""
+        axes = {n: [str(v) for v in values] for n, values in self.axes.items()}
+        return _digest([self.config({}), self.schedules, axes, more])
+
+    def distance(self, point: Point) -> float:
+        """Return how far a point is from its schedule's defaults, in doublings."""
+        defaults = self._defaults[str(point.get("schedule", self.request.schedule))]
+        doublings = 0.0
+        for name, value in point.items():
+            default = defaults.get(name)
+            if isinstance(value, int) and isinstance(default, int):
+                doublings += abs(math.log2((abs(value) + 1) / (abs(default) + 1)))
+            elif default is not None:
+                doublings += value != default
+        return doublings
+
+    @cached_property
+    def _defaults(self) -> dict[str, dict[str, object]]:
+        """Return the default of each tiling field, by schedule."""
+        schedules = {name: schedule_of(replace(self.request, schedule=name)) for name in self.schedules}
+        return {name: {f.name: f.default for f in tiling_fields(s.tiling)} for name, s in schedules.items()}
+
+
+def _digest(what: object) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> SearchSpec:
+    """Return what a search is about; raise what every point would raise.
+
+    That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
+    no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or, where
+    no ``studies`` are asked for, left out; that is an error where none is left.
+    """
+    values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
+    names = tuple(str(s) for s in values.pop("schedule", (request.schedule,)))
+    for name in names:
+        target_of(replace(request, schedule=name), has_bits=True)
+    names, notes = _ranked(request, names, studies=studies)
+    request = replace(
+        request,
+        schedule=names[0],
+        hw=request.machine() if "hw" not in values else request.hw,
+        overrides=None if "hw" not in values else request.overrides,
+        tiling=dict(cast("Any", request.tiling) or {}),
+        workload=request.load() if request.problem is None else None,
+    )
+    requests = [replace(request, schedule=name) for name in names]
+    schedules = {name: schedule_of(one) for name, one in zip(names, requests, strict=True)}
+    fields = {name: _fields(schedule) for name, schedule in schedules.items()}
+    everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
+    device_keys = {key for key, _ in request.machine().quantities()}
+    keys = tuple(n for n in values if n not in everywhere and n in device_keys)
+    spaces = {}
+    for name, (tiling, precision) in fields.items():
+        known = [*tiling, *precision, *OPTIONS, *keys]
+        # What one schedule has and another has not is an axis of that one; what none has is refused.
+        own = {n: v for n, v in values.items() if n in known or n not in everywhere}
+        if not values and len(names) > 1:  # schedules alone are compared by what each of them can compute in
+            own = {PRECISION: tuple(schedules[name].precisions)}
+        if not own:
+            more = f"; of its precision: {', '.join(precision)}" if precision else ""
+            raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
+        spaces[name] = Space.of(own, known)
+    for one in requests:
+        _check(one, spaces[one.schedule], fields[one.schedule][1], keys)
+    return SearchSpec(request, names, values, spaces, keys, _content(request), notes)
+
+
+def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
+    left, notes = list(schedules), []
+    for name in schedules:
+        study = schedule_of(replace(request, schedule=name)).study
+        why = study(request.problem or request.attention(), request.machine()) if study else ""
+        if why and studies:
+            notes.append(f"{name} is a study: {why}")
+        elif why:
+            left.remove(name)
+            notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
+    if not left:
+        raise SpecError(f"nothing to rank: {'; '.join(notes)}")
+    return tuple(left), tuple(notes)
+
+
+def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an axis's values; tokens and sequences as people write them: 8k."""
+    if name not in ("seq", "seq_q", "seq_kv", "batch"):
+        return values
+    try:
+        return tuple(parse_count(v) if isinstance(v, str) else v for v in values)
+    except ValueError:
+        listed = ",".join(map(str, values))
+        raise SpecError(f"{name}={listed}: write positive whole numbers: 4096, 8k (8,192)") from None
+
+
+def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
+    """Return what may vary: fields of the tiling, and those of the precision with its preset, as ``precision``."""
+    tiling = [field.name for field in tiling_fields(schedule.tiling)]
+    parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
+    return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
+
+
+def _check(request: Request, space: Space, precision: Sequence[str], keys: tuple[str, ...]) -> None:
+    """Raise what is wrong with every point of one schedule, or with a value of its precision, whatever the point."""
+    schedule, device = schedule_of(request), request.machine()
+    for name in space.axes.keys() & set(precision):
+        for value in space.axes[name]:
+            change = str(value) if name == PRECISION else f"{name}={value}"
+            schedule.precision(",".join(filter(None, (request.precision, change))))
+    if not device.is_timed:
+        raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
+    for key in keys:
+        for value in space.axes[key]:
+            load_machine(device, {key: str(value)}, unread_keys)
+    if request.problem is not None:
+        return
+    for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
+        for value in space.axes.get(size, ()):
+            Variant(options={size: value}).on(request).attention()
+    if not isinstance(device, NodeDevice):
+        request.load().ignored(request.attention().seq_kv, request.ignore)
+
+
+def _content(request: Request) -> str:
+    """Return a digest of the device and the workload: another file of the same name is another search."""
+    device, load = request.machine(), request.load()
+    problem = request.problem.model_dump_json() if request.problem is not None else ""
+    return _digest([repr(device), load.model_dump_json(), problem, str(request.tensors or "")])
+
+
+def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Value, ...]]:
+    """Return the space that schedules declare together, presets of their precision included."""
+    axes: dict[str, dict[Value, None]] = {}
+    for name in schedules:
+        schedule = schedule_of(replace(request, schedule=name))
+        machine = request.machine()
+        left = frozenset() if isinstance(machine, NodeDevice) else schedule.left(machine)
+        for field, values in declared(schedule.tiling).items():
+            if field not in left:
+                axes.setdefault(field, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in axes.items()}
+
+
 def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
     """Return the space that a schedule's fields declare: choices, and doublings between a field's limits."""
-    found = {field.name: _declared(field, type(field.default)) for field in tiling_fields(tiling)}
-    return {name: values for name, values in found.items() if len(values) > 1}
+    axes = {field.name: _declared(field, type(field.default)) for field in tiling_fields(tiling)}
+    return {name: values for name, values in axes.items() if len(values) > 1}
 
 
 def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
@@ -176,14 +377,14 @@ def _range(field: str, text: str) -> Sequence[int | AxisSpan]:
     return (AxisSpan(start, stop, step),)
 
 
-def _listed(said: str, start: int, stop: int, step: int) -> range:
-    _check_count(said, (stop - start) // step + 1)
+def _listed(axis: str, start: int, stop: int, step: int) -> range:
+    _check_count(axis, (stop - start) // step + 1)
     return range(start, stop + 1, step)
 
 
-def _check_count(said: str, count: int) -> None:
+def _check_count(axes: str, count: int) -> None:
     if count > MOST_POINTS:
-        raise TilingError(f"{said}: {count:,} points or more; a search has {MOST_POINTS:,} at most")
+        raise TilingError(f"{axes}: {count:,} points or more; a search has {MOST_POINTS:,} at most")
 
 
 def _value(text: str) -> Value:

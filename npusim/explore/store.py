@@ -32,24 +32,6 @@ __all__ = ["PointOutcome", "Store", "check_table", "export", "open_store", "read
 SCHEMA = 1
 _READ = "key, number, point, outcome"
 Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
-FIGURES = (
-    "status",
-    "cycles",
-    "latency_us",
-    "method",
-    "band",
-    "busiest",
-    "busy_share",
-    "ignored",
-    "reason",
-    "bound_us",
-    "relative_rmse",
-    "is_finite",
-    "hbm_bytes",
-    "head_room",
-    "tightest",
-    "same_as",
-)
 
 
 @dataclass(frozen=True)
@@ -83,9 +65,17 @@ class PointOutcome:
     tightest: str = ""
     same_as: int | None = None
 
+    def label(self) -> str:
+        """Return what it changes in words: ``block_q=64 depth=2``."""
+        return " ".join(f"{name}={value}" for name, value in self.point.items())
+
     def row(self) -> dict[str, object]:
         """Return the outcome as columns: the axes, then the figures; None where there is none."""
         return {**self.point, **{name: getattr(self, name) for name in FIGURES}}
+
+
+#: What a point gave, column by column.
+FIGURES = tuple(f.name for f in fields(PointOutcome) if f.name not in ("index", "point"))
 
 
 class Store:
@@ -111,11 +101,11 @@ class Store:
             self._insert(rows)
 
     def _insert(self, rows: Iterable[Row]) -> None:
-        made = [
+        values = [
             (key, o.index, o.status, json.dumps(o.point), json.dumps(config, sort_keys=True, default=str), _figures(o))
             for key, config, o in rows
         ]
-        self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", made)
+        self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
 def _figures(outcome: PointOutcome) -> str:
@@ -138,17 +128,15 @@ def _damaged(path: Path, error: Exception) -> str:
 
 def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
     """Return a row as it was written; raise `ValueError` for values that none was written with."""
-    said = json.loads(outcome)
-    figures = {f.name: said[f.name] for f in fields(PointOutcome) if f.name in said}
-    made = PointOutcome(number, json.loads(point), **figures)
-    is_right = isinstance(number, int) and isinstance(made.point, dict)
-    is_right &= made.status in get_args(Status)
-    for kept in fields(PointOutcome)[3:]:
-        kind = str if kept.default == "" else int | float | None
-        is_right &= isinstance(getattr(made, kept.name), kind)
-    if not is_right or (made.status == "ok" and (made.cycles is None or made.latency_us is None)):
+    figures = json.loads(outcome)
+    row = PointOutcome(number, json.loads(point), **{name: figures[name] for name in FIGURES if name in figures})
+    is_right = isinstance(number, int) and isinstance(row.point, dict) and row.status in get_args(Status)
+    for figure in fields(PointOutcome)[3:]:
+        kind = str if figure.default == "" else int | float | None
+        is_right &= isinstance(getattr(row, figure.name), kind)
+    if not is_right or (row.status == "ok" and (row.cycles is None or row.latency_us is None)):
         raise ValueError(f"row {number} has a wrong value")
-    return made
+    return row
 
 
 @contextmanager
@@ -234,22 +222,22 @@ def _say(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
 def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = False) -> dict[str, Any]:
     """Return what a store says of itself; raise `SpecError` where it says nothing, or has another schema."""
     try:
-        found = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM about")}
-        schema = found["schema"]
+        about = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM about")}
+        schema = about["schema"]
         connection.execute(f"SELECT {_READ} FROM points LIMIT 0")
     except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
         raise SpecError(_damaged(path, error)) from None
     if schema != SCHEMA and not any_schema:
         raise SpecError(f"{path}: has schema {schema}, this npusim reads {SCHEMA}; search anew, to another file (-o)")
-    return found
+    return about
 
 
 def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
-    found = _about(connection, path)
+    stored = _about(connection, path)
     for name, what in (("version", "npusim"), ("request", "search")):
-        if name in about and found.get(name) != about[name]:
+        if name in about and stored.get(name) != about[name]:
             raise SpecError(
-                f"{path}: holds another {what}: {found.get(name)}, not {about[name]}; search anew (without --resume), "
+                f"{path}: holds another {what}: {stored.get(name)}, not {about[name]}; search anew (without --resume), "
                 "or to another file (--out)"
             )
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.opaque import Coordinate, Symbol, substituted
-from npusim.ir.structure import LoopPart, Operation, Piece
+from npusim.ir.structure import LoopPart, Operation, Piece, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.ir.buffers import Ring
+    from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
     from npusim.ir.structure import Part, RegionAccess, Shape
     from npusim.ir.walk import Endpoint
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 #: Cursor of every endpoint, relative to where its ring stands.
 State = tuple[int, ...]
 #: A loop's name, index and step on the way to a node; the steps say what an iteration later is called.
-Place = tuple[tuple[str, int, int], ...]
-Environment = dict[Symbol, object]
+LoopPath = tuple[tuple[str, int, int], ...]
+Environment = dict["Symbol", object]
 #: What lies between a node and one that may follow: nothing, the end of an iteration, or of a block.
 NEXT, LAP, BLOCK = range(3)
+#: Nodes after which something is to be followed, each with what lies between.
+Tails = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -47,9 +49,8 @@ class Node:
     state: State
     cursors: tuple[int, ...]
     advance: tuple[int, ...]
-    place: Place
+    path: LoopPath
     regions: tuple[tuple[RegionAccess, ...], ...]
-    region_keys: tuple[object, ...]
     successors: dict[int, int] = field(default_factory=dict)
 
 
@@ -61,13 +62,9 @@ class Automaton:
 
     ``alike`` names, by a piece's id, the one that stands for it.
 
-    Raises
-    ------
-    ProgramError
-        An operation that waits for one listed after it, or a loop that moves a ring's ends apart.
-    RaceError
-        A slot filled again before it was read, or read before it was filled, where no flag could
-        tell: between operations of one queue.
+    Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
+    `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
+    operations of one queue.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        self._followed: dict[object, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+        self._followed: dict[object, tuple[Tails, list[tuple[int, int]]]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
         self._interned: dict[int, Piece] = dict(alike or {})
@@ -132,14 +129,14 @@ class Automaton:
     # ---------------------------------------------------------------- following items
 
     def _follow(
-        self, parts: Iterable[Part], tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
-    ) -> list[tuple[int, int]]:
+        self, parts: Iterable[Part], tails: Tails, cursors: list[int], path: LoopPath, outer: Environment
+    ) -> Tails:
         """Go through ``parts`` from ``tails``, moving ``cursors``; return the tails there are then."""
         for part in parts:
             if isinstance(part, LoopPart):
-                tails = self._loop(part, tails, cursors, place, given)
+                tails = self._loop(part, tails, cursors, path, outer)
                 continue
-            node = self._node(part, cursors, place, given)
+            node = self._node(part, cursors, path, outer)
             for tail, hop in tails:
                 self.nodes[tail].successors.setdefault(node, hop)
             tails = [(node, NEXT)]
@@ -147,17 +144,15 @@ class Automaton:
                 cursors[endpoint] += moved
         return tails
 
-    def _loop(
-        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
-    ) -> list[tuple[int, int]]:
+    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
         if self.contested:  # regions hang on where the loop is
-            return self._around(loop, tails, cursors, place, given)
+            return self._around(loop, tails, cursors, path, outer)
         key = id(loop.parts), loop.name, len(loop.indices), self._state(cursors), tuple(tails)
         known = self._followed.get(key)
         if known is None:
             before = list(cursors)
-            tails = self._around(loop, tails, cursors, place, given)
+            tails = self._around(loop, tails, cursors, path, outer)
             moves = [(e, c - b) for e, (b, c) in enumerate(zip(before, cursors, strict=True)) if c != b]
             self._followed[key] = tails, moves
             return tails
@@ -165,17 +160,15 @@ class Automaton:
             cursors[endpoint] += moved
         return known[0]
 
-    def _around(
-        self, loop: LoopPart, tails: list[tuple[int, int]], cursors: list[int], place: Place, given: Environment
-    ) -> list[tuple[int, int]]:
+    def _around(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
         count, number = len(loop.indices), 0
         step = loop.indices[1] - loop.indices[0] if count > 1 else 0
-        inside = self._inside(loop, given)
+        inside = loop.values(outer, self.ranges) if self.contested else outer
         seen: dict[State, tuple[int, list[int]]] = {}
         end_of_cycle = -1
         if count == 1:
-            here = (*place, (loop.name, loop.indices[0], step)) if loop.name else place
+            here = (*path, (loop.name, loop.indices[0], step)) if loop.name else path
             return self._follow(loop.parts, tails, cursors, here, inside)
         while number < count:
             state = self._state(cursors)
@@ -189,49 +182,43 @@ class Automaton:
             if state in seen and end_of_cycle < 0:
                 end_of_cycle = number + number - seen[state][0]
             seen[state] = number, list(cursors)
-            here = (*place, (loop.name, loop.indices[number], step)) if loop.name else place
+            here = (*path, (loop.name, loop.indices[number], step)) if loop.name else path
             if number:
                 tails = [(tail, LAP if loop.name else hop) for tail, hop in tails]
             tails = self._follow(loop.parts, tails, cursors, here, inside)
             number += 1
         return tails
 
-    def _inside(self, loop: LoopPart, given: Environment) -> Environment:
-        """Return what the symbols of a loop's body stand for; needed for contested regions only."""
-        if not self.contested:
-            return given
-        return bind(loop, given, self.ranges)
-
-    def _node(self, piece: Piece, cursors: list[int], place: Place, given: Environment) -> int:
+    def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:
         same = self._interned.get(id(piece))
         if same is None:
             same = self._interned[id(piece)] = self._pieces.setdefault(piece, piece)
-        regions = tuple(self._regions(o, given) for o in piece.operations) if self.contested else ()
-        state, region_keys = self._state(cursors), tuple(map(_region_key, regions))
+        regions: tuple[tuple[RegionAccess, ...], ...] = ()
+        if self.contested:
+            regions = tuple(
+                tuple(a.placed(values) for a in o.regions if a.region.tensor.name in self.contested)
+                for o in piece.operations
+            )
+        state, region_keys = self._state(cursors), tuple(tuple((a.key, a.is_write) for a in r) for r in regions)
         key = (id(same), state, region_keys)
         number = self._known.get(key)
         if number is None:
             advance = self._advance(same)
-            node = Node(same, state, tuple(cursors), advance, place, regions, region_keys)
+            node = Node(same, state, tuple(cursors), advance, path, regions)
             number = self._known[key] = len(self.nodes)
             self.nodes.append(node)
             self._check_order(node)
         return number
 
-    def _regions(self, operation: Operation, given: Environment) -> tuple[RegionAccess, ...]:
-        return tuple(
-            replace_region(access, given) for access in operation.regions if access.region.tensor.name in self.contested
-        )
-
     def _advance(self, piece: Piece) -> tuple[int, ...]:
-        found = self._advances.get(id(piece))
-        if found is None:
+        advance = self._advances.get(id(piece))
+        if advance is None:
             moved = [0] * len(self.endpoints)
             for operation in piece.operations:
                 for endpoint, _, last in operation.uses:
                     moved[endpoint] += last
-            found = self._advances[id(piece)] = tuple(moved)
-        return found
+            advance = self._advances[id(piece)] = tuple(moved)
+        return advance
 
     def _state(self, cursors: Sequence[int]) -> State:
         """Return cursors relative to their ring's first one, apart from where in its period that is."""
@@ -263,79 +250,28 @@ class Automaton:
     def _too_early(self, node: Node, operation: Operation, peer: Endpoint, need: int) -> ProgramError:
         verb = "commit" if peer.is_producer else "release"
         return ProgramError(
-            f"{_prefix(operation)}{self.program.name}: {self.named(node, operation)} comes too early in program order; "
+            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} comes too early in program order; "
             f"list the {verb} of ring {peer.ring} number {need} on {peer.queue} before it"
         )
 
     def _clobbered(self, node: Node, operation: Operation, mine: Endpoint, other: Endpoint) -> RaceError:
-        found = (o for s in self.shapes for o in operations_of(s.parts))
-        by = next((o for o in found if any(e == other.index for e, _, _ in o.uses)), None)
+        operations = (o for s in self.shapes for p in pieces_of(s.parts) for o in p.operations)
+        by = next((o for o in operations if any(e == other.index for e, _, _ in o.uses)), None)
         what = f"{by.label} on {other.queue}" if by else f"queue {other.queue}, by no operation,"
         slots = f"{other.depth} slot{'s' if other.depth > 1 else ''}"
         did = f"fills a slot of ring {mine.ring} again that {what} has still to read"
         if not mine.is_producer:
             did = f"reads a slot of ring {mine.ring} that {what} has still to fill"
         return RaceError(
-            f"{_prefix(operation)}{self.program.name}: {self.named(node, operation)} {did}: the ring has {slots}, "
+            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} {did}: the ring has {slots}, "
             "and no flag orders operations of one queue but their place in the program"
         )
 
     def named(self, node: Node, operation: Operation, laps: int = 0) -> str:
         """Return an operation as errors call it, ``laps`` iterations later than where its node was found."""
-        names = [f"{name}={index}" for name, index, _ in node.place[:-1]]
-        if node.place:
-            name, index, step = node.place[-1]
+        names = [f"{name}={index}" for name, index, _ in node.path[:-1]]
+        if node.path:
+            name, index, step = node.path[-1]
             names.append(f"{name}={index + laps * step}")
         where = f" ({' '.join(names)})" if names else ""
         return f"{operation.label} on {self.program.queues[operation.queue].name}{where}"
-
-
-def _prefix(operation: Operation) -> str:
-    return f"{operation.source}: " if operation.source else ""
-
-
-def operations_of(parts: Iterable[Part]) -> Iterable[Operation]:
-    """Yield every operation of ``parts`` once, loops not repeated."""
-    for part in parts:
-        if isinstance(part, Piece):
-            yield from part.operations
-        else:
-            yield from operations_of(part.parts)
-
-
-def bind(loop: LoopPart, given: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> Environment:
-    """Return what the symbols of a loop's body stand for at this place; ``ranges`` gets its index's ends."""
-    inside: Environment = dict(given)
-    first, last = min(loop.indices), max(loop.indices)
-    index = Symbol(f"{loop.index.name} ({first} to {last})")
-    ranges[index] = (first, last)
-    inside[loop.index] = Coordinate({index: 1})
-    for symbol, value in loop.at:
-        inside[symbol] = substituted(value, given)
-    return inside
-
-
-def replace_region(access: RegionAccess, given: Mapping[Symbol, object]) -> RegionAccess:
-    """Return a region with its coordinates as they are at this place of the program."""
-    r = access.region
-    at = [substituted(v, given) for v in (r.batch, r.head, r.row, r.col)]
-    batch, head, row, col = at
-    return type(access)(type(r)(r.tensor, batch, head, row, r.rows, col, r.cols), access.is_write)
-
-
-def _region_key(accesses: Iterable[RegionAccess]) -> object:
-    return tuple((coordinates_key(a), a.is_write) for a in accesses)
-
-
-def coordinates_key(access: RegionAccess) -> object:
-    """Return what two regions of the same bytes share, whichever loop over the same indices is meant."""
-    r = access.region
-    return (
-        r.tensor.name,
-        r.rows,
-        r.cols,
-        *(
-            (v.constant, tuple((s.name, f) for s, f in v.terms.items())) if isinstance(v, Coordinate) else v
-            for v in (r.batch, r.head, r.row, r.col)
-        ),
-    )

@@ -78,19 +78,6 @@ class Ring:
         return RingTile(self, is_producer, rows, cols, stride or cols, fmt, 0, first, last)
 
 
-@dataclass(slots=True)
-class Tenant:
-    """One allocation of a memory, as error messages and occupancy tables list it."""
-
-    name: str
-    slot_bytes: int
-    depth: int
-
-    def __str__(self) -> str:
-        times = f"{self.depth}×" if self.depth > 1 else ""
-        return f"{self.name} {times}{format_bytes(self.slot_bytes)}"
-
-
 @dataclass
 class Allocator:
     """Places tiles and rings one after the other; :meth:`check` judges the result as a whole.
@@ -101,7 +88,8 @@ class Allocator:
 
     spaces: Mapping[str, AddressSpace]
     used_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    tenants: dict[str, list[Tenant]] = field(default_factory=lambda: defaultdict(list))
+    #: Names, slots and their bytes of what was placed, by memory, for its error.
+    tenants: dict[str, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -141,7 +129,10 @@ class Allocator:
         for space, used in self.used_bytes.items():
             capacity = self._space(space).capacity_bytes
             if used > capacity:
-                listed = " + ".join(str(t) for t in self.tenants[space])
+                listed = " + ".join(
+                    f"{name} {f'{depth}×' if depth > 1 else ''}{format_bytes(size)}"
+                    for name, depth, size in self.tenants[space]
+                )
                 fault = (
                     f"{listed} = {format_bytes(used)} > {format_bytes(capacity)}"
                     f" ({used:,} bytes needed, {capacity:,} there)"
@@ -160,5 +151,5 @@ class Allocator:
         end = self.used_bytes[space] = offset + slot_bytes * depth
         self.peak_bytes[space] = max(self.peak_bytes.get(space, 0), end)
         core = space.partition(".")[0]  # equal cores differ in nothing else: their faults are told together
-        self.tenants[space].append(Tenant(name.removeprefix(f"{core} "), slot_bytes, depth))
+        self.tenants[space].append((name.removeprefix(f"{core} "), depth, slot_bytes))
         return offset

@@ -11,38 +11,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
 from npusim.ir.automaton import Automaton, State
-from npusim.ir.condense import alike, condensed
 from npusim.ir.content import uncollected
 from npusim.ir.opaque import OpaqueError
-from npusim.ir.places import ring_bytes
-from npusim.ir.races import check_races
+from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
-from npusim.ir.structure import Builder
+from npusim.ir.structure import Builder, alike, condensed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from npusim.config.device import FlagsSpec
     from npusim.ir.buffers import Ring
     from npusim.ir.program import ProgramPhase, TileProgram
 
 
-@dataclass(frozen=True, slots=True)
-class FlagBudget:
-    """How many flags a core group has (the device file's ``flags``)."""
-
-    event_ids_per_pair: int
-    cross_core_ids: int
-    cross_core_counter_max: int
-
-
 @uncollected()
-def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
+def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
 
     What passes computes the same values in every order that queues and flags allow, for any number of
@@ -50,12 +39,12 @@ def check(program: TileProgram, budget: FlagBudget | None = None) -> None:
     """
     try:
         # Wide and short; where that finds a fault it may be one of its own, and who is told wants to know the bytes.
-        _check(program, budget, Builder(program, condensed))
+        _check(program, flags, Builder(program, condensed))
     except NpusimError:
-        _check(program, budget, Builder(program))
+        _check(program, flags, Builder(program))
 
 
-def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) -> None:
+def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> None:
     states: dict[State, None] = {(0,) * len(builder.walker.endpoints): None}
     held: list[Ring] = []
     for phase in program.phases:
@@ -73,8 +62,8 @@ def _check(program: TileProgram, budget: FlagBudget | None, builder: Builder) ->
         automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested, same)
         automaton.ranges.update(ranges)
         rings = automaton.rings()
-        if budget:
-            check_flags(rings, budget)
+        if flags:
+            check_flags(rings, flags)
         _check_held(program, phase.name, held, rings)
         check_races(automaton)
         states = automaton.ends
@@ -103,22 +92,23 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
                 )
 
 
-def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
+def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
     """Raise :class:`FlagError` if the rings of one phase need more flags than there are.
 
     A binary ring uses one id a slot from each producer to each consumer and as many back; a
     counter ring one id each way, and a count of at most its depth.
     """
+    event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
     pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     counters: list[str] = []
     for ring in sorted(rings, key=lambda r: r.name):
         ends = [(p, c) for p in ring.producers for c in ring.consumers if p != c]
         if ring.flag == "counter":
             counters += [f"{ring.name} ready", f"{ring.name} free"]
-            if ring.depth > budget.cross_core_counter_max:
+            if ring.depth > flags.cross_core_counter_max_count.value:
                 raise FlagError(
                     f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts to "
-                    f"{budget.cross_core_counter_max} at most; use fewer slots"
+                    f"{flags.cross_core_counter_max_count.value} at most; use fewer slots"
                 )
             continue
         for producer, consumer in ends:
@@ -126,13 +116,10 @@ def check_flags(rings: Iterable[Ring], budget: FlagBudget) -> None:
             pairs[consumer, producer].append((f"{ring.name} free", ring.depth))
     for (source, target), uses in pairs.items():
         needed = sum(n for _, n in uses)
-        if needed > budget.event_ids_per_pair:
+        if needed > event_ids:
             listed = ", ".join(f"{name} {n}" for name, n in uses)
             raise FlagError(
-                f"flags {source} -> {target}: {needed} ids needed ({listed}), {budget.event_ids_per_pair} there; "
-                "use shallower rings"
+                f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; use shallower rings"
             )
-    if len(counters) > budget.cross_core_ids:
-        raise FlagError(
-            f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {budget.cross_core_ids} there"
-        )
+    if len(counters) > counter_ids:
+        raise FlagError(f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} there")

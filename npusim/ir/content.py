@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-__all__ = ["Itself", "exact", "interned", "known_at", "methods_of", "uncollected"]
-
 
 class Itself:
     """Stands for an object too large to be compared: equal where it is the same one."""
@@ -83,6 +81,6 @@ def methods_of(kind: Any) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=48)
-def known_at(home: Hashable, ends: Hashable, kind: str) -> dict[Any, Any]:
-    """Return what is known by now of the bodies of one home, in programs of these queues and rings, to be added to."""
+def memo(memo_key: Hashable, ends: Hashable, kind: str) -> dict[Any, Any]:
+    """Return what was made so far of the bodies of one key, in programs of these queues and rings; to be added to."""
     return {}

@@ -50,6 +50,15 @@ class OpaqueError(ProgramError):
         self.symbols = symbols
 
 
+def _refused(verb: str) -> Callable[..., Any]:
+    """Return a method that refuses what a body may not do with a coordinate."""
+
+    def method(self: Coordinate, *_others: object) -> NoReturn:
+        self._refuse(verb)
+
+    return method
+
+
 class Coordinate:
     """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
 
@@ -98,8 +107,8 @@ class Coordinate:
         return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
 
     def _fraction(self, other: Any) -> Any:
-        found = self._unknown(other)
-        return found if found is NotImplemented else found * 1.0
+        value = self._unknown(other)
+        return value if value is NotImplemented else value * 1.0
 
     def __pos__(self) -> Coordinate:
         return self
@@ -130,32 +139,15 @@ class Coordinate:
             symbol.refusal = symbol.refusal or error
         raise error
 
-    def _compare(self, _other: object) -> NoReturn:
-        self._refuse("compares")
-
-    def _hash(self) -> NoReturn:
-        self._refuse("hashes")
-
-    def _branch(self) -> NoReturn:
-        self._refuse("branches on")
-
-    def _print(self, *_spec: str) -> NoReturn:
-        self._refuse("converts to text")
-
-    def _convert(self, *_digits: object) -> NoReturn:
-        self._refuse("converts")
-
-    def _copy(self, *_how: object) -> NoReturn:
-        self._refuse("copies")
-
     def __getattr__(self, name: str) -> NoReturn:
         self._refuse(f"asks for {name!r} of")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
-    __hash__, __bool__, __str__, __repr__, __format__ = _hash, _branch, _print, _print, _print
-    __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _convert
-    __abs__ = __divmod__ = __rdivmod__ = __complex__ = _convert
-    __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _copy
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused("compares")
+    __hash__, __bool__ = _refused("hashes"), _refused("branches on")
+    __str__ = __repr__ = __format__ = _refused("converts to text")
+    __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refused("converts")
+    __abs__ = __divmod__ = __rdivmod__ = __complex__ = _refused("converts")
+    __copy__ = __deepcopy__ = __reduce_ex__ = __sizeof__ = _refused("copies")
     __class__ = property(lambda self: self.kind)
 
 
@@ -180,31 +172,40 @@ def _symbols(*values: Any) -> dict[Symbol, int]:
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 
-def substituted(value: Any, given: Mapping[Symbol, Any]) -> Any:
-    """Return ``value`` with every symbol of ``given`` replaced by its number or coordinate."""
-    if not isinstance(value, Coordinate) or not any(s in given for s in value.terms):
+def terms_of(value: Any) -> Mapping[Symbol, int]:
+    """Return the coefficient of each symbol in a coordinate; a number has none."""
+    return value.terms if isinstance(value, Coordinate) else {}
+
+
+def constant_of(value: Any) -> int:
+    """Return what a coordinate is apart from its symbols: a number itself."""
+    return int(value.constant if isinstance(value, Coordinate) else value)
+
+
+def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
+    """Return ``value`` with every symbol of ``replacements`` replaced by its number or coordinate."""
+    if not isinstance(value, Coordinate) or not any(s in replacements for s in value.terms):
         return value
     if not value.is_affine:
-        symbols = _symbols(value, *(given[s] for s in value.terms if s in given))
+        symbols = _symbols(value, *(replacements[s] for s in value.terms if s in replacements))
         return Coordinate(symbols, is_affine=False, kind=value.kind)
-    kept = {s: f for s, f in value.terms.items() if s not in given}
+    kept = {s: f for s, f in value.terms.items() if s not in replacements}
     result: Any = Coordinate(kept, value.constant) if kept else value.constant
     for symbol, factor in value.terms.items():
-        if symbol in given:
-            result = result + given[symbol] * factor
+        if symbol in replacements:
+            result = result + replacements[symbol] * factor
     return result
 
 
-def opaque(value: Any, name: str, found: list[tuple[Symbol, Any]]) -> Any:
-    """Return ``value`` with a new symbol for every integer in it; ``found`` gets symbol and integer."""
+def opaque(value: Any, name: str, symbols: list[Symbol]) -> Any:
+    """Return ``value`` with a new symbol for every integer in it, added to ``symbols``."""
     kind: Any = type(value)
     if kind is int or kind is Coordinate:
-        symbol = Symbol(name)
-        found.append((symbol, value))
-        return Coordinate({symbol: 1})
+        symbols.append(Symbol(name))
+        return Coordinate({symbols[-1]: 1})
     if issubclass(kind, tuple):
-        return _like(kind, [opaque(v, f"{name}[{i}]", found) for i, v in enumerate(value)])
-    parts = {n: opaque(getattr(value, n), f"{name}.{n}", found) for n in _field_names(kind) or ()}
+        return _like(kind, [opaque(v, f"{name}[{i}]", symbols) for i, v in enumerate(value)])
+    parts = {n: opaque(getattr(value, n), f"{name}.{n}", symbols) for n in _field_names(kind) or ()}
     return _remade(kind, parts)
 
 
@@ -229,21 +230,11 @@ def form_of(value: Any) -> Hashable:
 
 def numbers_of(value: Any) -> list[Any]:
     """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
-    found: list[Any] = []
-    _add_numbers(value, found)
-    return found
-
-
-def _add_numbers(value: Any, found: list[Any]) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int or kind is Coordinate:
-        found.append(value)
-    elif issubclass(kind, tuple):
-        for part in value:
-            _add_numbers(part, found)
-    else:
-        for name in _field_names(kind) or ():  # type: ignore[arg-type]
-            _add_numbers(getattr(value, name), found)
+        return [value]
+    parts = value if issubclass(kind, tuple) else [getattr(value, n) for n in _field_names(kind) or ()]
+    return [number for part in parts for number in numbers_of(part)]
 
 
 @functools.cache
@@ -257,10 +248,10 @@ def _is_tuple(kind: type) -> bool:
     return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
-def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -> Any:
+def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]]) -> Any:
     """Return what ``values`` have in common, with a symbol for every integer in which they differ.
 
-    ``found`` gets each symbol's integers, one a value.  Raises `TypeError` where they differ in
+    ``integers`` gets each symbol's integers, one a value.  Raises `TypeError` where they differ in
     anything else, or may: ``==`` of a class of its own is not asked.
     """
     first, kinds = values[0], set(map(type, values))
@@ -271,15 +262,15 @@ def twin(values: Sequence[Any], name: str, found: dict[Symbol, Sequence[int]]) -
         if values.count(first) == len(values):
             return first
         symbol = Symbol(name)
-        found[symbol] = values
+        integers[symbol] = values
         return Coordinate({symbol: 1})
     if len(set(map(id, values))) == 1:
         return first
     if _is_tuple(kind) and len(set(map(len, values))) == 1:
         parts = zip(*values, strict=True)
-        return _like(kind, [twin(p, f"{name}[{i}]", found) for i, p in enumerate(parts)])
+        return _like(kind, [twin(p, f"{name}[{i}]", integers) for i, p in enumerate(parts)])
     if (names := _field_names(kind)) is not None:
-        return _remade(kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", found) for n in names})
+        return _remade(kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", integers) for n in names})
     if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
         return first
     raise TypeError(name)

@@ -2,12 +2,15 @@
 
 Program order is itself a legal order of execution: ``numerics`` walks it and computes values.
 ``timing`` deals the same operations to queues and honours only queues, engines, flags and links.
+
+Costs are plain data: `timing` asks a program's own pricing, adds them up and knows neither opcodes nor core families.
+They are rounded to whole cycles once, where they are made (`npusim.machines`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from npusim.ir.content import exact
 from npusim.ir.op import TileOp
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import AddressSpace, Ring
-    from npusim.ir.cost import Pricing
+    from npusim.ir.residency import Residency
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 
@@ -31,13 +34,13 @@ class Body:
     ``static`` is what its operations depend on, hashable; ``at`` holds coordinates: integers, in
     tuples or dataclasses, of which ``function`` may know no more than of the index.  So loops of one
     ``key`` in one phase have one body, apart from coordinates and constants, by construction.  So have
-    those of one ``home``, if they have one, in programs whose queues and rings are alike but for depths.
+    those of one ``memo_key``, if they have one, in programs whose queues and rings are alike but for depths.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
     static: Hashable
     at: Any
-    home: Hashable = None
+    memo_key: Hashable = None
 
     def __call__(self, index: Any) -> Iterable[Item]:
         """Return the items of one iteration."""
@@ -116,24 +119,24 @@ class ProgramPhase:
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
     global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
-    ``touches`` lists what blocks that run in step read and write in global tensors, region by region.
+    ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``home`` stands for all that operations hang on but blocks and depths of rings, ``makeup`` gives bodies that blocks
-    do, with a home, and how often each of the blocks does them, in whatever order, ``bits`` what stands for all that
-    values hang on; None where a machine does not say.
+    ``memo_key`` stands for all that operations hang on but blocks and depths of rings, ``body_counts`` gives bodies
+    that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
+    all that values hang on; None where a machine does not say.
     """
 
     name: str
     blocks: Sequence[Block]
     body: Callable[[Block], Iterable[Item]]
     shape: Callable[[Block], Hashable]
-    touches: Callable[[Sequence[Block]], Iterable[Touch]]
+    footprint: Callable[[Sequence[Block]], Iterable[Touch]]
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
-    home: Hashable = None
-    makeup: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
+    memo_key: Hashable = None
+    body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
@@ -141,6 +144,59 @@ class ProgramPhase:
         if self.dealt:
             return [self.blocks[number] for number in self.dealt[group]]
         return self.blocks[group::group_count]
+
+
+#: Shares of some cycles by the constant behind each, its key in the device file.
+Terms = tuple[tuple[str, float], ...]
+
+
+class Share(NamedTuple):
+    """Work that a warp group does beside the others of its core, each kind of work at one speed.
+
+    ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``, of which the other
+    numbers are the parts that it keeps busy, in 2^-20: issue slots, the pipe of comparisons and
+    conversions, that of special functions, the tensor cores, shared memory.
+    """
+
+    is_product: bool
+    cycles: int
+    issue: int = 0
+    compare: int = 0
+    special: int = 0
+    tensor: int = 0
+    memory: int = 0
+
+
+class Cost(NamedTuple):
+    """Cost of a step or of an entry of an instruction queue.
+
+    ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
+    ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
+    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
+    that pipes shared by several queues are busy: an operation begins when all of them are free.  One
+    with a ``share`` waits for none: its warps work beside others, and the occupancy begins when they are through.
+    """
+
+    occupancy_cycles: int
+    latency_cycles: int = 0
+    link_bytes: tuple[tuple[str, int], ...] = ()
+    terms: Terms = ()
+    pipe_cycles: tuple[tuple[str, int], ...] = ()
+    share: Share | None = None
+
+
+class Pricing(Protocol):
+    """Costs of a program's operations on one device."""
+
+    #: How many of the other core groups work beside one, by phase: what costs of a tile handed on hang on.
+    crowds: dict[str, float]
+
+    @property
+    def residency(self) -> Residency:
+        """Which share of each tensor's bytes comes from beyond L2."""
+
+    def of_op(self, op: TileOp) -> Cost:
+        """Return the cost of an operation; raise `UnknownOpcodeError` for one that has none."""
 
 
 @dataclass(frozen=True)

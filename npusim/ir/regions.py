@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.automaton import bind, replace_region
-from npusim.ir.opaque import Coordinate, OpaqueError, Symbol
-from npusim.ir.structure import Piece
+from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, constant_of, terms_of
+from npusim.ir.structure import Piece, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,14 +43,9 @@ class Touched:
 def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
     """Return the tensors that queues of one block contend for (happens-before decides on them).
 
-    Raises
-    ------
-    ProgramError
-        A region of a tensor that may be written runs out of its head.
-    RaceError
-        Two blocks touch common elements of a tensor and one of them writes.
-    OpaqueError
-        A region of a tensor that the phase writes is no sum of coordinates.
+    Raises `ProgramError`: a region of a tensor that may be written runs out of its head; `RaceError`: two blocks touch
+    common elements of a tensor and one of them writes; `OpaqueError`: a region of a tensor that the phase writes is no
+    sum of coordinates.
     """
     ranges: Ranges = {}
     by_tensor: dict[str, list[Touched]] = defaultdict(list)
@@ -64,56 +58,43 @@ def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Sh
         is_written = any(t.access.is_write for t in touched)
         for t in touched if is_written else ():
             _check_affine(program, t)
-        _check_blocks(program, phase, [t for t in touched if _is_affine(*_corner(t.access.region))], ranges)
+        _check_blocks(program, phase, [t for t in touched if _is_affine(*t.access.region.corner)], ranges)
         if is_written and _is_contested(touched, ranges):
             contested.add(name)
     return frozenset(contested), ranges
 
 
 def _accesses(
-    parts: Sequence[Part], given: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
+    parts: Sequence[Part], values: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
 ) -> Iterator[tuple[Operation, RegionAccess]]:
     """Yield what operations touch, at coordinates as they are here; ``silent`` remembers bodies that touch nothing."""
     for part in parts:
         if isinstance(part, Piece):
             for operation in part.operations:
                 for access in operation.regions:
-                    yield operation, replace_region(access, given)
-        elif not _is_silent(part.parts, silent):
-            yield from _accesses(part.parts, bind(part, given, ranges), ranges, silent)
-
-
-def _is_silent(parts: tuple[Part, ...], known: dict[int, bool]) -> bool:
-    found = known.get(id(parts))
-    if found is None:
-        found = known[id(parts)] = all(
-            not any(o.regions for o in part.operations) if isinstance(part, Piece) else _is_silent(part.parts, known)
-            for part in parts
-        )
-    return found
+                    yield operation, access.placed(values)
+            continue
+        if id(part.parts) not in silent:
+            silent[id(part.parts)] = not any(o.regions for p in pieces_of(part.parts) for o in p.operations)
+        if not silent[id(part.parts)]:
+            yield from _accesses(part.parts, part.values(values, ranges), ranges, silent)
 
 
 def _check_affine(program: TileProgram, touched: Touched) -> None:
-    r = touched.access.region
-    for name, value in zip(AXES, _corner(r), strict=True):
+    r, op = touched.access.region, touched.operation
+    for name, value in zip(AXES, r.corner, strict=True):
         if not _is_affine(value):
-            op = touched.operation
-            place = f"{op.source}: " if op.source else ""
-            hangs = " and ".join(s.name for s in value.terms)
+            hangs = " and ".join(s.name for s in terms_of(value))
             raise OpaqueError(
-                f"{place}{program.name}: {op.label} on {program.queues[op.queue].name} touches a region of tensor "
+                f"{op.prefix}{program.name}: {op.label} on {program.queues[op.queue].name} touches a region of tensor "
                 f"{r.tensor.name} that cannot be expressed: its {name} hangs on {hangs} otherwise than by sums and "
                 "products with constants",
-                frozenset(value.terms),
+                frozenset(terms_of(value)),
             )
 
 
 def _is_affine(*values: Any) -> bool:
     return all(not isinstance(v, Coordinate) or v.is_affine for v in values)
-
-
-def _corner(r: GlobalTile) -> tuple[Any, Any, Any, Any]:
-    return r.batch, r.head, r.row, r.col
 
 
 # ---------------------------------------------------------------- within a block
@@ -140,7 +121,7 @@ def _named(terms: Any, ranges: Ranges) -> object:
 
 
 def _extents(r: GlobalTile) -> tuple[int, ...]:
-    return (r.rows, r.cols, *(_constant(v) for v in (r.batch, r.head, r.row, r.col)))
+    return (r.rows, r.cols, *map(constant_of, r.corner))
 
 
 def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges) -> bool:
@@ -158,9 +139,7 @@ def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: 
 def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
     """Return one region around all, which differ by constants; rows and columns only if heads agree."""
     first = regions[0]
-    same = all(
-        _constant(r.head) == _constant(first.head) and _constant(r.batch) == _constant(first.batch) for r in regions
-    )
+    same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
     # Regions of several heads have no common one: one that hangs on nothing known meets them all.
@@ -170,30 +149,24 @@ def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
 
 
 def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
-    low = min(_constant(at) for at, _ in extents)
-    high = max(_constant(at) + size for at, size in extents)
-    return extents[0][0] + (low - _constant(extents[0][0])), high - low
+    low = min(constant_of(at) for at, _ in extents)
+    high = max(constant_of(at) + size for at, size in extents)
+    return extents[0][0] + (low - constant_of(extents[0][0])), high - low
 
 
 def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
     """Return whether two regions of one block may share an element, in any two iterations."""
-    if a.tensor.name != b.tensor.name:
-        return False
-    dimensions = (
-        (a.batch, 1, b.batch, 1),
-        (a.head, 1, b.head, 1),
-        (a.row, a.rows, b.row, b.rows),
-        (a.col, a.cols, b.col, b.cols),
+    return a.tensor.name == b.tensor.name and all(
+        _may_overlap(*mine, *other, ranges) for mine, other in zip(a.extents, b.extents, strict=True)
     )
-    return all(_may_overlap(*d, ranges) for d in dimensions)
 
 
 def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
     """Return whether ``a .. a + a_size`` and ``b .. b + b_size`` may meet."""
-    distance, low, high, step = _constant(b) - _constant(a), 0, 0, 0
+    distance, low, high, step = constant_of(b) - constant_of(a), 0, 0, 0
     fixed: dict[Symbol, int] = defaultdict(int)
     for value, sign in ((b, 1), (a, -1)):
-        for symbol, factor in _of(value).items():
+        for symbol, factor in terms_of(value).items():
             if symbol not in ranges:
                 fixed[symbol] += sign * factor
                 continue
@@ -210,16 +183,8 @@ def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbo
     return not (step and apart >= a_size and step - apart >= b_size)
 
 
-def _of(value: Any) -> Mapping[Symbol, int]:
-    return value.terms if isinstance(value, Coordinate) else {}
-
-
-def _constant(value: Any) -> int:
-    return int(value.constant if isinstance(value, Coordinate) else value)
-
-
 def _terms(r: GlobalTile) -> object:
-    return tuple(tuple((s, f) for s, f in _of(v).items()) for v in (r.batch, r.head, r.row, r.col))
+    return tuple(tuple((s, f) for s, f in terms_of(v).items()) for v in r.corner)
 
 
 # ---------------------------------------------------------------- between blocks
@@ -247,7 +212,7 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
         box, axis = outside[0].tolist()
         op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
         raise ProgramError(
-            f"{op.source + ': ' if op.source else ''}{program.name}: phase {phase.name}: {op.label} on "
+            f"{op.prefix}{program.name}: phase {phase.name}: {op.label} on "
             f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
             f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
         )
@@ -258,10 +223,10 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
 
 def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
     """Group regions of a shape that are read, or written, at the same coordinates but for a constant."""
-    found: dict[object, list[Touched]] = defaultdict(list)
+    groups: dict[object, list[Touched]] = defaultdict(list)
     for t in touched:
-        found[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
-    return list(found.values())
+        groups[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
+    return list(groups.values())
 
 
 def _evaluated(
@@ -276,11 +241,11 @@ def _evaluated(
         shape = group[0].shape
         box = np.empty((len(shape.numbers), 4, 2), np.int64)
         for axis in range(4):
-            extents = [_extent(t.access.region, axis) for t in group]
-            low = min(_constant(v) for v, _ in extents)
-            high = max(_constant(v) + size for v, size in extents)
+            extents = [t.access.region.extents[axis] for t in group]
+            low = min(constant_of(v) for v, _ in extents)
+            high = max(constant_of(v) + size for v, size in extents)
             base = np.zeros(len(shape.numbers), np.int64)
-            for symbol, factor in _of(extents[0][0]).items():
+            for symbol, factor in terms_of(extents[0][0]).items():
                 if symbol in ranges:
                     ends = sorted(factor * end for end in ranges[symbol])
                     low, high = low + ends[0], high + ends[1]
@@ -291,10 +256,6 @@ def _evaluated(
         owners.append(np.asarray(shape.numbers, np.int64))
         sources.append(np.full(len(shape.numbers), number, np.int64))
     return np.concatenate(boxes), np.concatenate(owners), np.concatenate(sources)
-
-
-def _extent(r: GlobalTile, axis: int) -> tuple[Any, int]:
-    return ((r.batch, 1), (r.head, 1), (r.row, r.rows), (r.col, r.cols))[axis]
 
 
 def _first_meeting(
@@ -344,13 +305,12 @@ def _pair(
 def _meeting(program: TileProgram, phase: ProgramPhase, a: tuple[Touched, int], b: tuple[Touched, int]) -> RaceError:
     (one, first), (two, second) = a, b
     names = [program.queues[t.operation.queue].name for t in (one, two)]
-    place = f"{one.operation.source}: " if one.operation.source else ""
     verb = "writes" if two.access.is_write else "reads"
     who, other = (
         f"{t.operation.label} on {name} of block {phase.blocks[number]}"
         for t, name, number in zip((one, two), names, (first, second), strict=True)
     )
     return RaceError(
-        f"{place}{program.name}: phase {phase.name}: {who} writes elements of tensor {one.access.region.tensor.name} "
-        f"that {other} {verb}; blocks of a phase may run at once, in any order"
+        f"{one.operation.prefix}{program.name}: phase {phase.name}: {who} writes elements of tensor "
+        f"{one.access.region.tensor.name} that {other} {verb}; blocks of a phase may run at once, in any order"
     )

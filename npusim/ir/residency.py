@@ -8,7 +8,7 @@ is still there if that was no more than the cache holds.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -55,7 +55,7 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, wr
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
     for phase in program.phases:
-        for touched in _scanned(Itself(phase.blocks), phase.touches, group_count):
+        for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
             cache.step(touched)
     writes = (
         cache.written_back()
@@ -65,18 +65,31 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, wr
             for name, t in program.tensors.items()
         }
     )
-    reads = {
-        name: min(1.0, cache.missed[name] / cache.read[name]) if cache.read[name] else 0.0 for name in program.tensors
-    }
+    read = {name: cache.traffic[name] for name in program.tensors}
     others = max(1, group_count - 1)
-    shared = {
-        name: min(1.0, cache.met[name] / cache.read[name] / others) if cache.read[name] else 0.0
-        for name in program.tensors
-    }
-    outputs = sum(int(size * writes[name]) for name, size in cache.put_out.items())
-    waits = {name: cache.waited[name] / cache.read[name] if cache.read[name] else 0.0 for name in program.tensors}
-    new = {name: cache.placed[name] / size for name, size in cache.written.items()}
-    return Residency(reads, defaultdict(float, writes), cache.compulsory + outputs, shared, waits, new)
+    outputs = sum(int(t.put_out * writes[name]) for name, t in cache.traffic.items() if t.put_out)
+    return Residency(
+        {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
+        defaultdict(float, writes),
+        cache.compulsory + outputs,
+        {name: min(1.0, t.met / t.read / others) if t.read else 0.0 for name, t in read.items()},
+        {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
+        {name: t.placed / t.written for name, t in cache.traffic.items() if t.written},
+    )
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Bytes of one tensor."""
+
+    read: int = 0
+    missed: int = 0
+    waited: float = 0.0  #: that any group read and that were not there
+    met: float = 0.0  #: times other groups that read them
+    written: int = 0
+    placed: int = 0  #: written to where nothing of them was
+    put_out: int = 0  #: of outputs that were written, once each
+    evicted: int = 0
 
 
 class _Cache:
@@ -87,19 +100,12 @@ class _Cache:
 
     def __init__(self, capacity: int, warm_bytes: int | None = None) -> None:
         self.capacity, self.warm_bytes = capacity, warm_bytes
-        self.read: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()
-        self.waited: dict[str, float] = defaultdict(float)  # bytes that any group read and that were not there
-        self.met: dict[str, float] = defaultdict(float)  # bytes times other groups that read them
-        self.put_out: Counter[str] = Counter()  # bytes of outputs that were written, once each
+        self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
         self._furthest: dict[Key, int] = {}  # rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
         self._new_bytes = 0  # of regions that are no inputs
-        self.written: Counter[str] = Counter()
-        self.placed: Counter[str] = Counter()  # bytes written to where nothing of them was
-        self._evicted: Counter[str] = Counter()
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
         self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
 
@@ -108,8 +114,9 @@ class _Cache:
         # Scanned in step, a byte comes up again once every other region touched since has passed.
         since = self._since()
         for key, use in touched.items():
-            self.read[key[0]] += use.read_bytes
-            self.met[key[0]] += use.read_bytes * (use.readers - 1)
+            traffic = self.traffic[key[0]]
+            traffic.read += use.read_bytes
+            traffic.met += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
             begun = self._begun.setdefault(key[0], len(since))
             # What another phase cut otherwise is there if all of its tensor is.
@@ -123,11 +130,11 @@ class _Cache:
                 self._new_bytes += new
             if use.is_write:
                 there = use.rows if is_cut else min(rows, use.rows)
-                self.written[key[0]] += use.rows * use.row_bytes
-                self.placed[key[0]] += (use.rows - (there if is_kept else 0)) * use.row_bytes
+                traffic.written += use.rows * use.row_bytes
+                traffic.placed += (use.rows - (there if is_kept else 0)) * use.row_bytes
                 self._dirty[key] = use.rows * use.row_bytes
                 if use.role == "output":
-                    self.put_out[key[0]] += new
+                    traffic.put_out += new
                 continue
             is_warm = not rows and self.is_warm(use.role)
             if use.role == "input" and not is_warm:
@@ -137,8 +144,8 @@ class _Cache:
             kept = known * use.row_bytes if is_kept or is_warm else 0
             # A region too large to stay is fetched anew by every pass over it.
             passes = use.times if size > self.capacity else 1
-            self.missed[key[0]] += (size - kept) * passes
-            self.waited[key[0]] += use.read_bytes * (size - kept) * passes / max(1, size * use.times)
+            traffic.missed += (size - kept) * passes
+            traffic.waited += use.read_bytes * (size - kept) * passes / max(1, size * use.times)
         self._remember(touched)
 
     def is_warm(self, role: str) -> bool:
@@ -152,10 +159,10 @@ class _Cache:
         for key in list(self._dirty):
             if since[self._last[key][1]] > self.capacity:
                 self._push_out(key)
-        return {name: min(1.0, self._evicted[name] / size) for name, size in self.written.items()}
+        return {name: min(1.0, t.evicted / t.written) for name, t in self.traffic.items() if t.written}
 
     def _push_out(self, key: Key) -> None:
-        self._evicted[key[0]] += self._dirty.pop(key, 0)
+        self.traffic[key[0]].evicted += self._dirty.pop(key, 0)
 
     def _since(self) -> list[int]:
         """Return, for each step, the bytes that were touched in it or after it and not later."""
@@ -190,13 +197,13 @@ class _Use:
 
 @lru_cache(maxsize=4)  # of phases
 def _scanned(
-    blocks: Itself, touches: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
+    blocks: Itself, footprint: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
 ) -> list[dict[Key, _Use]]:
     """Return what all groups touch together, step after step."""
-    found: list[dict[Key, _Use]] = []
+    steps: list[dict[Key, _Use]] = []
     for start in range(0, len(blocks.thing), group_count):
         touched: dict[Key, _Use] = {}
-        for touch in touches(blocks.thing[start : start + group_count]):
+        for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
             key = _key(region)
             payload = region.payload_bytes
@@ -210,8 +217,8 @@ def _scanned(
                 use.rows = max(use.rows, region.rows)
                 use.times = max(use.times, touch.times)
                 use.read_bytes += size
-        found.append(touched)
-    return found
+        steps.append(touched)
+    return steps
 
 
 def _key(region: GlobalTile) -> Key:

@@ -3,20 +3,33 @@
 Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs
 between its blocks, and each loop's body once, with an opaque index.  Since a body can do nothing
 with them but place its tiles of global memory, what comes out holds for all blocks and iterations.
+Straight runs of operations may be condensed to short loops (`condensed`), and pieces that make and meet
+the same dangers stand for one another (`alike`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format
-from npusim.ir.content import known_at
-from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, numbers_of, opaque, twin
+from npusim.ir.content import memo
+from npusim.ir.opaque import (
+    Coordinate,
+    OpaqueError,
+    Symbol,
+    constant_of,
+    numbers_of,
+    opaque,
+    substituted,
+    terms_of,
+    twin,
+)
 from npusim.ir.program import Body, Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.ir.walk import Walker
@@ -84,6 +97,19 @@ class RegionAccess:
     region: GlobalTile
     is_write: bool
 
+    def placed(self, values: Mapping[Symbol, object]) -> RegionAccess:
+        """Return it with its coordinates as they are where symbols have these values."""
+        r = self.region
+        batch, head, row, col = (substituted(v, values) for v in r.corner)
+        return RegionAccess(type(r)(r.tensor, batch, head, row, r.rows, col, r.cols), self.is_write)
+
+    @property
+    def key(self) -> Hashable:
+        """What regions of the same bytes share, whichever loop over the same indices is meant."""
+        r = self.region
+        corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
+        return r.tensor.name, r.rows, r.cols, *corner
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -100,6 +126,11 @@ class Operation:
     tiles: tuple[TileAccess, ...]
     regions: tuple[RegionAccess, ...] = field(compare=False)
     source: str = field(compare=False)
+
+    @property
+    def prefix(self) -> str:
+        """What leads a message about it: its line, if that is known."""
+        return f"{self.source}: " if self.source else ""
 
 
 @dataclass(frozen=True)
@@ -126,8 +157,28 @@ class LoopPart:
     index: Symbol = field(compare=False)
     at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
 
+    def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
+        """Return what its body's symbols stand for where those around it have values ``outer``.
+
+        ``ranges`` gets the ends of its index.
+        """
+        first, last = min(self.indices), max(self.indices)
+        index = Symbol(f"{self.index.name} ({first} to {last})")
+        ranges[index] = (first, last)
+        at = {symbol: substituted(value, outer) for symbol, value in self.at}
+        return {**outer, self.index: Coordinate({index: 1}), **at}
+
 
 Part = Piece | LoopPart
+
+
+def pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
+    """Yield every piece of ``parts`` once, loops not repeated."""
+    for part in parts:
+        if isinstance(part, Piece):
+            yield part
+        else:
+            yield from pieces_of(part.parts)
 
 
 @dataclass(slots=True)
@@ -156,7 +207,6 @@ class Builder:
     def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
         self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
-        self._queues = {q.name: number for number, q in enumerate(program.queues)}
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, int] = {}
         self._tensors = dict(program.tensors)
@@ -165,20 +215,17 @@ class Builder:
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase; ``one_by_one``: a shape a block, with its coordinates as numbers.
 
-        Raises
-        ------
-        ProgramError
-            An operation that no queue or ring of the program can take, that writes a tensor which is
-            not to be written or leaves its slot, or a body that looks at what it must not depend on.
+        Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
+        not to be written or leaves its slot, or a body that looks at what it must not depend on.
         """
         numbers: dict[Hashable, list[int]] = {}
         for number, block in enumerate(phase.blocks):
             numbers.setdefault(phase.shape(block), []).append(number)
         self._bodies = {}
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for same in numbers.values():
-            found += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
-        return found
+            shapes += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
+        return shapes
 
     def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         blocks = [phase.blocks[n] for n in numbers]
@@ -198,17 +245,17 @@ class Builder:
 
     def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         """Build blocks that cannot be told apart by coordinates alone, each by itself, and compare them."""
-        found = []
+        shapes = []
         for number in numbers:
             self._block = phase.blocks[number]
             parts = tuple(self._parts(phase.body(self._block)))
-            found.append(Shape(parts, [number], {}))
-            if parts != found[0].parts:
+            shapes.append(Shape(parts, [number], {}))
+            if parts != shapes[0].parts:
                 raise ProgramError(
                     f"{self.program.name}: phase {phase.name}: blocks {phase.blocks[numbers[0]]} and {self._block} "
                     f"have one shape, {phase.shape(self._block)}, but not the same operations"
                 )
-        return found
+        return shapes
 
     # ---------------------------------------------------------------- items
 
@@ -240,18 +287,17 @@ class Builder:
             key, known = body.key, self._bodies
         except ProgramError as error:
             raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
-        if body.home is not None:
-            known = known_at(body.home, self.walker.ends, self.condense.__name__)
+        if body.memo_key is not None:
+            known = memo(body.memo_key, self.walker.ends, self.condense.__name__)
         if key not in known:
-            at: list[tuple[Symbol, Any]] = []
-            own = opaque(body.at, "at", at)
+            symbols: list[Symbol] = []
+            at = opaque(body.at, "at", symbols)
             index = Symbol(f"the index of loop {loop.name}")
-            symbols = [symbol for symbol, _ in at]
-            parts = self._body(loop, Body(body.function, body.static, own), [index, *symbols])
+            parts = self._body(loop, Body(body.function, body.static, at), [index, *symbols])
             known[key] = parts, symbols, index
         parts, symbols, index = known[key]
-        given = tuple(zip(symbols, numbers_of(body.at), strict=True))
-        return LoopPart(loop.name, loop.indices, parts, index, given)
+        values = tuple(zip(symbols, numbers_of(body.at), strict=True))
+        return LoopPart(loop.name, loop.indices, parts, index, values)
 
     def _body(self, loop: Loop, body: Any, symbols: Sequence[Symbol]) -> tuple[Part, ...]:
         """Return a body's parts for an opaque index, the first of ``symbols``."""
@@ -275,7 +321,7 @@ class Builder:
     def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
         try:
             uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
-            queue = self._queues[op.queue]
+            queue = self.walker.queues[op.queue]
             ends = (self.walker.endpoints[e] for e, _, _ in uses)
             sides = {(e.ring_number, e.is_producer): e.index for e in ends}
             slots: dict[RingAccess, None] = {}
@@ -297,7 +343,7 @@ class Builder:
                     elif kind is GlobalTile:
                         regions += self._region(operand, is_write)  # type: ignore[arg-type]
         except KeyError:
-            known = ", ".join(self._queues)
+            known = ", ".join(self.walker.queues)
             raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
         except ProgramError as error:
             if isinstance(error, OpaqueError):
@@ -374,3 +420,152 @@ def source_line(iterator: Iterator[Any]) -> str:
     if isinstance(iterator, GeneratorType) and iterator.gi_frame:
         return f"{iterator.gi_code.co_filename}:{iterator.gi_frame.f_lineno}"
     return ""
+
+
+# ---------------------------------------------------------------- straight runs as short loops
+
+#: Operations of a slice at most: loads with masks, the work, stores; pieces of a product have as many.
+LONGEST = 12
+#: Repetitions from which on a loop is shorter than what it stands for: the automaton goes around twice.
+FEWEST = 3
+
+
+def condensed(run: Sequence[Operation]) -> Iterator[Part]:
+    """Yield operations as pieces and short loops of pieces: slices that do the same over and over.
+
+    What an operation touches is widened to all that its queue touches of that slot, of that memory, while it
+    holds it: slices of a tile become one operation repeated.  More bytes can only add races, never hide one,
+    so what passes like this is proved; what does not is looked at again as it is (``ir.check``).
+    """
+    wide = list(_widened(run))
+    numbers: dict[Operation, int] = {}
+    # Regions of global memory are compared by themselves: operations with some repeat nothing.
+    ids = [-n if op.regions else numbers.setdefault(op, len(numbers)) for n, op in enumerate(wide, 1)]
+    at = begun = 0
+    while at < len(ids):
+        period, times = _repeated(ids, at)
+        if times < FEWEST:
+            at += 1
+            continue
+        if begun < at:
+            yield Piece(tuple(wide[begun:at]))
+        body = Piece(tuple(wide[at : at + period]))
+        yield LoopPart("", range(times), (body,), Symbol("the number of a slice"), ())
+        at = begun = at + period * times
+    if begun < len(ids):
+        yield Piece(tuple(wide[begun:]))
+
+
+def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
+    """Return the period that repeats most from ``at`` on, and how often it comes."""
+    best = (1, 1)
+    for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
+        end = at + period
+        while end < len(ids) and ids[end] == ids[end - period]:
+            end += 1
+        times = (end - at) // period
+        if times >= FEWEST and period * (times - 1) > best[0] * (best[1] - 1):
+            best = (period, times)
+    return best
+
+
+def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
+    held: dict[object, list[Bytes]] = defaultdict(list)
+    kept: dict[object, list[Bytes]] = defaultdict(list)
+    turns: dict[int, int] = defaultdict(int)
+    places = []
+    for op in run:
+        slots = [(s, (s.endpoint, turns[s.endpoint], s.is_write)) for s in op.slots]
+        tiles = [(t, (t.space, op.queue, t.is_write)) for t in op.tiles]
+        for access, turn in slots:
+            held[turn].append(access.where)
+        for tile, memory in tiles:
+            kept[memory].append(tile.where)
+        places.append((op, slots, tiles))
+        for endpoint, _, last in op.uses:
+            turns[endpoint] += last
+    hulls = {key: _hull(accesses) for key, accesses in held.items()}
+    spans = {key: _joined(accesses) for key, accesses in kept.items()}
+    for op, slots, tiles in places:
+        yield replace(
+            op,
+            slots=tuple(dict.fromkeys(replace(s, where=hulls[key]) for s, key in slots)),
+            tiles=tuple(dict.fromkeys(replace(t, where=spans[key][t.where]) for t, key in tiles)),
+        )
+
+
+def _hull(runs: Sequence[Bytes]) -> Bytes:
+    """Return one run of bytes around all."""
+    first = runs[0]
+    if all(f == first for f in runs):
+        return first
+    start, end = min(f.start for f in runs), max(f.end for f in runs)
+    return Bytes(start, end - start, end - start, 1)
+
+
+def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
+    """Return for each run of bytes those that it makes one run with, touching or overlapping."""
+    joined: dict[Bytes, Bytes] = {}
+    group: list[Bytes] = []
+    end = 0
+    for where in sorted(set(runs), key=lambda b: (b.start, b.end)):
+        if group and where.start > end:
+            joined |= dict.fromkeys(group, _hull(group))
+            group = []
+        group.append(where)
+        end = max(end, where.end)
+    return joined | dict.fromkeys(group, _hull(group))
+
+
+# ---------------------------------------------------------------- pieces that are alike
+
+
+def alike(program: TileProgram, shapes: Iterable[Shape], contested: frozenset[str]) -> Mapping[int, Piece]:
+    """Return for each piece, by its id, one that stands for all that make and meet the same dangers.
+
+    Two uses of a slot by one queue that overlap the same uses of others are one use: which of them came
+    last is known wherever the earlier one is.  So tiles cut short by a mask are no pieces of their own.
+    """
+    pieces = {id(p): p for shape in shapes for p in pieces_of(shape.parts)}
+    slots: dict[int, dict[tuple[int, bool, Bytes], None]] = defaultdict(dict)
+    tiles: dict[str, dict[tuple[int, bool, Bytes], None]] = defaultdict(dict)
+    for op in (op for p in pieces.values() for op in p.operations):
+        for s in op.slots:
+            slots[s.ring][op.queue, s.is_write, s.where] = None
+        for t in op.tiles:
+            tiles[t.space][op.queue, t.is_write, t.where] = None
+    rings = {ring: _classes(list(uses)) for ring, uses in slots.items()}
+    spaces = {}
+    for space, uses in tiles.items():
+        within = [r for r in program.rings if r.space == space]
+        whole = [(-1, True, Bytes(r.offset_bytes, r.depth * r.slot_bytes, r.depth * r.slot_bytes, 1)) for r in within]
+        spaces[space] = _classes([*uses, *whole])
+    representatives: dict[Hashable, Piece] = {}
+    same = {}
+    for number, piece in pieces.items():
+        key: Hashable = tuple(
+            (
+                op.queue,
+                op.uses,
+                tuple({(s.ring, s.endpoint, rings[s.ring][op.queue, s.is_write, s.where]): None for s in op.slots}),
+                tuple({(t.space, spaces[t.space][op.queue, t.is_write, t.where]): None for t in op.tiles}),
+            )
+            for op in piece.operations
+        )
+        if contested and any(a.region.tensor.name in contested for op in piece.operations for a in op.regions):
+            key = number
+        same[number] = representatives.setdefault(key, piece)
+    return same
+
+
+def _classes(uses: Sequence[tuple[int, bool, Bytes]]) -> dict[tuple[int, bool, Bytes], int]:
+    """Return a number for each use, the same for those of one queue that meet the same others."""
+    numbers: dict[Hashable, int] = {}
+    classes = {}
+    for use in uses:
+        queue, is_write, where = use
+        met = tuple(
+            n for n, (q, w, other) in enumerate(uses) if q != queue and (w or is_write) and where.overlaps(other)
+        )
+        classes[use] = numbers.setdefault((queue, is_write, met), len(numbers))
+    return classes

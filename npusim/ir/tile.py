@@ -97,6 +97,16 @@ class GlobalTile:
         return self.tensor.fmt
 
     @property
+    def corner(self) -> tuple[int, int, int, int]:
+        """Batch, head, row and column at which it begins."""
+        return self.batch, self.head, self.row, self.col
+
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...]:
+        """Start and size along batch, head, row and column."""
+        return (self.batch, 1), (self.head, 1), (self.row, self.rows), (self.col, self.cols)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the elements of this cut."""
         return self.rows * self.cols * get_format(self.tensor.fmt).size_bytes

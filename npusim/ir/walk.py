@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.ir.content import interned, known_at
+from npusim.ir.content import interned, memo
 from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npusim.ir.cost import Cost
     from npusim.ir.op import TileOp
+    from npusim.ir.program import Cost
     from npusim.ir.tile import RingTile, Tile
 
 Path = tuple[tuple[str, int], ...]
@@ -54,13 +54,13 @@ class Endpoint:
 
 def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     """Return every endpoint of the program's rings, producers before consumers ring by ring."""
-    found: list[Endpoint] = []
+    endpoints: list[Endpoint] = []
     for number, ring in enumerate(program.rings):
-        first = len(found)
+        first = len(endpoints)
         sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
         for offset, (queue, is_producer) in enumerate(sides):
             peers = tuple(first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue)
-            found.append(
+            endpoints.append(
                 Endpoint(
                     first + offset,
                     ring.name,
@@ -74,16 +74,16 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
                     number,
                 )
             )
-    return tuple(found)
+    return tuple(endpoints)
 
 
 def givers(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
-    listed, found = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
+    listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:
         if e.peers:
-            found.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
-    return found
+            producers.setdefault(e.queue, {})[str(e)] = tuple(listed[p].queue for p in e.peers)
+    return producers
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +127,15 @@ class Walker:
             raise ProgramError(
                 f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
-        self._queues = {q.name: i for i, q in enumerate(program.queues)}
+        self.queues = {q.name: i for i, q in enumerate(program.queues)}
         self.ends = ends_of(program)
         self.cursors = [0] * len(self.endpoints)
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
         """Return ``op`` with counted waits at the present cursors, and move them on."""
-        handshakes = self.handshakes(op)
         cursors, waits, sets = self.cursors, [], []
         generations: dict[tuple[str, bool], int] = {}
-        for index, (first, last) in handshakes.items():
+        for index, (first, last) in self.handshakes(op).items():
             endpoint = self.endpoints[index]
             generation = cursors[index]
             generations[endpoint.ring, endpoint.is_producer] = generation
@@ -146,23 +145,23 @@ class Walker:
             if last:
                 cursors[index] = generation + 1
                 sets.append(index)
-        return ResolvedOp(op, self._queues[op.queue], tuple(waits), tuple(sets), generations, path)
+        return ResolvedOp(op, self.queues[op.queue], tuple(waits), tuple(sets), generations, path)
 
     def handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
         """Return ``{endpoint: (waits, hands on)}`` of one operation.
 
         Raises `ProgramError` where its queue is no producer or consumer of a ring it works on.
         """
-        found: dict[int, tuple[bool, bool]] = {}
+        handshakes: dict[int, tuple[bool, bool]] = {}
         for tile in op.ring_tiles():
             side = (tile.ring.name, op.queue, tile.is_producer)
             index = self._by_side.get(side)
             if index is None:
                 role = "producer" if tile.is_producer else "consumer"
                 raise ProgramError(f"{op.label}: queue {op.queue} is not a {role} of ring {tile.ring.name}")
-            first, last = found.get(index, (False, False))
-            found[index] = (first or tile.first, last or tile.last)
-        return found
+            first, last = handshakes.get(index, (False, False))
+            handshakes[index] = (first or tile.first, last or tile.last)
+        return handshakes
 
 
 def required_count(endpoint: Endpoint, generation: int) -> int:
@@ -246,8 +245,8 @@ def ends_of(program: TileProgram) -> Hashable:
 
 def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
     key = None if loop.key is None else (loop.name, loop.key)
-    if isinstance(loop.body, Body) and loop.body.home is not None:
-        bodies = known_at(loop.body.home, walker.ends, "templates")
+    if isinstance(loop.body, Body) and loop.body.memo_key is not None:
+        bodies = memo(loop.body.memo_key, walker.ends, "templates")
     body = bodies.get(key) if key else None
     if body is None:
         walker.cursors = [0] * len(walker.cursors)
@@ -291,7 +290,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
         if last:
             cursors[index] += 1
             sets.append(index)
-    return OpTemplate(op, walker._queues[op.queue], tuple(waits), tuple(sets))
+    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets))
 
 
 class Templates:

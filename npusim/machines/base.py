@@ -1,19 +1,28 @@
-"""What every core family answers for schedules, and what it answers where it says nothing of its own."""
+"""What every core family answers for schedules, what it answers where it says nothing of its own, and its programs."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.gemm import gemm
+from npusim.ir.buffers import AddressSpace
+from npusim.ir.program import ProgramPhase, TileProgram
+from npusim.machines.footprint import Footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.ir.buffers import Allocator
+    from npusim.ir.program import Item, Pricing, Queue
     from npusim.ir.tile import GlobalTensor
+    from npusim.machines.frame import Frame
+
+#: Blocks of one shape run the same operations.
+_SHAPE = attrgetter("shape")
 
 
 class Machine:
@@ -68,3 +77,49 @@ class Machine:
         fit a memory, or needs a route that the device has not.
         """
         raise NotImplementedError
+
+    def program(
+        self,
+        name: str,
+        phases: Iterable[Phase],
+        built: Iterable[ProgramPhase],
+        queues: Iterable[Queue],
+        allocator: Allocator,
+        pricing: Callable[[TileProgram, DeviceSpec], Pricing],
+        **more: Any,
+    ) -> TileProgram:
+        """Return the program of phases that are built, whose queues and memories are those of one core group.
+
+        ``more``: its other attributes, ``flops`` and ``notes``.
+        """
+        listed = list(phases)
+        return TileProgram(
+            name,
+            tuple(queues),
+            tuple(allocator.rings),
+            dict(allocator.spaces),
+            dict(allocator.peak_bytes),
+            {t.name: t for phase in listed for t in phase.all_tensors()},
+            tuple(built),
+            constants={n: v for phase in listed for n, v in phase.all_values().items()},
+            pricing=pricing,
+            **more,
+        )
+
+
+def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, AddressSpace]:
+    """Return the buffers of a kind of core, as memories of one of its cores."""
+    spaces = {f"{member or core}.{name}": buffer for name, buffer in device.core(core).buffers.items()}
+    return {n: AddressSpace(n, b.capacity_bytes.value, b.alignment_bytes.value) for n, b in spaces.items()}
+
+
+def program_phase(
+    frame: Frame, items: Callable[[WorkTile], Iterable[Item]], reread: tuple[tuple[str, int], ...] = (), **more: Any
+) -> ProgramPhase:
+    """Return a phase of the program in which a cell does ``items``.
+
+    ``reread``: operands that so many rows of a cell at a time read all of.  ``more``: its other attributes.
+    """
+    p = frame.phase
+    described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, **more}
+    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread), **described)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
-from npusim.algorithms.phase import BySize, Stacked, Visit, WorkTile, tensor_of
+from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
+from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body
+from npusim.ir.program import Loop as ProgramLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from npusim.algorithms.phase import Phase, TileRun
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
     from npusim.ir.program import Item
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
@@ -64,6 +65,10 @@ class Frame:
         """Return the bytes of some elements of a name."""
         return elements * get_format(self.phase.names[n].fmt).size_bytes
 
+    def row_bytes(self, n: str, rows: int) -> int:
+        """Return the bytes of some rows of the largest tile of a name."""
+        return self.size_bytes(n, rows * self.width(n))
+
     def axes(self, n: str) -> tuple[str, ...]:
         """Return the axes of a name."""
         return self.phase.names[n].axes
@@ -88,6 +93,11 @@ class Frame:
         axes = self.phase.names[n].axes
         return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
 
+    def shape(self, n: str, cell: WorkTile, tile: Visit) -> tuple[int, int, str]:
+        """Return rows, columns and format of a cell's tile of a name."""
+        names = self.phase.names[n]
+        return self.size(cell, names.axes[0], tile), self.cols(n, cell, tile), names.fmt
+
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
         bound = self.phase.tensors[n]
@@ -106,6 +116,21 @@ class Frame:
     def is_visited(self, n: str) -> bool:
         """Return whether the loop goes along an operand or result, tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of tensors that stages read, in the order in which they do."""
+        return tuple(dict.fromkeys(n for s in self.stages for n in s.read if self.places.get(n) == "global"))
+
+    @cached_property
+    def held(self) -> tuple[str, ...]:
+        """Operands that stay for a whole cell, as its loop does not go along them."""
+        return tuple(n for n in self.operands if self.loop_axis and not self.is_visited(n))
+
+    @cached_property
+    def visited(self) -> tuple[str, ...]:
+        """Operands that are loaded tile after tile."""
+        return tuple(n for n in self.operands if n not in self.held)
 
     @cached_property
     def is_scattered(self) -> bool:
@@ -136,10 +161,26 @@ class Frame:
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
+    def tables(self, row_sum: str) -> dict[Stage, Table]:
+        """Return the table of each rows stage, in which row sums without an order of their own take ``row_sum``."""
+        order = {Opcode.ROW_SUM: Attributes(order=row_sum)}
+        return {s: choose(s.rows, order) for s in self.stages if not s.is_product}
+
     def is_transposed(self, stage: Stage) -> bool:
         """Return whether a product's B is stored transposed: the axis it shares with A is its last."""
         left, right = stage.rows[0].srcs
         return self.axes(right)[1] == self.axes(left)[1]
+
+    def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
+        """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.
+
+        That takes the formats of A and of the result.  Raises `TilingError` where the unit does not multiply operands
+        of theirs.
+        """
+        (row,) = stage.rows
+        arithmetic = self.phase.arithmetic or arithmetic_of(self.fmt(row.srcs[0]), self.fmt(row.dst))
+        self.check_operands(stage, arithmetic)
+        return replace(row.attributes, transpose_b=self.is_transposed(stage), arithmetic=arithmetic)
 
     def check_operands(self, stage: Stage, unit: str) -> None:
         """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
@@ -163,6 +204,20 @@ class Frame:
         firsts = accumulate((run.count for run in cell.runs), initial=0)
         return list(zip(firsts, cell.runs, strict=False))
 
+    def loop(
+        self, loop: TileLoop, function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile
+    ) -> Iterator[Item]:
+        """Yield what does ``function`` of a loop's tiles: a loop over each run of the cell's; without an axis, once."""
+        if not loop.axis:
+            yield from function(cell, WHOLE)
+            return
+        for at, run in self.placed(cell):
+            yield ProgramLoop(loop.axis, range(at, at + run.count), partial(_step, function, cell, at, run))
+
+    def tiles(self, cell: WorkTile) -> list[Visit]:
+        """Return the cell's tiles, one by one."""
+        return [run.visit(first + i, i) for first, run in self.placed(cell) for i in range(run.count)]
+
     @cached_property
     def content(self) -> Hashable:
         """What operations can depend on of the phase, apart from cells and the lengths of tensors.
@@ -180,8 +235,8 @@ class Frame:
                 tensors.append((n, stack, _alike(tensor_of(bound))))
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
-        given = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
-        return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), given))
+        parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
+        return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters))
 
 
 def _alike(t: GlobalTensor) -> Hashable:
@@ -190,12 +245,12 @@ def _alike(t: GlobalTensor) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """A function of a cell and a tile that is told apart by what it does: one of a ``home``, by its name.
+    """A function of a cell and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
 
-    ``home`` stands for all that it depends on besides; programs in which that is alike share what it makes.
+    ``memo_key`` stands for all that it depends on besides; programs in which that is alike share what it makes.
     """
 
-    home: Hashable
+    memo_key: Hashable
     name: Hashable
     emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
 
@@ -209,15 +264,39 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, 
 
     Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
     """
-    static = function, tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place, tile.shape
-    starts = tuple(start for _, start, _ in cell.spans)
-    home = function.home if isinstance(function, Emitter) else None
-    return Body(_tile, static, (cell.batch, cell.head, starts, tile.index, tile.col), home)
+    shape, at = shape_and_place(cell)
+    memo_key = function.memo_key if isinstance(function, Emitter) else None
+    return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
-    function, sizes, offset, place, (cols, only) = static
-    batch, head, starts, index, col = at
-    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
-    items: Iterable[Item] = function(WorkTile(batch, head, spans, (), offset, place), Visit(index, col, cols, only))
+    (function, shape, (cols, only)), (place, index, col) = static, at
+    items: Iterable[Item] = function(cell_at(shape, place), Visit(index, col, cols, only))
     return items
+
+
+def _step(
+    function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, first: int, run: TileRun, index: int
+) -> Iterator[ProgramLoop]:
+    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
+    yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))
+
+
+def shape_and_place(cell: WorkTile) -> tuple[Any, Any]:
+    """Return what operations of a cell's tile may depend on, and where the cell lies, for :func:`cell_at`."""
+    shape = tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place
+    return shape, (cell.batch, cell.head, tuple(start for _, start, _ in cell.spans))
+
+
+def cell_at(shape: Any, place: Any) -> WorkTile:
+    """Return a cell without runs; coordinates may be opaque."""
+    (sizes, offset, number), (batch, head, starts) = shape, place
+    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
+    return WorkTile(batch, head, spans, (), offset, number)
+
+
+def attention_products(phase: Phase) -> tuple[Instruction, Instruction] | None:
+    """Return the first product of a loop and the last that is fed by rows, as in attention; None for other phases."""
+    products = [s.rows[0] for s in phase.stages if s.is_product]
+    fed = [r for r in products if r.srcs[0] not in phase.tensors]
+    return (products[0], fed[-1]) if fed and len(products) > 1 and phase.loop_axis else None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import DmaEngine, FixpipeEngine, RouteSpec
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.program import Cost
 from npusim.ir.residency import Residency, residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
 
@@ -126,14 +126,17 @@ class Transfers:
         """Return what a read takes longer where it misses L2, by the share of its tensor that does."""
         if not isinstance(source, GlobalTile):
             return 0
-        share = self.residency.read_misses[source.tensor.name]
-        return ceil(share * self.device.memory.l2.miss_extra_latency_cycles.value)
+        return ceil(self._miss_share(source.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value)
+
+    def _miss_share(self, tensor: str) -> float:
+        """Return the share of a tensor's reads that miss L2."""
+        return self.residency.read_misses[tensor]
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         if not route.links:
             return ()
-        found = [("l2", step.dst.payload_bytes), ("hbm", self._beyond(step))]
-        return tuple((link, n) for link, n in found if n and link in route.links)
+        sizes = [("l2", step.dst.payload_bytes), ("hbm", self._beyond(step))]
+        return tuple((link, n) for link, n in sizes if n and link in route.links)
 
     def _beyond(self, step: Step) -> int:
         """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""

@@ -22,7 +22,7 @@ from npusim.units import round_up
 
 if TYPE_CHECKING:
     from npusim.formats import MmaArithmetic
-    from npusim.ir.warps import WarpPlan
+    from npusim.ir.op import WarpPlan
     from npusim.layout import Chain
 
 

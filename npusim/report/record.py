@@ -18,9 +18,8 @@ from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import json_safe, regular_file
-from npusim.simulation.arithmetic_uncertainty import Spread, row_sum_evidence
-from npusim.simulation.finite_alternatives import FiniteChoice
 from npusim.simulation.result import PresetOutcome
+from npusim.simulation.robustness import FiniteChoice, Spread, row_sum_evidence
 from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, Roofline, TimingRecord
 from npusim.units import MIB
 

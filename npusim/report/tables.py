@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericRecord
     from npusim.report.record import RunRecord
     from npusim.report.trial import Trial
-    from npusim.simulation.arithmetic_uncertainty import Spread
+    from npusim.simulation.robustness import Spread
     from npusim.timing.result import QueueUse, Roofline, TimingRecord
 
 Fact = tuple[str, tuple[Cell, ...]]

@@ -19,22 +19,20 @@ from npusim.algorithms.cells import attention_cells, seen_cells
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import Mask, Phase
-from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.tensors import attention_tensors
-from npusim.algorithms.tiling_mask import SeenMask, Sees, TilingMask, seen
+from npusim.algorithms.phase import Phase
+from npusim.algorithms.tiling_mask import SeenMask, Sees, causal_mask, seen
 from npusim.config.device import FAMILIES
-from npusim.config.problem import Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
 from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend import AscendMachine
 from npusim.machines.ascend.fields import KernelFields
-from npusim.machines.sm import SmMachine
+from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
+from npusim.schedules.precision import for_inputs
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ def schedule(
         are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
-    found = []
+    schedules = []
     elsewhere: type[Tiling] | None = None if families else Blocks
     elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
     for family in families or FAMILIES:
@@ -120,7 +118,7 @@ def schedule(
             raise SpecError(f"schedule {called}: it needs at least one precision")
         fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
         left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
-        one = Schedule(
+        for_family = Schedule(
             name=called,
             family=family,
             tiling=fields,
@@ -129,8 +127,8 @@ def schedule(
             precisions=MappingProxyType({p.name: p for p in listed}),
             **{"default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more},
         )
-        found.append(one)
-    return tuple(found)
+        schedules.append(for_family)
+    return tuple(schedules)
 
 
 def _build(
@@ -145,16 +143,16 @@ def _build(
         _refuse_powers_of_two(
             called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
         )
-    placed, said = list[tuple[Phase, Any]](), list[str](notes)
+    placed, all_notes = list[tuple[Phase, Any]](), list[str](notes)
     for one in made:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
         fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
         placed.append((phase, fields))
-        said += [note] if note else []
-    said += [n for phase, _ in placed for n in phase.notes]
-    own = [phase.flops for phase, _ in placed if phase.flops is not None]
-    flops = sum(own) if own else problem.flops()
-    program: TileProgram = machine.build(called, placed, flops, tuple(dict.fromkeys(said)))
+        all_notes += [note] if note else []
+    all_notes += [n for phase, _ in placed for n in phase.notes]
+    counted = [phase.flops for phase, _ in placed if phase.flops is not None]
+    flops = sum(counted) if counted else problem.flops()
+    program: TileProgram = machine.build(called, placed, flops, tuple(dict.fromkeys(all_notes)))
     return program
 
 
@@ -220,30 +218,29 @@ def attention(
 
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
-        if sees is None:
-            mask: Mask | None = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
-            blocks = attention_cells(problem, *sizes)
-        else:
-            which = sees(problem, tiling), problem.seq_q, problem.seq_kv
-            pairs = seen(*which)
-            _check_sees(called, pairs)
-            mask, blocks = SeenMask(*which), seen_cells(problem, *sizes, pairs)
-        extra = given(problem, tiling, p) if given else {}
-        found = {n: _operand(called, n, function, problem) for n, function in operands.items()}
+        arrays = {n: _operand(called, n, function, problem) for n, function in operands.items()}
         bound = {
             n: GlobalTensor(n, problem.batch, len(x), problem.seq_q, problem.seq_kv, p.softmax, "input")
-            for n, x in found.items()
+            for n, x in arrays.items()
         }
-        values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in found.items()}
+        values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in arrays.items()}
         factor = exponent_factor(p.exp_variant)
-        known = {"scale": problem.scale * factor, "values": values, **bound, **extra}
+        known = {"scale": problem.scale * factor, "values": values, **bound}
+        known |= given(problem, tiling, p) if given else {}
         if score:  # hooks see scores as they are; log2 e comes after them
             known |= {"scale": problem.scale, "score_factor": factor}
-        if sees:  # a row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it
-            known["starts"] = -float(get_format(p.softmax).max_finite), 0.0
-        phase = attention_phase(hooked, problem, sizes, blocks, attention_tensors(problem, p.output), mask, p, **known)
-        _check_loops(called, kernel, len(phase.loops))
-        return phase if sees is None else replace(phase, flops=problem.flops_of(int(pairs.sum())))
+        pairs = 0
+        if sees:
+            visible, pairs = _visible(called, sees(problem, tiling), problem, sizes, p)
+            known |= visible
+        else:
+            known["mask"] = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+            known["cells"] = attention_cells(problem, *sizes)
+        phase = attention_phase(hooked, problem, sizes, p, **known)
+        if len(phase.loops) > 1:
+            walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
+            raise TilingError(f"schedule {called}: {walks}; attention has one")
+        return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         kept = tiling if sees or given else None  # what no field of the tiling changes is made once
@@ -258,15 +255,18 @@ def attention(
     return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
 
-def _check_loops(called: str, kernel: Kernel, loops: int) -> None:
-    if loops > 1:
-        raise TilingError(f"schedule {called}: {kernel.__name__} walks tiles in {loops} loops; attention has one")
+def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:
+    """Return the mask, blocks and starts of an attention in which ``sees`` says who sees whom, and how many pairs do.
 
-
-def _check_sees(called: str, mask: Any) -> None:
-    """Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by."""
-    if not (sighted := mask.any(axis=1)).all():
+    Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by.
+    """
+    pairs = seen(sees, problem.seq_q, problem.seq_kv)
+    if not (sighted := pairs.any(axis=1)).all():
         raise TilingError(f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one")
+    # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
+    starts = -float(get_format(p.softmax).max_finite), 0.0
+    mask = SeenMask(sees, problem.seq_q, problem.seq_kv)
+    return {"mask": mask, "cells": seen_cells(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
@@ -310,8 +310,8 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
     names = tuple(operands)
 
-    def function(**given: Any) -> Any:
-        more, factor = {n: given.pop(n) for n in names}, given.pop("score_factor")
+    def function(**arguments: Any) -> Any:
+        more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")
 
         def hook(s: Any) -> Any:
             if factor == 1:
@@ -319,7 +319,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
             with in_units_of(factor):  # the hook's own exponentials are to the base e
                 return score(s, **more) * factor
 
-        return kernel.function(**given, score=hook)
+        return kernel.function(**arguments, score=hook)
 
     function.__name__ = kernel.__name__
     made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
@@ -329,12 +329,3 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:
     return np.broadcast_to(cast(values, fmt), (batch, *values.shape))
-
-
-def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
-    """Return the tiling-mask of a causal problem, checked against blocks of ``sizes`` = (rows, keys)."""
-    if not problem.causal:
-        return None
-    mask = TilingMask()
-    mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
-    return mask

@@ -26,17 +26,7 @@ from npusim.schedules.define import FlashTiling, attention
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
-FA2_FP32 = FlashPrecision(
-    "fa2_fp32",
-    scores="float32",
-    softmax="float32",
-    exponential="float32",
-    operand="input",
-    running="float32",
-    product="float32",
-    output="input",
-    kernel="pto",
-)
+FA2_FP32 = FlashPrecision("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
 PRECISIONS = MappingProxyType(
     {
@@ -99,10 +89,7 @@ class VoltaPrecision:
         return FlashPrecision(
             self.name,
             scores=self.acc_qk,
-            softmax="float32",
-            exponential="float32",
             operand=dtype,
-            running="float32",
             product=self.acc_pv,
             output=dtype,
             exp_variant=self.exp_variant,

@@ -6,19 +6,28 @@ The presets follow the kernels' sources where they were seen (papers.md section 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import attention_cells
-from npusim.algorithms.fp8 import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, fp8_attention, widened
-from npusim.algorithms.tensors import attention_tensors
-from npusim.config.tiling import Field, Tiling
+from npusim.algorithms.flash import (
+    E4M3,
+    E4M3_MAX,
+    LOWEST,
+    MAX_SCALE,
+    Fp8Precision,
+    attention_phase,
+    exponent_factor,
+    fp8,
+)
+from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS
 from npusim.machines.ascend.fields import VectorFields
+from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import causal_mask, schedule
+from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -26,27 +35,17 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 
-class _GpuBlock(Tiling):
-    """A block on a GPU."""
+class GpuFp8Tiling(GroupFields, Blocks):
+    """Tiling fields of FP8 attention on a GPU."""
 
     block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
-class GpuFp8Tiling(GroupFields, _GpuBlock):
-    """Tiling fields of FP8 attention on a GPU."""
-
-
-class _Block(Tiling):
-    """A block on Ascend."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
-
-
-class Fp8Tiling(VectorFields, _Block):
+class Fp8Tiling(VectorFields, Blocks):
     """Tiling fields of the same steps on Ascend."""
 
+    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
         default=None, ge=1, description="rows of a softmax slice on an AIV; default: 4096 elements a slice"
     )
@@ -76,12 +75,13 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     """Return what is to be said of the inputs and the scale; raise `TilingError` for what is not there."""
     if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
         raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
-    said = [f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it"]
-    said = said if p.scale > E4M3_MAX else []
+    notes = []
+    if p.scale > E4M3_MAX:
+        notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
     if device.family == "ascend":
         if problem.dtype == E4M3 and not _has_fp8(device):
             raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
-        return tuple(said)
+        return tuple(notes)
     if device.is_timed and not _has_fp8(device):
         raise TilingError(
             f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
@@ -93,8 +93,8 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
             "or as float32 to isolate the cast of P"
         )
     if problem.dtype != E4M3:
-        said.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
-    return tuple(said)
+        notes.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
+    return tuple(notes)
 
 
 def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any) -> Phases:
@@ -102,15 +102,30 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
 
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.
     """
-    said, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
-    p = widened(precision, problem.dtype)
+    notes, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
+    if precision.operand not in (E4M3, problem.dtype):
+        raise TilingError(
+            f"operand: P in {precision.operand}, but the matrix unit reads it beside V in {problem.dtype}; "
+            f"use operand={problem.dtype} or leave it out"
+        )
+    p = replace(precision, operand=problem.dtype)  # of the same values where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
-    cells = attention_cells(problem, *sizes, is_reverse=p.is_reverse)
-    tensors = attention_tensors(problem, p.output)
-    phase = fp8_attention(problem, sizes, cells, p, tensors, causal_mask(problem, sizes))
+    factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
+    phase = attention_phase(
+        fp8,
+        problem,
+        sizes,
+        p,
+        cells=attention_cells(problem, *sizes, is_reverse=p.is_reverse),
+        scale=problem.score_scale * factor,
+        start=LOWEST if problem.causal and p.is_reverse else -math.inf,
+        p_scale=p_scale,
+        log_scale=math.log(p.scale) * factor if p.fold else 0.0,
+        unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
+    )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
-    return [replace(phase, notes=said, slice_elements=SLICE_ELEMENTS // 2)]
+    return [replace(phase, notes=notes, slice_elements=SLICE_ELEMENTS // 2)]
 
 
 def _has_fp8(device: DeviceSpec) -> bool:

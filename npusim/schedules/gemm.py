@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import copy as copy_phase
-from npusim.algorithms.pointwise import pointwise
+from npusim.algorithms.gemm import pointwise
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
 
-STORED = FlashPrecision(
-    "stored",
-    scores="input",
-    softmax="float32",
-    exponential="float32",
-    operand="input",
-    running="float32",
-    product="input",
-    output="input",
-)
+STORED = FlashPrecision("stored", scores="input", product="input")
 
 
 def needs_groups(device: DeviceSpec) -> str:
@@ -63,11 +54,11 @@ class GemmFields(Tiling):
 def swizzled(cells: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
 
-    def place(cell: WorkTile) -> tuple[int, ...]:
+    def order(cell: WorkTile) -> tuple[int, ...]:
         (_, row, _), (_, col, _) = cell.spans
         return cell.batch, cell.head, row // (rows * together), col, row
 
-    return tuple(sorted(cells, key=place)) if together > 1 else cells
+    return tuple(sorted(cells, key=order)) if together > 1 else cells
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:

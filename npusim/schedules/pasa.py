@@ -10,32 +10,30 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import attention_cells
-from npusim.algorithms.pasa import PasaPrecision, Shift, pasa_attention, shift_keys
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
-from npusim.algorithms.tensors import attention_tensors
+from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
+from npusim.algorithms.tiling_mask import causal_mask
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.sm.fields import GroupFields
-from npusim.schedules.define import causal_mask, schedule
+from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from npusim.algorithms.cells import AttentionTensors
     from npusim.algorithms.phase import Phase
-    from npusim.algorithms.tensors import AttentionTensors
     from npusim.config.problem import Problem
     from npusim.ir.program import Serves
     from npusim.ir.tile import GlobalTensor
     from npusim.schedules.define import Phases
 
 
-class PasaOptions(Tiling):
+class PasaOptions(Blocks):
     """Options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
 
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
     block_kv: int = Field(
         default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
@@ -169,12 +167,12 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
 
 
-def _prepared(given: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
+def _prepared(inputs: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
     """Return what is done to the inputs first, and the tensors that the other phases read."""
     phases, changed = [], {}
     serves: tuple[Serves, ...] = ("rows", "kv_head", "kv_head")
     for n, factor, who in zip("qkv", (scale, None, None), serves, strict=True):
-        tensor: GlobalTensor = getattr(given, n)
+        tensor: GlobalTensor = getattr(inputs, n)
         if tensor.fmt == fmt and factor is None:
             continue
         changed[n] = _workspace(tensor, f"{tensor.name}_prepared", fmt)
@@ -191,7 +189,7 @@ def _prepared(given: AttentionTensors, fmt: str, scale: float | None) -> tuple[l
                 serves=who,
             )
         )
-    return phases, replace(given, **changed)
+    return phases, replace(inputs, **changed)
 
 
 def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:

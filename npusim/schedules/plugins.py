@@ -106,16 +106,16 @@ def _module(name: str) -> ModuleType:
 
 
 def _schedules(module: ModuleType, wanted: str, place: str) -> tuple[Schedule, ...]:
-    found: Any = getattr(module, wanted, None) if wanted else None
-    if _is_schedule(found):
-        return tuple(_placed(s, module) for s in (found if isinstance(found, tuple) else (found,)))
+    value: Any = getattr(module, wanted, None) if wanted else None
+    if _is_schedule(value):
+        return tuple(_placed(s, module) for s in (value if isinstance(value, tuple) else (value,)))
     offered = [n for n, v in vars(module).items() if _is_schedule(v)]
     if not wanted:
         raise SpecError(f"{place}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
-    if found is None:
+    if value is None:
         there = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
         raise SpecError(f"{place}: no {wanted!r}; {there}")
-    raise SpecError(f"{place}: {wanted} is a {type(found).__name__}, not what npusim.kernel.schedule() returns")
+    raise SpecError(f"{place}: {wanted} is a {type(value).__name__}, not what npusim.kernel.schedule() returns")
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:

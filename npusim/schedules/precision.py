@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
-from npusim.algorithms.precision import Accumulate
+from npusim.algorithms.flash import Accumulate
 from npusim.config.messages import suggest
 from npusim.errors import SpecError
 from npusim.formats import VARIANTS, get_arithmetic, get_format
@@ -35,16 +35,20 @@ class Precision(Protocol):
         """Return ``{intermediate: format}``."""
 
 
+PrecisionType = TypeVar("PrecisionType", bound=Precision)
+
+
+def for_inputs(precision: PrecisionType, fmt: str) -> PrecisionType:
+    """Return the same allocation with ``input`` replaced by the inputs' format."""
+    chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
+    return cast("PrecisionType", replace(cast("Any", precision), **chosen))
+
+
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
-    Raises
-    ------
-    SpecError
-        Unknown preset or field (names those there are), two presets, a field twice, or text that is
-        no value of the field.
-    FormatError
-        A field is set to an unknown number format or matrix arithmetic.
+    Raises `SpecError`: unknown preset or field (names those there are), two presets, a field twice, or text that is no
+    value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
     """
     names, changes = list[str](), dict[str, str]()
     for part in text.split(","):

@@ -1,17 +1,22 @@
-"""What a schedule is to the rest of npusim: fields, presets, and a builder; keyed by core family."""
+"""What a schedule is to the rest of npusim: fields, presets, and a builder; keyed by core family.
+
+Defaults are made smaller where a buffer overflows, and an error offers what would fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
-from npusim.config.tiling import Tiling
-from npusim.errors import BufferOverflowError, SpecError
-from npusim.schedules.fit import fitted_defaults, largest_that_fit
+from npusim.config.tiling import Tiling, tiling_fields
+from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.machines.ascend.plan import slice_rows
 from npusim.schedules.precision import Precision, choose_precision
 
 if TYPE_CHECKING:
@@ -35,10 +40,8 @@ _ASKED_WITH: Mapping[str, str] = MappingProxyType(
 )
 #: A builder takes its own schedule's problem, tiling and precision classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
-
-
-def _all(_device: DeviceSpec) -> frozenset[str]:
-    return frozenset()
+#: The same for one problem, device and precision.
+Build = Callable[[Any], "TileProgram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Schedule:
     origin: str = ""
     unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
-    left: Callable[[DeviceSpec], frozenset[str]] = _all
+    left: Callable[[DeviceSpec], frozenset[str]] = lambda _device: frozenset()
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
     is_hooked: bool = False
@@ -112,8 +115,7 @@ class Schedule:
         except BufferOverflowError as error:
             if not is_hinted:
                 raise
-            few = _few_blocks(problem)
-            fitting = largest_that_fit(lambda t: self.build(few, t, device, precision), tiling)
+            fitting = largest_that_fit(self._few_blocks(problem, device, precision), tiling)
             raise BufferOverflowError(f"{error}; {fitting}") from None
 
     def fitted(
@@ -127,8 +129,7 @@ class Schedule:
         try:
             return tiling, self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError:
-            few = _few_blocks(problem)
-            smaller = fitted_defaults(lambda t: self.build(few, t, device, precision), tiling)
+            smaller = fitted_defaults(self._few_blocks(problem, device, precision), tiling)
             if smaller is None and not is_hinted:
                 raise
         if smaller is None:
@@ -158,12 +159,89 @@ class Schedule:
         if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
 
+    def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
+        """Return a builder of a program with few of the tiles of ``problem``: what fits hangs on no number of them."""
+        if isinstance(problem, Problem):
+            few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
+            if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
+                few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
+            problem = problem.model_copy(update=few)
+        return lambda tiling: self.build(problem, tiling, device, precision)
 
-def _few_blocks(problem: AnyProblem) -> AnyProblem:
-    """Return a problem with the tiles of ``problem``, but few of them: what fits hangs on no number of blocks."""
-    if not isinstance(problem, Problem):
-        return problem
-    few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
-    if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
-        few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
-    return problem.model_copy(update=few)
+
+# ---------------------------------------------------------------- what fits
+
+#: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
+#: one after the other, smaller blocks load K and V more often.
+SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
+#: Halvings of one field that are tried.
+_HALVINGS = 4
+#: Values of one field that are tried one by one, from the largest.
+_TRIED = 1024
+
+
+def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
+    """Return ``tiling`` with the fewest halvings of sizes that nobody chose, so that ``build`` fits.
+
+    None where no such tiling fits: then an error says what would.
+    """
+    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+    choices = [list(_halved(tiling, field)) for field in free]
+
+    ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
+    for at in ranked[1:]:
+        values = {f: c[i] for f, c, i in zip(free, choices, at, strict=True) if i}
+        smaller = tiling.model_copy(update=values)
+        if _fits(build, smaller):
+            return smaller
+    return None
+
+
+def largest_that_fit(build: Build, tiling: Tiling) -> str:
+    """Return, for each block size and for slices, its largest value that fits with the others as they are."""
+    fitting_fields = []
+    for field in tiling_fields(type(tiling)):
+        if field.name not in SHRINKING and not field.name.startswith("block"):
+            continue
+        now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
+        values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
+
+        def does_fit(value: int, name: str = field.name) -> bool:
+            return _fits(build, tiling.model_copy(update={name: value}))
+
+        if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
+            values = values[bisect_left(values, True, key=does_fit) :]
+        fitting = next(filter(does_fit, values), now)
+        if fitting and fitting < now:
+            fitting_fields.append(f"{field.name}={fitting}")
+    if not fitting_fields:
+        return "no smaller block alone makes it fit"
+    return f"largest that fits, the other fields unchanged: {' or '.join(fitting_fields)}"
+
+
+def _fits(build: Build, tiling: Tiling) -> bool:
+    try:
+        build(tiling)
+    except TilingError:
+        return False
+    return True
+
+
+def effective(tiling: Tiling, field: str) -> int | None:
+    """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
+    value = getattr(tiling, field, None)
+    if value is None and field == "vector_rows" and field in type(tiling).model_fields:
+        return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
+    """Yield the value a field has and its halves, as far as its limits go."""
+    value, limits = effective(tiling, field) or 0, type(tiling).model_fields[field].metadata
+    step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
+    yield getattr(tiling, field)
+    for _ in range(_HALVINGS):
+        value //= 2
+        if value < step or value % step:
+            return
+        yield value

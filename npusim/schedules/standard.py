@@ -7,13 +7,12 @@ operator is a kernel (`npusim.algorithms.unfused.OPERATORS`).  The values are th
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.unfused import UnfusedPrecision, unfused
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.machines.ascend import SLICE_ELEMENTS
+from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.schedules.define import schedule
 from npusim.schedules.gemm import needs_groups
 
@@ -70,14 +69,11 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
     else:  # a softmax has whole rows; what works on elements takes the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
-    return unfused(
-        problem, tiling.operators, sizes, p, partial(_product, machine, tiling), reshapes=machine.reshapes_operands
-    )
 
+    def product(*operands: Any, **more: Any) -> Any:
+        return machine.product(*operands, tiling, **more)
 
-def _product(machine: Any, tiling: Any, *operands: Any, **more: Any) -> Any:
-    label, a, b, c = operands
-    return machine.product(label, a, b, c, tiling, **more)
+    return unfused(problem, tiling.operators, sizes, p, product, reshapes=machine.reshapes_operands)
 
 
 def _block_elements(p: Problem, cores: int) -> int:

@@ -6,14 +6,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
+from npusim.algorithms.tiling_mask import seen
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
 from npusim.config.tiling import build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
+from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
+from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
 from npusim.simulation.request import refuse
 from npusim.simulation.result import RunData
@@ -34,11 +40,10 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.precision import Precision
-    from npusim.simulation.arithmetic_uncertainty import Spread
-    from npusim.simulation.finite_alternatives import FiniteChoice
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Layout, Request
     from npusim.simulation.result import PresetOutcome
+    from npusim.simulation.robustness import FiniteChoice, Spread
     from npusim.timing.result import TimingResult
 
 
@@ -95,6 +100,32 @@ class Plan:
             raise SpecError(f"precision {precision.name}: has no field {', '.join(changes)}")
         precision = replace(precision, **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
+
+    def bits(self, program: TileProgram, **how: Any) -> NumericResult:
+        """Return the bits of a program of the plan's attention; ``how`` as for `evaluate`."""
+        problem = cast("Problem", self.problem)
+        return evaluate(program, problem, self.source(problem), reference=self.reference, exact=self.exact, **how)
+
+    def reference(
+        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int
+    ) -> NDArray[np.float64]:
+        """Return what errors are against, in float64; what goes wrong in a file's own names its place.
+
+        ``q`` (rows, d) begins at query ``row``; ``k`` and ``v`` have all keys.  Raises `SpecError` for another shape
+        than (rows, dv).
+        """
+        own, sees = self.schedule.reference, self.schedule.sees
+        if own is not None:
+            with with_origin(self.schedule.origin):
+                rows = np.asarray(own(q, k, v, problem, row, self.tiling), np.float64)
+                if rows.shape != (len(q), v.shape[1]):
+                    wanted = (len(q), v.shape[1])
+                    raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {wanted}")
+                return rows
+        if sees is None:
+            return attention(q, k, v, problem, row)
+        visible = seen(sees(problem, self.tiling), problem.seq_q, problem.seq_kv)
+        return seen_attention(q, k, v, problem, row, visible[row : row + len(q)])
 
     def inputs(self) -> str:
         """Return what the inputs are, for the record."""

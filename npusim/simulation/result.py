@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.simulation.arithmetic_uncertainty import Spread
-    from npusim.simulation.finite_alternatives import FiniteChoice
     from npusim.simulation.request import Asked
+    from npusim.simulation.robustness import FiniteChoice, Spread
     from npusim.timing.result import TimingResult
 
 

@@ -45,17 +45,11 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """
     if isinstance(result.problem, ModelProblem):
         raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
-    found = [
-        Sensitivity(
-            key,
-            float(fact.value),
-            fact.basis,
-            _change(result, key, fact, 1 - STEP),
-            _change(result, key, fact, 1 + STEP),
-        )
-        for key, fact in _doubtful(result)
-    ]
-    return tuple(sorted(found, key=lambda s: -max(abs(s.lower), abs(s.higher))))
+    listed = []
+    for key, fact in _doubtful(result):
+        lower, higher = (_change(result, key, fact, factor) for factor in (1 - STEP, 1 + STEP))
+        listed.append(Sensitivity(key, float(fact.value), fact.basis, lower, higher))
+    return tuple(sorted(listed, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
 
 def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.ir.check import FlagBudget, check
-from npusim.numerics.evaluate import evaluate, indices
+from npusim.ir.check import check
+from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.arithmetic_uncertainty import row_sum_evidence, spread_over_alternates
 from npusim.simulation.estimate import estimate, refuse_beyond
-from npusim.simulation.finite_alternatives import finite_choices, reference_of
 from npusim.simulation.node import run_on_node, time_on_node
 from npusim.simulation.plan import ComputedBits, Plan, plan_of
 from npusim.simulation.result import PresetOutcome, RunData
+from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices, row_sum_evidence
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.prefix import first_spans
@@ -29,14 +26,9 @@ from npusim.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from npusim.config.device import DeviceSpec
-    from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Reference
     from npusim.numerics.result import NumericResult
-    from npusim.schedules import Schedule
     from npusim.simulation.request import Request
     from npusim.timing.result import TimingResult
 
@@ -58,7 +50,7 @@ def run_plan(plan: Plan) -> RunData:
     program = warmed(program, device) if r.warm else program
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     with with_origin(plan.schedule.origin):
-        check(program, flag_budget(device))
+        check(program, device.flags)
 
     def timed() -> TimingResult | None:
         if not device.is_timed:
@@ -94,37 +86,9 @@ def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
         return ComputedBits()
-    source = plan.source(problem)
-    bits = evaluate(
-        program,
-        problem,
-        source,
-        rows=r.rows,
-        heads=r.heads,
-        diagnose=r.diagnose,
-        progress=r.progress,
-        reference=_reference(plan.schedule, plan.tiling),
-        exact=plan.exact,
-    )
-    spread = spread_over_alternates(bits, problem, source, plan.device, plan.program)
-    finite = finite_choices(bits, plan.schedule, plan.tiling, problem, source, plan.device)
+    bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress)
+    spread, finite = arithmetic_uncertainty(bits, plan), finite_choices(bits, plan)
     return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite)
-
-
-def _reference(schedule: Schedule, tiling: Tiling) -> Reference:
-    """Return what errors are against; what goes wrong in a file's own is told with its place."""
-    reference = reference_of(schedule, tiling)
-    if schedule.reference is None:
-        return reference
-
-    def right(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int) -> NDArray[Any]:
-        with with_origin(schedule.origin):
-            output = np.asarray(reference(q, k, v, problem, row), np.float64)
-            if output.shape != (len(q), v.shape[1]):
-                raise SpecError(f"reference: returned shape {output.shape}, wanted (rows, dv) = {(len(q), v.shape[1])}")
-            return output
-
-    return right
 
 
 def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
@@ -137,28 +101,10 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
         other = replace(plan, precision=plan.schedule.precision(preset))
         program = other.program()
-        bits = evaluate(
-            program,
-            plan.problem,
-            plan.source(plan.problem),
-            rows=r.rows,
-            heads=r.heads,
-            reference=_reference(plan.schedule, plan.tiling),
-            exact=plan.exact,
-        )
+        bits = plan.bits(program, rows=r.rows, heads=r.heads)
         timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
         outcomes.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
     return tuple(outcomes)
-
-
-def flag_budget(device: DeviceSpec) -> FlagBudget | None:
-    """Return how many flags the device has, for ``ir.check``; None where its file does not say."""
-    flags = device.flags
-    if flags is None:
-        return None
-    return FlagBudget(
-        flags.usable_event_ids_count.value, flags.cross_core_ids_count.value, flags.cross_core_counter_max_count.value
-    )
 
 
 def simulate_program(

@@ -62,7 +62,7 @@ class Program(NamedTuple):
     rule: Records  #: how warp groups slow each other down (`npusim.timing.gpu_pipes.Rules`), if they do
 
 
-#: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.cost.Share`); what
+#: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.program.Share`); what
 #: follows is its cycles alone and what it asks for.
 OP_TYPE = record(
     "queue",

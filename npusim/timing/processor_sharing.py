@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from npusim.ir.cost import Share
+from npusim.ir.program import Share
 from npusim.timing.gpu_pipes import ONE, ONE_BITS, speeds
 from npusim.timing.link import Wake
 

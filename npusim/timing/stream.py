@@ -19,8 +19,7 @@ from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.cost import Cost, Share
-    from npusim.ir.program import ProgramPhase, Queue, TileProgram
+    from npusim.ir.program import Cost, ProgramPhase, Queue, Share, TileProgram
     from npusim.timing.block_code import Code
 
 

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
+from npusim.algorithms.flash import Accumulate
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
-from npusim.formats import get_format
-from npusim.invariance.paths import Place, bits_of, compute, first_unlike, parting
+from npusim.formats import ARITHMETICS, get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
+from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
+from npusim.schedules import find_schedule
+from npusim.schedules.precision import NAMED
 from npusim.simulation.inputs import read_tensors
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import run_plan, run_request
-from npusim.validate.alternatives import alternatives
+from npusim.simulation.simulate import run_plan
+from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from npusim.invariance.paths import Computed, Parting
+    from npusim.config.tiling import Tiling
+    from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.paths import Computed, Parting
+    from npusim.schedules.precision import Precision
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
-    from npusim.validate.alternatives import Change
 
 #: Keys under which a file may have the output.
 KEYS = ("o", "out", "output")
@@ -36,6 +42,23 @@ NEAREST = 3
 #: Share of the outputs that differ which a change makes equal at least, to be named as the nearest: one that explains
 #: nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
 CLOSES = 0.5
+#: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
+FORMATS = ("float32", "float16", "bfloat16")
+SCALES = (1.0, 256.0, 448.0)
+TILES = (16, 32, 64, 128, 256, 512)
+SPLITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One stated choice made otherwise: a field of the precision or of the tiling, and its value."""
+
+    kind: Literal["precision", "tiling"]
+    field: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value}"
 
 
 @dataclass(frozen=True)
@@ -105,28 +128,25 @@ def diff(
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    return _Search(base, request, problem, plan.source(problem), out, on_tried).found()
+    return _Search(base, request, problem, plan.source(problem), out, on_tried).difference()
 
 
+@dataclass
 class _Search:
     """The predicted bits of a request, and those of its alternatives."""
 
-    def __init__(
-        self,
-        base: RunData,
-        request: Request,
-        problem: Problem,
-        source: HeadSource,
-        out: NDArray[Any],
-        on_tried: Callable[[int, int], None] | None,
-    ) -> None:
-        self.base, self.request, self.problem, self.source, self.out = base, request, problem, source, out
-        self.which = chosen("rows", request.rows, problem.seq_q)
-        self.on_tried, self.tried, self.total = on_tried, 0, 0
+    base: RunData
+    request: Request
+    problem: Problem
+    source: HeadSource
+    out: NDArray[Any]
+    on_tried: Callable[[int, int], None] | None
+    tried: int = 0
+    total: int = 0
 
-    def found(self) -> Difference:
+    def difference(self) -> Difference:
         """Return the difference, with what explains it."""
-        written = self._rows(self.base)
+        written = self._rows(self.base.program)
         matched, total = self._equal(written)
         at = self._first(written)
         if at is None:
@@ -134,24 +154,14 @@ class _Search:
         batch, head, row, column = at
         blocks = sorted(written.items())
         start, rows = next((r, b) for (n, h, r), b in blocks if (n, h) == at[:2] and r <= row < r + len(b))
-        place = Place(row, head, batch)
-        mine = self._compute(self.base, place)
-        explained, nearest = self._explain(place, mine, total)
-        return Difference(
-            self.base,
-            matched,
-            total,
-            at,
-            float(self.out[at]),
-            float(rows[row - start, column]),
-            tuple(explained),
-            nearest,
-            self.tried,
-        )
+        explained, nearest = self._explain(Place(row, head, batch), total)
+        given, predicted = float(self.out[at]), float(rows[row - start, column])
+        return Difference(self.base, matched, total, at, given, predicted, tuple(explained), nearest, tried=self.tried)
 
-    def _explain(self, place: Place, mine: Computed, total: int) -> tuple[list[Explanation], Explanation | None]:
+    def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
-        singles = alternatives(self.base)
+        mine = self._compute(self.base.program, place)
+        singles = _alternatives(self.base)
         self.total = len(singles)
         own = self._probe(mine, place)
         ranked = sorted(self._try([(c,) for c in singles], place, mine), key=lambda e: -e.matched)
@@ -175,35 +185,35 @@ class _Search:
 
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed) -> Iterator[Explanation]:
         """Yield what changes give on the block of the first difference; on all rows where that is equal."""
+        variants = Variants(self.request)
         for changes in listed:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            request = self.request
-            for change in changes:
-                request = change.on(request)
+            tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
             try:
-                run = run_request(request, is_bare=True)
-                other = self._compute(run, place)
+                built = variants.build(Variant(tiling=tiling, precision=precision))
+                built.check()
+                other = self._compute(built.program, place)
             except NpusimError:
                 continue  # this schedule, device or call has no such choice
             matched, of = self._probe(other, place), other.rows[place.head].size
             if matched == of:
-                matched, of = self._equal(self._rows(run))
+                matched, of = self._equal(self._rows(built.program))
             yield Explanation(changes, matched, of, parting(mine.events, other.events))
 
-    def _compute(self, run: RunData, place: Place) -> Computed:
-        return compute(run.program, place, self.problem.group_size, self.source)
+    def _compute(self, program: TileProgram, place: Place) -> Computed:
+        return compute(program, place, self.problem.group_size, self.source)
 
     def _probe(self, computed: Computed, place: Place) -> int:
         """Return how many outputs of the block from a row on are equal."""
         mine = computed.rows[place.head]
         return _count(mine, self.out[place.batch, place.head, place.row : place.row + len(mine)])
 
-    def _rows(self, run: RunData) -> dict[tuple[int, int, int], NDArray[Any]]:
-        wanted = chosen_heads(self.problem, self.request.heads)
-        _, written = execute_rows(run.program, self.source, self.which, wanted, self.problem.group_size)
-        return written
+    def _rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
+        r, problem = self.request, self.problem
+        rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
+        return execute_rows(program, self.source, rows, heads, problem.group_size)[1]
 
     def _equal(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int]:
         pairs = [(block, self.out[n, h, r : r + len(block)]) for (n, h, r), block in written.items()]
@@ -254,3 +264,56 @@ def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
         listed = ", ".join(arrays) or "nothing"
         raise TensorError(f"{where}: no key {', '.join(KEYS)}; it holds {listed}")
     return arrays[name]
+
+
+# ---------------------------------------------------------------- what may have been done otherwise
+
+
+def _alternatives(base: RunData) -> tuple[Change, ...]:
+    """Return every single change to the choices of a run that its schedule states."""
+    schedule = find_schedule(base.schedule, base.device.family)
+    precision = schedule.precision(base.precision)
+    return tuple(dict.fromkeys([*_of_precision(base, precision), *_of_tiling(base, schedule.tiling)]))
+
+
+def _of_precision(base: RunData, precision: Precision) -> Iterator[Change]:
+    formats = precision.formats()
+    for field in dataclasses.fields(cast("Any", precision)):
+        stated = getattr(precision, field.name)
+        for value in _values(base, field.name, stated, is_format=field.name in formats):
+            if value != stated:
+                yield Change("precision", field.name, value)
+
+
+def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tuple[object, ...]:
+    if is_format:
+        return FORMATS
+    if name == "arithmetic":
+        return _arithmetics(base)
+    if name == "accumulate":
+        return get_args(Accumulate)
+    if isinstance(stated, bool):
+        return (not stated,)
+    return SCALES if isinstance(stated, float) else NAMED.get(name, ())
+
+
+def _arithmetics(base: RunData) -> tuple[str, ...]:
+    """Return the other matrix arithmetics for the operands of the run's products."""
+    used = [ARITHMETICS[name] for name in named_choices(base.program)[0]]
+    operands = {(a.a_format, a.b_format) for a in used}
+    return tuple(n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format) in operands and a not in used)
+
+
+def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
+    keys = getattr(base.problem, "seq_kv", 0)
+    for name, field in tiling.model_fields.items():
+        stated = getattr(base.tiling, name, None)
+        kind = field.annotation
+        if get_origin(kind) is Literal:
+            values: tuple[object, ...] = get_args(kind)
+        elif kind is bool:
+            values = (True, False)
+        else:
+            sizes = {"block_kv": TILES, "block": TILES, "splits": SPLITS}.get(name, ())
+            values = tuple(size for size in sizes if size <= keys)
+        yield from (Change("tiling", name, value) for value in values if value != stated)

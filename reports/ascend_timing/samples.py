@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.algorithms.cells import grid
 from npusim.algorithms.gemm import gemm
-from npusim.algorithms.phase import Name, Phase, TileLoop
-from npusim.algorithms.table import Stage, row
+from npusim.algorithms.phase import Instruction, Name, Phase, Stage, TileLoop
 from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem
@@ -17,7 +16,8 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import Residency
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.layout import BankModel, wavefronts
-from npusim.machines.ascend import AscendMachine, AscendTiling, gemm_tiling
+from npusim.machines.ascend.machine import AscendMachine
+from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.run import run
@@ -68,7 +68,7 @@ def _addition(rows: int, columns: int, device: DeviceSpec) -> TileProgram:
         names=names,
         cells=grid(tensors["y"], ("row", each)),
         sizes={"row": each, "col": columns},
-        loops=(TileLoop((Stage("rows", (row(Opcode.ADD, "y", "x", "z"),)),)),),
+        loops=(TileLoop((Stage("rows", (Instruction(Opcode.ADD, "y", ("x", "z")),)),)),),
         tensors=dict(tensors),
     )
     return machine.build("rows", [(phase, AscendTiling(elements=columns))], 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.shifting_matrix import optimal_beta
+from npusim.algorithms.pasa import optimal_beta
 from npusim.config.problem import Problem
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table

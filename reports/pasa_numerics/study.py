@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_workload
 from npusim.config.problem import AmplifiedData, HybridData, Problem, UniformData
 from npusim.numerics.inputs import array_source, recipe_source

@@ -12,8 +12,8 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.layout import VOLTA_BANKS, arrangement, chain, fragment_addresses, instruction, padded, swizzled, wavefronts
 from npusim.machines.sm.fields import SmFields
-from npusim.machines.sm.fit import ChainTile, fitted
-from npusim.machines.sm.warp_cost import product_cycles
+from npusim.machines.sm.lane_cost import product_cycles
+from npusim.machines.sm.lanes import ChainTile, fitted
 from npusim.schedules import find_schedule
 from npusim.schedules.flash import VoltaPrecision
 from npusim.simulation.simulate import simulate_program
@@ -159,7 +159,7 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
         fields = build_tiling(SmFields, tiling or {})
         preset = chosen.precision(precision)
         assert isinstance(preset, VoltaPrecision)
-        fields, place = fitted(ChainTile.asked(problem, preset.whole(problem.dtype)), fields, device)
+        fields, lanes, room = fitted(ChainTile.asked(problem, preset.whole(problem.dtype)), fields, device)
         program = program_of(SCHEDULE, problem, precision, hw=V100, tiling=tiling)
     except TilingError as error:
         return str(error)
@@ -179,8 +179,8 @@ def kernel(problem: Problem, precision: str, tiling: Mapping[str, object] | None
         timing.latency_s * 1e3,
         timing.cycles,
         program.flops / timing.latency_s / 1e12,
-        fields.residents or place.blocks,
-        place.thread_registers,
+        lanes.residents,
+        room.thread_registers,
         shares,
         timing.term_cycles.get(f"{lsu}.shuffle_cycles", 0.0) / visits,
         timing.term_cycles.get(f"{fma}.cast.instructions_count", 0.0) / visits * SUBCORES,

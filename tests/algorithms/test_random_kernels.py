@@ -17,7 +17,6 @@ from npusim.errors import FlagError, ProgramError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.simulation.simulate import flag_budget
 from tests.algorithms.drawn import Drawn
 from tests.algorithms.interpreter import Machine, Run
 
@@ -49,7 +48,7 @@ def outcome(drawn: Drawn, schedule: Any, hw: str, fields: dict[str, Any]) -> str
     except (ProgramError, SpecError, TilingError) as refused:
         return str(refused)
     try:
-        check(program, flag_budget(device))
+        check(program, device.flags)
     except FlagError as refused:  # more rings than pairs of pipes have flags
         return str(refused)
     inputs, machine = recipe_source(problem), Machine(device)

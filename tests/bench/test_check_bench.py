@@ -15,7 +15,6 @@ from npusim.ir.check import check
 from npusim.ir.races import _proved
 from npusim.ir.walk import Templates
 from npusim.schedules import SCHEDULES
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
@@ -44,7 +43,7 @@ def compiled(program: TileProgram) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_known(causal: bool) -> None:
-    budget = flag_budget(load_device("ascend_910b2"))
+    budget = load_device("ascend_910b2").flags
     seconds = {"compile": 0.0, "check": 0.0, "check again": 0.0}
     found = programs(causal=causal)
     for program in found:

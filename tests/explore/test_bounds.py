@@ -10,8 +10,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
-from npusim.explore.bounds import alone_bound, content_of, work_bound
+from npusim.explore.bounds import alone_bound, work_bound
 from npusim.schedules import find_schedule
+from npusim.simulation.variants import program_key
 from npusim.timing import des, fold
 from npusim.timing.block_code import Code
 from npusim.timing.stream import Streams
@@ -52,7 +53,7 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
         assert 0.5 * cycles < alone <= cycles
         # Bodies left out once the cutoff is passed only lower it.
         assert work_bound(program, DEVICE, work // 3).cycles <= work
-        assert content_of(program) == content_of(program)
+        assert program_key(program) == program_key(program)
 
 
 @pytest.mark.exhaustive

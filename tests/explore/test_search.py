@@ -9,13 +9,14 @@ import pytest
 from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
-from npusim.explore.points import Swayed
+from npusim.explore.points import Sensitive
 from npusim.explore.space import AxisSpan
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.explore_sections import front_of
 from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulation import variants
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 
@@ -120,7 +121,7 @@ def test_another_limit_is_held_against_what_a_store_has(tmp_path: Path, monkeypa
     errors = {str(o.point["precision"]): o.relative_rmse or 0.0 for o in whole.outcomes}
     assert whole.best is not None
     assert whole.best.point["precision"] == "fa16"
-    monkeypatch.setattr(points, "simulate_program", lambda *_: pytest.fail("simulated again"))
+    monkeypatch.setattr(variants, "simulate_program", lambda *_: pytest.fail("simulated again"))
     strict = search(max_rmse=errors["fa2_fp32"], resume=True)
     assert strict.best is not None
     assert strict.best.point["precision"] == "fa2_fp32"
@@ -188,18 +189,18 @@ def test_a_best_point_that_a_doubtful_constant_dethrones_is_told(monkeypatch: py
     assert best is not None
     moved: dict[int, float] = {}
 
-    def of(job: Job) -> list[Swayed]:
+    def of(job: Job) -> list[Sensitive]:
         (index, _), *_ = job.points
         listed.append(index)
         own = 10.0 if index == best.index else 11.0
-        return [Swayed(own, {"flags.x": (own, own), "flags.y": (own, own * moved.get(index, 1.0))})]
+        return [Sensitive(own, {"flags.x": (own, own), "flags.y": (own, own * moved.get(index, 1.0))})]
 
     listed: list[int] = []
-    monkeypatch.setattr(exploration, "swayed", of)
-    assert found.swayed_by() == {best.index: ""}
+    monkeypatch.setattr(exploration, "sensitive", of)
+    assert found.sensitive_to() == {best.index: ""}
     assert len(listed) == len(set(listed)) == 3  # the best, and one with another value of each axis
     moved[listed[1]] = 0.9
-    words = found.swayed_by()[best.index]
+    words = found.sensitive_to()[best.index]
     assert words.startswith("flags.y a fifth higher: ")
     assert words.endswith("would be the best")
 

@@ -234,7 +234,7 @@ def lines(program: TileProgram) -> Iterator[str]:
         for block in phase.blocks:
             yield f"block # {block}"
             yield from _items(phase.body(block), rings)
-        for touch in phase.touches(phase.blocks):
+        for touch in phase.footprint(phase.blocks):
             yield f"touch {_operand(touch.region, rings)} {touch.times} {touch.read_bytes}"
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from ir.toy import UB, Toy, fill, flatten, front, phase
+from npusim.config.load import load_device
 from npusim.errors import FlagError, ProgramError, RaceError
-from npusim.ir.check import FlagBudget, check
+from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body, Item, Loop, TileProgram
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from npusim.ir.buffers import Ring
 
-AMPLE = FlagBudget(event_ids_per_pair=8, cross_core_ids=11, cross_core_counter_max=15)
+AMPLE = load_device("ascend_910b2").flags
 
 
 def resolve(program: TileProgram) -> list[ResolvedOp]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npusim.ir.warps import WarpPlan
+from npusim.ir.op import WarpPlan
 from npusim.numerics.semantics import exchanged, filled
 
 

@@ -18,7 +18,6 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
-from npusim.simulation.simulate import flag_budget
 
 HERE = Path(__file__).parent
 HW = str(HERE / "unified_core.yaml")
@@ -76,7 +75,7 @@ def test_its_time_is_that_of_the_reference_and_races_are_ruled_out(schedule: str
     device, chosen = load_device(HW), find_schedule(schedule, "unified")
     problem = Problem(**SIZES, causal=True)
     program = chosen.program(problem, build_tiling(chosen.tiling, TILES), device, chosen.precision())
-    check(program, flag_budget(device))
+    check(program, device.flags)
     fractals = program.flops / 2 / 16**3
     assert times["des"].cycles > fractals / device.group_count.value, "quicker than its products alone"
 

@@ -6,11 +6,10 @@ stages follow one another, and slots in pairs let loads and stores run beside th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import Attributes, Opcode, Phase, Stage, TileRun, TilingError, Visit, WorkTile, choose
+from npusim.kernel import Attributes, Opcode, Phase, Stage, TilingError, Visit, WorkTile
 from npusim.machine import (
     WHOLE,
     AddressSpace,
@@ -21,7 +20,6 @@ from npusim.machine import (
     Item,
     Machine,
     Operand,
-    ProgramLoop,
     ProgramPhase,
     Queue,
     Ring,
@@ -32,7 +30,6 @@ from npusim.machine import (
     TileOp,
     TileProgram,
     bind,
-    body,
     get_format,
     once,
     touches,
@@ -60,19 +57,8 @@ class UnifiedMachine(Machine):
             allocator.start_phase()
             built.append(UnifiedPhase(phase, self.device, allocator).build())
         allocator.check()
-        return TileProgram(
-            name=name,
-            queues=tuple(Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES),
-            rings=tuple(allocator.rings),
-            spaces=dict(allocator.spaces),
-            used_bytes=dict(allocator.peak_bytes),
-            tensors={t.name: t for p in listed for t in p.all_tensors()},
-            phases=tuple(built),
-            flops=flops,
-            constants={n: v for p in listed for n, v in p.all_values().items()},
-            notes=notes,
-            pricing=EnginePricing,
-        )
+        queues = [Queue(q, CORE, q.rpartition(".")[2], CORE) for q in QUEUES]
+        return self.program(name, listed, built, queues, allocator, EnginePricing, flops=flops, notes=notes)
 
 
 class UnifiedPhase:
@@ -81,20 +67,13 @@ class UnifiedPhase:
     def __init__(self, phase: Phase, device: DeviceSpec, allocator: Allocator) -> None:
         self.phase, self.frame, self.allocator = phase, Frame(phase), allocator
         frame, unit = self.frame, device.matrix_engine(CORE)
-        read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
-        self.held = tuple(n for n in read if frame.loop_axis and not frame.is_visited(n))
-        self.visited = tuple(n for n in read if n not in self.held)
         assert device.row_sum is not None
-        order = {Opcode.ROW_SUM: Attributes(order=device.row_sum.value)}
-        self.tables = {s: choose(s.rows, order) for s in frame.stages if not s.is_product}
+        self.tables = frame.tables(device.row_sum.value)
         self.how: dict[Stage, Attributes] = {}
         for s in frame.stages:
             if s.is_product:
                 (row,) = s.rows
-                chosen = phase.arithmetic or unit.arithmetic_of(frame.fmt(row.srcs[0]))
-                frame.check_operands(s, chosen)
-                how = replace(row.attributes, transpose_b=frame.is_transposed(s), arithmetic=chosen)
-                self.how[s] = how
+                self.how[s] = frame.product_attributes(s, lambda operand, _result: unit.arithmetic_of(operand))
                 if frame.places[row.dst] == "state":
                     whose = f"{frame.label(row.dst)} belongs to the vector unit"
                     raise TilingError(f"accumulate=chained: {whose}; use accumulate=fresh")
@@ -133,7 +112,7 @@ class UnifiedPhase:
             maker = MATRIX if makers and not self.sums.keys() & set(makers) else VECTOR
             match frame.places[root]:
                 case "global" | "mask" as what:
-                    depth = 2 if root in self.visited or what == "mask" else 1
+                    depth = 2 if root in self.frame.visited or what == "mask" else 1
                     self.rings[root] = self._ring(root, size, depth, LOAD, sorted(users))
                 case "out":
                     self.rings[root] = self._ring(root, size, 2, maker, [STORE])
@@ -158,7 +137,7 @@ class UnifiedPhase:
 
     def _items(self, cell: WorkTile) -> Iterator[Item]:
         frame, phase = self.frame, self.phase
-        for n in self.held:
+        for n in self.frame.held:
             yield self._load(n, cell, WHOLE)
             yield from self._pass_on(n, cell, "take", first=True)
         fills = [
@@ -169,19 +148,14 @@ class UnifiedPhase:
         if fills:
             yield TileOp("start", VECTOR, VECTOR, tuple(fills))
         for loop in phase.loops:
-            if not loop.axis:
-                yield from self._stages(loop.stages, cell, WHOLE)
-                continue
-            for at, run in frame.placed(cell):
-                step = partial(_step, self.bodies[loop], cell, at, run)
-                yield ProgramLoop(loop.axis, range(at, at + run.count), step)
+            yield from frame.loop(loop, self.bodies[loop], cell)
         yield from self._stages(phase.finish, cell, WHOLE)
-        for n in self.held:
+        for n in self.frame.held:
             yield from self._pass_on(n, cell, "release", last=True)
 
     def _stages(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         read = {n for s in stages for n in s.read}
-        for n in (*self.visited, *sorted(tile.only)):
+        for n in (*self.frame.visited, *sorted(tile.only)):
             if n in read:
                 yield self._load(n, cell, tile)
         for s in stages:
@@ -230,7 +204,7 @@ class UnifiedPhase:
         if root in self.tiles:
             return self.tiles[root].part(0, shape[0], 0, shape[1])
         ring, queue = self.rings[root], VECTOR if s in self.sums and n in s.written else _queue(s)
-        if root in self.held:
+        if root in self.frame.held:
             return ring.front(*shape, first=False, last=False)
         uses = [
             x for x in stages if _queue(x) == queue and any(storage.get(m, m) == root for m in (*x.written, *x.read))
@@ -268,8 +242,3 @@ def _op(
     name: str = "",
 ) -> TileOp:
     return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
-
-
-def _step(function: Any, cell: WorkTile, first: int, run: TileRun, index: int) -> Iterator[ProgramLoop]:
-    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
-    yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))

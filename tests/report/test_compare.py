@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npusim.ir.cost import Cost
+    from npusim.ir.program import Cost
     from npusim.report.record import RunRecord
     from npusim.report.sheet import Part
     from npusim.simulation.result import RunData

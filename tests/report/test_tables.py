@@ -8,8 +8,7 @@ from npusim.report.record import load_result, record_of
 from npusim.report.tables import problem_text, run_table, tiling_text
 from npusim.report.text import plain
 from npusim.run import run
-from npusim.simulation.arithmetic_uncertainty import Spread
-from npusim.simulation.finite_alternatives import FiniteChoice
+from npusim.simulation.robustness import FiniteChoice, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path

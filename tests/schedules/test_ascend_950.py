@@ -17,7 +17,7 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.run import run
-from npusim.simulation.simulate import flag_budget, simulate_program
+from npusim.simulation.simulate import simulate_program
 from schedules.test_split_kv import bits, program_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_scores_and_weights_never_cross_l2_or_memory(name: str) -> None:
 def test_programs_have_no_race_and_every_method_takes_the_same_time(name: str) -> None:
     device = load_device(HW)
     program = program_of(SHAPES[name], HW, name=name, **FIELDS[name])
-    check(program, flag_budget(device))
+    check(program, device.flags)
     found = {m: simulate_program(program, device, m).cycles for m in ("des", "block", "fold", "steady")}
     assert len(set(found.values())) == 1, found
 

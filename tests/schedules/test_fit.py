@@ -12,7 +12,7 @@ from npusim.config.node import load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
-from npusim.schedules import SCHEDULES, find_schedule, fit
+from npusim.schedules import SCHEDULES, find_schedule, registry
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 
@@ -48,7 +48,7 @@ def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest
     schedule, device = find_schedule("flash", "ascend"), load_machine("ascend_910b2")
     problem = Problem(heads=1, seq_q=256, head_dim=128)
     tried: list[Any] = []
-    usual = fit.largest_that_fit
+    usual = registry.largest_that_fit
 
     def counted(build: Any, tiling: Any) -> str:
         return usual(lambda t: (tried.append(t), build(t)), tiling)

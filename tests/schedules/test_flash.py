@@ -18,7 +18,6 @@ from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +58,7 @@ def test_flash_passes_all_checks_and_stays_within_every_memory(
     problem: str, tiling: str, build_flash: Callable[..., TileProgram], device: DeviceSpec
 ) -> None:
     program = build_flash(TILINGS[tiling], **PROBLEMS[problem])
-    check(program, flag_budget(device))
+    check(program, device.flags)
     for name, (used, there) in program.occupancy_bytes().items():
         assert used <= there, name
 
@@ -218,6 +217,6 @@ def test_o_in_global_memory_makes_room_for_larger_first_level_blocks(
     with pytest.raises(BufferOverflowError, match="O 128 KiB"):
         build_flash(tiling, **PANGU)
     program = build_flash({**tiling, "running": "gm"}, **PANGU)
-    check(program, flag_budget(device))
+    check(program, device.flags)
     used, there = program.occupancy_bytes()["aiv0.UB"]
     assert used < there

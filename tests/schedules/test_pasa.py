@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npusim import formats
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError
@@ -19,7 +19,6 @@ from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import run
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData
@@ -87,13 +86,13 @@ def test_a_bfloat16_value_beyond_float16_is_an_overflow_of_the_cast() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_preparing_phases_are_legal_and_touch_what_they_say(hw: str, dtype: str) -> None:
     program = pasa(hw, {"scale_in": "queries"}, dtype=dtype).program
-    check(program, flag_budget(load_device(hw)))
+    check(program, load_device(hw).flags)
     for phase in program.phases[:-2]:
         block = phase.blocks[-1]
         steps = [s for r in walk(Walker(program), phase.body(block)) for s in r.op.steps]
         read = sum(o.payload_bytes for s in steps for o in s.srcs if isinstance(o, GlobalTile))
         written = sum(s.dst.payload_bytes for s in steps if isinstance(s.dst, GlobalTile))
-        touches = list(phase.touches([block]))
+        touches = list(phase.footprint([block]))
         assert read == sum(t.region.payload_bytes * t.times for t in touches)
         assert written == sum(t.region.payload_bytes for t in touches if t.is_write)
 

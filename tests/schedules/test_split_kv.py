@@ -14,8 +14,7 @@ from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 
 from npusim.algorithms.phase import TileRun
-from npusim.algorithms.precision import for_inputs
-from npusim.algorithms.split import FAN, PACKED, SplitPrecision, cut_runs
+from npusim.algorithms.split import FAN, SplitPrecision, cut_runs, packs
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -28,9 +27,8 @@ from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.schedules.flash import PRECISIONS
-from npusim.schedules.split_kv import _whole
-from npusim.schedules.splits import best_splits
-from npusim.simulation.simulate import flag_budget
+from npusim.schedules.precision import for_inputs
+from npusim.schedules.split_kv import _whole, best_splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,7 +227,7 @@ def test_ragged_causal_programs_pass_every_check(hw: str) -> None:
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=150, seq_kv=333, head_dim=64, causal=True)
     for merge in ("sequential", "tree"):
         program = program_of(problem, hw, block_kv=64, splits=3, merge=merge)
-        check(program, flag_budget(load_device(hw)))
+        check(program, load_device(hw).flags)
 
 
 def test_log_sum_exp_in_a_half_attention_stays_single() -> None:
@@ -351,9 +349,9 @@ def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
 
 
 def test_queries_are_packed_where_heads_alone_give_work_enough() -> None:
-    assert PACKED.packs(rows=16, cells=1, tiles=1, places=24)
-    assert not PACKED.packs(rows=64, cells=1, tiles=16, places=24)
-    assert PACKED.packs(rows=112, cells=4, tiles=16, places=24)
+    assert packs(rows=16, cells=1, tiles=1, places=24)
+    assert not packs(rows=64, cells=1, tiles=16, places=24)
+    assert packs(rows=112, cells=4, tiles=16, places=24)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +416,7 @@ def test_causal_queries_of_several_heads_are_packed_to_the_bit(hw: str) -> None:
         assert [b.rows for b in both[0].phases[0].blocks[::3]][:3] == [15, 15, 5]
     assert np.array_equal(*(bits(problem, p) for p in both))
     for program in both:
-        check(program, flag_budget(load_device(hw)))
+        check(program, load_device(hw).flags)
 
 
 def test_packing_is_chosen_where_it_pays() -> None:

@@ -95,7 +95,7 @@ def test_blocks_read_and_write_the_regions_they_say(case: str, device: DeviceSpe
         for blocks in (phase.blocks[:1], phase.blocks[-1:], phase.blocks):
             read: dict[str, set[Any]] = defaultdict(set)
             written: dict[str, set[Any]] = defaultdict(set)
-            for touch in phase.touches(blocks):
+            for touch in phase.footprint(blocks):
                 if touch.region.tensor.name != "mask":
                     (written if touch.is_write else read)[touch.region.tensor.name] |= cells(touch.region)
             _, really_read, really_written = actual(phase, blocks)
@@ -108,7 +108,7 @@ def test_blocks_read_their_regions_as_often_as_they_say(case: str, device: Devic
     for phase in build(case, device).phases:
         for blocks in (phase.blocks[:1], phase.blocks[-1:], phase.blocks):
             said: Counter[str] = Counter()
-            for touch in phase.touches(blocks):
+            for touch in phase.footprint(blocks):
                 if not touch.is_write and touch.region.tensor.name != "mask":
                     size = touch.region.payload_bytes * touch.times
                     said[touch.region.tensor.name] += size if touch.read_bytes is None else touch.read_bytes

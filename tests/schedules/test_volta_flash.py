@@ -17,11 +17,10 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.ir.program import Loop
-from npusim.machines.sm.occupancy import BlockNeeds, occupancy
+from npusim.machines.sm.core import occupancy
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule
-from npusim.simulation.simulate import flag_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -95,7 +94,7 @@ def test_bits_through_lanes_are_those_of_whole_tiles(
 ) -> None:
     what = problem(**changes)
     program = program_of(what, precision, **tiling)
-    check(program, flag_budget(V100))
+    check(program, V100.flags)
     lanes, tiles = output(program, what), output(on_tiles(program), what)
     assert lanes.keys() == tiles.keys() == {(0, 0), (0, 1)}
     for head, bits in lanes.items():
@@ -226,12 +225,12 @@ def test_occupancy_is_the_most_that_fits(warps: int, registers: int, shared: int
             blocks * warps * of_warp <= 65_536 and blocks * memory <= 98_304 and blocks * warps <= 64 and blocks <= 32
         )
 
-    needs = BlockNeeds(warps, {"all": registers}, {"K": shared})
+    needs = issue, 98_304, warps, {"all": registers}, {"K": shared}
     if not fits(1):
         with pytest.raises(BufferOverflowError):
-            occupancy(needs, issue, 98_304)
+            occupancy(*needs)
         return
-    found = occupancy(needs, issue, 98_304)
+    found = occupancy(*needs)
     assert fits(found.blocks)
     assert not fits(found.blocks + 1)
     assert found.limits[found.limit] == found.blocks

@@ -15,9 +15,8 @@ from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
-from npusim.ir.cost import Cost
 from npusim.ir.op import PLAIN, Attributes, Opcode, Pace, Step, TileOp
-from npusim.ir.program import Queue
+from npusim.ir.program import Cost, Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.ascend.vector_cost import VECTOR_COSTS, vector_cycles

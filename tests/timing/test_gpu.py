@@ -16,14 +16,13 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
-from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
-from npusim.ir.warps import WarpPlan
 from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
-from npusim.machines.sm.banks import load_cycles
+from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
+from npusim.machines.sm.lanes import chained
 from npusim.machines.sm.pricing import SmPricing
-from npusim.machines.sm.warp_cost import WarpModel, bank_model, chain_cost, product_cycles, warp_cost
 from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 V100 = load_device("v100")
+LANES = LaneModel(V100)
 PLAN = WarpPlan(4, "4x1", "f16")
 EXACT = ("block", "fold", "steady")
 
@@ -96,22 +96,20 @@ def product(acc: str, arranged: str = "4x1", stride: int = 72, **plan: Any) -> T
 
 def test_a_product_from_shared_memory_takes_the_longer_of_banks_and_pipe() -> None:
     # 32 x 64 a warp and sub-core: 1 x 8 fragments, 16 deep, 8 cycles each.
-    _, _, _, _, pipes = warp_cost(product("float16"), V100, "sm")
-    assert pipes == (("sm.TENSOR", 1024), ("sm.LSU", 1024))
-    cycles, _, _, terms, pipes = warp_cost(product("float16", stride=64), V100, "sm")
-    assert pipes == (("sm.TENSOR", 1024), ("sm.LSU", 4096))
-    assert cycles > 4096
-    assert dict(terms)["cores.sm.engines.TENSOR.steps.float16.step_cycles"] == 1024
+    assert LANES.cost(product("float16")).pipe_cycles == (("sm.TENSOR", 1024), ("sm.LSU", 1024))
+    cost = LANES.cost(product("float16", stride=64))
+    assert cost.pipe_cycles == (("sm.TENSOR", 1024), ("sm.LSU", 4096))
+    assert cost.occupancy_cycles > 4096
+    assert dict(cost.terms)["cores.sm.engines.TENSOR.steps.float16.step_cycles"] == 1024
 
 
 def test_banks_of_the_device_file_give_the_table_of_the_notes() -> None:
-    banks = bank_model(WarpModel(V100, "sm").shared)
+    banks = bank_model(LANES.shared)
     assert banks == VOLTA_BANKS
-    where, key = arrangement("4x1", "lane"), instruction("m8n8k4", b="col").b
+    key = instruction("m8n8k4", b="col").b
     found = {
         (width, stride, swizzle): load_cycles(
             key,
-            where,
             tile(64, 64, "float16", "sm.SMEM", stride),
             WarpPlan(4, "4x1", "f16", access_bytes=width, swizzle=swizzle),
             banks,
@@ -135,7 +133,7 @@ def test_banks_of_the_device_file_give_the_table_of_the_notes() -> None:
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 def test_an_exchange_costs_what_the_layouts_say(arranged: str, acc: Any) -> None:
     plan = WarpPlan(4, arranged, acc, exchange=True)
-    cost, _, _ = chain_cost(plan)
+    cost = chained(plan).cost
     link = chain(instruction("m8n8k4", acc=acc).c, instruction("m8n8k4").a, arrangement=arrangement(arranged, "lane"))
     assert cost == link.cost
     assert (cost.shuffles == 0) == (arranged == "4x1" and acc == "f16")
@@ -144,8 +142,8 @@ def test_an_exchange_costs_what_the_layouts_say(arranged: str, acc: Any) -> None
 def element_wise(opcode: Opcode, dst: Tile, *srcs: Any, plan: WarpPlan = PLAN) -> tuple[int, dict[str, int]]:
     order = "sequential" if opcode is Opcode.ROW_SUM else ""
     step = Step(opcode, dst, srcs, Attributes(warp=plan, order=order))
-    cycles, _, _, _, pipes = warp_cost(op("x", "w", "FMA", step), V100, "sm")
-    return cycles, dict(pipes)
+    cost = LANES.cost(op("x", "w", "FMA", step))
+    return cost.occupancy_cycles, dict(cost.pipe_cycles)
 
 
 def test_element_wise_steps_count_warp_instructions() -> None:
@@ -326,7 +324,7 @@ def test_a_from_shared_memory_is_loaded_once_for_all_columns() -> None:
     (step,) = mma.steps
     q = tile(128, 64, "float16", "sm.SMEM", 72)
     shared = replace(step, srcs=(q, step.srcs[1]))
-    before, after = (dict(warp_cost(op("mma", "w", "TENSOR", s), V100, "sm")[4]) for s in (step, shared))
+    before, after = (dict(LANES.cost(op("mma", "w", "TENSOR", s)).pipe_cycles) for s in (step, shared))
     # A warp's 32 x 64 halves: 8 accesses of 512 bytes, 4 wavefronts each by lane, 4 warps.
     assert after["sm.LSU"] - before["sm.LSU"] == 8 * 4 * 4
     assert after["sm.TENSOR"] == before["sm.TENSOR"]

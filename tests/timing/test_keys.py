@@ -22,7 +22,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.ascend.vector_cost import vector_cycles
 from npusim.report.record import peak_flops_per_s
 from npusim.schedules import find_schedule, unread_keys
-from npusim.simulation.simulate import flag_budget, simulate_program
+from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +133,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
     program = chosen.program(problem, fields, device, chosen.precision(precision))
-    check(program, flag_budget(device))
+    check(program, device.flags)
     return program
 
 

@@ -8,7 +8,7 @@ import npusim
 from npusim.config.engine import GroupMatrixEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
-from npusim.explore.setting import auto_axes
+from npusim.explore.space import auto_axes
 from npusim.simulation.request import Request
 
 SIZES = {"batch": 1, "heads": 60, "kv_heads": 20, "seq_q": 256, "seq_kv": 288, "head_dim": 64, "causal": False}

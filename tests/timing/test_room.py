@@ -10,7 +10,7 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import TilingError
-from npusim.ir.cost import Share
+from npusim.ir.program import Share
 from npusim.numerics.executor import execute
 from npusim.timing.gpu_pipes import ONE, Rules
 from npusim.timing.processor_sharing import ProcessorSharing

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.pasa import pasa_attention
-from npusim.algorithms.shifting_matrix import ShiftingMatrix, optimal_beta
+from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta, pasa_attention
 from npusim.config.problem import Problem, UniformData
 from npusim.schedules import pasa as schedule
 from reports.parts.values import values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from npusim.algorithms.cells import Deal
+from npusim.algorithms.cells import BlockOrder
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend.plan import Barriers
 
@@ -24,7 +24,9 @@ class VectorFields(Tiling):
         le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )
-    deal: Deal = Field(default="round_robin", description="blocks to cores: as vendor kernels do, or longest first")
+    deal: BlockOrder = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
 
 
 class KernelFields(VectorFields):

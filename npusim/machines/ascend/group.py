@@ -14,8 +14,9 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, VectorEngine
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.op import ALONE, PLAIN, Attributes, Opcode, Pace, Step, TileOp
+from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
+from npusim.machines.base import memories
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -37,44 +38,29 @@ SLICE_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class VectorCore:
-    """Queue and memory names of one AIV, and which rows of a tile it owns."""
+    """One AIV by name: its queues that load tiles from GM to UB, work on them there and store them, and its UB."""
 
     index: int
-
-    @property
-    def name(self) -> str:
-        """Name of the core within its group."""
-        return f"{AIV}{self.index}"
-
-    @property
-    def load(self) -> str:
-        """Queue that brings tiles from GM to UB."""
-        return f"{self.name}.MTE2"
-
-    @property
-    def vector(self) -> str:
-        """Queue of the vector unit."""
-        return f"{self.name}.VECTOR"
-
-    @property
-    def store(self) -> str:
-        """Queue that takes tiles from UB to GM."""
-        return f"{self.name}.MTE3"
-
-    @property
-    def ub(self) -> str:
-        """Unified buffer."""
-        return f"{self.name}.UB"
+    name: str
+    load: str
+    vector: str
+    store: str
+    ub: str
 
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """``rows`` rows of a tile from ``row``; ``first`` and ``last`` of their vector core's."""
+    """``rows`` rows of a tile from ``row``: from ``at`` on of the ``share`` rows of their vector core.
+
+    ``first`` and ``last`` of that share.
+    """
 
     row: int
     rows: int
-    first: bool
-    last: bool
+    at: int
+    share: int
+    first: bool = True
+    last: bool = True
 
 
 class AscendGroup:
@@ -82,22 +68,17 @@ class AscendGroup:
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
-        self.vector_cores = tuple(VectorCore(i) for i in range(device.core(AIV).per_group_count.value))
-        self.allocator = Allocator(self._spaces())
-
-    def _spaces(self) -> dict[str, AddressSpace]:
-        members = [(AIC, AIC), *((v.name, AIV) for v in self.vector_cores)]
-        spaces = {
-            f"{member}.{name}": AddressSpace(
-                f"{member}.{name}", buffer.capacity_bytes.value, buffer.alignment_bytes.value
-            )
-            for member, core in members
-            for name, buffer in self.device.core(core).buffers.items()
-        }
-        gm = self.device.memory.gm
-        share = gm.capacity_bytes.value // self.device.group_count.value
+        names = (f"{AIV}{i}" for i in range(device.core(AIV).per_group_count.value))
+        self.vector_cores = tuple(
+            VectorCore(i, n, f"{n}.MTE2", f"{n}.VECTOR", f"{n}.MTE3", f"{n}.UB") for i, n in enumerate(names)
+        )
+        spaces = memories(device, AIC)
+        for core in self.vector_cores:
+            spaces |= memories(device, AIV, core.name)
+        gm = device.memory.gm
+        share = gm.capacity_bytes.value // device.group_count.value
         spaces[GM] = AddressSpace(GM, share, gm.alignment_bytes.value)
-        return spaces
+        self.allocator = Allocator(spaces)
 
     def queues(self) -> tuple[Queue, ...]:
         """Return the queues of the group: on this family each has an engine of its own."""
@@ -107,73 +88,13 @@ class AscendGroup:
 
     # ---------------------------------------------------------------- rings
 
-    def cube_rings(
-        self, prefix: str, rows: int, cols: int, depth: int, *, operand: str, accumulator: str, halves: int = 1
-    ) -> CubeRings:
-        """Place rings through L0A, L0B and L0C for products of ``rows`` x ``cols`` over ``depth``.
-
-        Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
-        """
-        half, single = get_format(operand).size_bytes, get_format(accumulator).size_bytes
-
-        def ring(name: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
-            capacity = self.allocator.spaces[f"{AIC}.{name}"].capacity_bytes
-            slots = max(1, min(PING_PONG, capacity // size // (halves if part else 1)))
-            return self.allocator.ring(
-                f"{AIC}.{name}", f"{prefix}{name}{part}", size, slots, producers=[producer], consumers=[consumer]
-            )
-
-        return CubeRings(
-            ring("L0A", rows * depth * half, MTE1, CUBE),
-            ring("L0B", depth * cols * half, MTE1, CUBE),
-            tuple(
-                ring("L0C", rows * ceil_div(cols, halves) * single, CUBE, FIXP, f" part {i}" if halves > 1 else "")
-                for i in range(halves)
-            ),
-        )
-
-    def l1_ring(self, name: str, rows: int, cols: int, fmt: str, depth: int = PING_PONG) -> Ring:
-        """Place a ring of operand tiles from GM on their way to L0."""
-        size = rows * cols * get_format(fmt).size_bytes
-        return self.allocator.ring(L1, name, size, depth, producers=[MTE2], consumers=[MTE1])
-
-    def ub_in(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
-        """Place a ring of tiles that a vector core loads from GM."""
-        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.load], consumers=[core.vector])
-
-    def ub_out(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
-        """Place a ring of tiles that a vector core stores to GM."""
-        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.store])
+    def ring(self, space: str, name: str, size_bytes: int, depth: int, producer: str, consumer: str) -> Ring:
+        """Place a ring that one queue hands to another."""
+        return self.allocator.ring(space, name, size_bytes, depth, producers=[producer], consumers=[consumer])
 
     def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
         """Place a ring that the vector unit hands to itself, some operations later."""
-        return self.allocator.ring(core.ub, name, size_bytes, depth, producers=[core.vector], consumers=[core.vector])
-
-    def cross_ring(
-        self,
-        name: str,
-        rows: int,
-        cols: int,
-        fmt: str,
-        depth: int,
-        *,
-        producers: Sequence[str],
-        consumers: Sequence[str],
-        period: int = 1,
-        space: str = GM,
-    ) -> Ring:
-        """Place a ring of slots between AIC and AIVs, in global memory or where one reads it, with counter flags."""
-        size = rows * cols * get_format(fmt).size_bytes
-        return self.allocator.ring(
-            space,
-            name,
-            size,
-            depth,
-            producers=producers,
-            consumers=consumers,
-            flag="counter",
-            period=min(period, depth),
-        )
+        return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
     def is_direct(self, what: str, place: Place) -> bool:
         """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
@@ -244,24 +165,15 @@ class AscendGroup:
         assert self.device.row_sum is not None  # a device with AIVs has vector units
         return self.device.row_sum.value
 
-    def arithmetic(self, fmt: str) -> str:
-        """Return the registry name of the CUBE's arithmetic for operands of ``fmt``."""
-        return self.device.matrix_engine(AIC).arithmetic_of(fmt)
+    def arithmetic(self, operand: str, _result: str) -> str:
+        """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""
+        return self.device.matrix_engine(AIC).arithmetic_of(operand)
 
 
-@dataclass(frozen=True)
-class CubeRings:
-    """The rings every matrix product passes through."""
-
-    left: Ring
-    right: Ring
-    accumulators: tuple[Ring, ...]
-
-
-def move(label: str, queue: str, dst: Operand, src: Operand, attributes: Attributes = PLAIN, name: str = "") -> TileOp:
+def move(label: str, queue: str, dst: Operand, src: Operand, name: str = "") -> TileOp:
     """Return a data move; a change of format on the way is a cast (the fixpipe's inline cast)."""
     opcode = Opcode.COPY if dst.fmt == src.fmt else Opcode.CAST
-    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), attributes, name),))
+    return TileOp(label, queue, queue, (Step(opcode, dst, (src,), name=name),))
 
 
 def compute(label: str, queue: str, steps: Sequence[Step], pace: Pace = ALONE) -> TileOp:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.cells import dealt
 from npusim.errors import TilingError
-from npusim.ir.program import TileProgram
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import AscendTiling, Barriers, gemm_tiling, loaded_k, slice_elements
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
+    from npusim.ir.program import TileProgram
 
 
 class PublishedKernel(NamedTuple):
     """What a published kernel does that formats and tiles do not say."""
 
-    said: str
+    note: str
     barriers: Barriers
     together: int = 1
     has_extra: bool = False
@@ -55,8 +55,8 @@ class AscendMachine(Machine):
         if "kernel" not in type(tiling).model_fields:
             return tiling, ()
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
-        said = f"kernel={kernel}: {KERNELS[kernel].said}"
-        return tiling.model_copy(update={"kernel": kernel}), (said,)
+        note = f"kernel={kernel}: {KERNELS[kernel].note}"
+        return tiling.model_copy(update={"kernel": kernel}), (note,)
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
@@ -104,19 +104,8 @@ class AscendMachine(Machine):
         for phase, tiling in listed:
             group.allocator.start_phase()
             built.append(AscendPhase(group, phase, tiling).build())
-        return TileProgram(
-            name=name,
-            queues=group.queues(),
-            rings=tuple(group.allocator.rings),
-            spaces=dict(group.allocator.spaces),
-            used_bytes=dict(group.allocator.peak_bytes),
-            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()},
-            phases=tuple(built),
-            flops=flops,
-            constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
-            notes=notes,
-            pricing=AscendPricing,
-        )
+        of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
+        return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
 
 
 def _is_attention(phase: Phase) -> bool:

@@ -7,7 +7,6 @@ work at the same time.  Without products each vector core goes through its own s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,22 +16,19 @@ from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
-from npusim.ir.program import ProgramPhase as BuiltPhase
-from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG
+from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice
 from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
-from npusim.machines.frame import Emitter, Frame, body
-from npusim.machines.touches import touches
-from npusim.units import ceil_div
+from npusim.machines.base import program_phase
+from npusim.machines.frame import Emitter, Frame, body, cell_at, shape_and_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Phase, TileRun
-    from npusim.algorithms.table import Instruction, Stage
+    from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import Ring
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Touch
+    from npusim.ir.program import ProgramPhase
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling, Staging
 
@@ -51,8 +47,10 @@ class AscendPhase:
         }
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
-        self.reread = dict(p.reread for p in self.products.values())
-        self.rows = {s: rows_stage(frame, s, group, tiling.elements) for s in frame.stages if not s.is_product}
+        # Row sums without an order of their own take the vector unit's.
+        tables = frame.tables(group.row_sum)
+        self.rows = {s: rows_stage(frame, s, table, group, tiling.elements) for s, table in tables.items()}
+        self.cuts = self._cut() if products and frame.loop_axis else []
         if products:
             self._place_products()
             self._place_cross()
@@ -61,13 +59,12 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
-        self.home = home = interned(self._content(first_ring))
+        self.memo_key = memo_key = interned(self._content(first_ring))
         # One function a part for all cells: bodies are shared by what they are made of.
-        cuts = self._cut() if products and frame.loop_axis else []
-        self._check_states(cuts)
-        self._check_handed(cuts)
-        self.parts = [Emitter(home, n, partial(self._part, part)) for n, part in enumerate(cuts)]
-        self.start, self.end = Emitter(home, "start", self._open), Emitter(home, "finish", self._close)
+        self._check_states()
+        self._check_handed()
+        self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
+        self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
 
     @cached_property
     def _works(self) -> tuple[Emitter, ...]:
@@ -77,24 +74,28 @@ class AscendPhase:
         """
         of_products = interned(("products", self._products_content))
         return tuple(
-            Emitter(of_products if s.is_product else self.home, ("work", s.name), partial(self._work, s))
+            Emitter(
+                of_products if s.is_product else self.memo_key,
+                ("work", s.name),
+                partial(self._stages, (s,), self.vectors[:1]),
+            )
             for s in (self.phase.loops[0].stages if self.parts else ())
         )
 
     def _content(self, first_ring: int) -> Hashable:
         """Return what operations depend on: all but cells, coordinates, lengths of tensors, depths of rings."""
         group, tiling = self.group, self.tiling
-        own = group.allocator.rings[first_ring:]
+        placed = group.allocator.rings[first_ring:]
         rings = tuple(
             (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
-            for r in own
+            for r in placed
         )
         kept = [tuple(v.kept.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
         pace = tiling.barriers, tiling.together, tiling.extra
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
-        met = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in own)
-        self._products_content = *by, tuple(compress(rings, met))
+        of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
+        self._products_content = *by, tuple(compress(rings, of_products))
         return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
@@ -109,87 +110,66 @@ class AscendPhase:
 
         A slot is as wide as the largest tile, whatever the tile.
         """
-        for s in self.frame.stages:
-            for n in s.written:
-                match self.frame.places[n], self.direct.get(n):
-                    case "down", True:
-                        self.cross[n] = tuple(self._slots_in_ub(n, core) for core in self.group.vector_cores)
-                    case "down", False:
-                        self.cross[n] = (self._slots(n, [FIXP], [v.load for v in self.group.vector_cores]),)
-                    case "up", is_direct:
-                        readers, space = ([MTE1], L1) if is_direct else ([MTE2], GM)
-                        self.cross[n] = (self._slots(n, [v.store for v in self.group.vector_cores], readers, space),)
-
-    def _slots(self, n: str, producers: list[str], consumers: list[str], space: str = GM) -> Ring:
-        """Place slots for whole tiles: one more than tiles that stages run ahead."""
-        frame, tiling = self.frame, self.tiling
-        return self.group.cross_ring(
-            f"{frame.label(n)} slots",
-            self.phase.sizes[frame.row_axis],
-            frame.width(n),
-            frame.fmt(n),
-            self._generations(n),
-            producers=producers,
-            consumers=consumers,
-            period=tiling.period,
-            space=space,
-        )
+        frame, cores = self.frame, self.group.vector_cores
+        height, stores = self.phase.sizes[frame.row_axis], [v.store for v in cores]
+        for n in (n for s in frame.stages for n in s.written):
+            match frame.places[n], self.direct.get(n):
+                case "down", True:
+                    self.cross[n] = tuple(self._slots_in_ub(n, core) for core in cores)
+                case "down", False:
+                    depth = self._generations(n)
+                    self.cross[n] = (self._slots(n, GM, height, depth, [FIXP], [v.load for v in cores]),)
+                case "up", is_direct:
+                    space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
+                    self.cross[n] = (self._slots(n, space, height, self._generations(n), stores, [reader]),)
 
     def _slots_in_ub(self, n: str, core: VectorCore) -> Ring:
         """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
-        frame, rows = self.frame, self.group.largest_share(self.phase.sizes[self.frame.row_axis])
         readers = [s for s in self.rows.values() if n in s.inputs]
-        is_moved = any(n in s.moved.values() for s in readers)
-        return self.group.cross_ring(
-            f"{core.name} {frame.label(n)} slots",
-            rows,
-            frame.width(n),
-            frame.fmt(n),
-            self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1),
-            producers=[FIXP],
-            consumers=[core.store if is_moved else core.vector],
-            period=self.tiling.period,
-            space=core.ub,
+        reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
+        depth = self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
+        rows = self.group.largest_share(self.phase.sizes[self.frame.row_axis])
+        return self._slots(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
+
+    def _slots(
+        self, n: str, space: str, rows: int, depth: int, producers: list[str], consumers: list[str], prefix: str = ""
+    ) -> Ring:
+        """Place a ring of slots between AIC and AIVs, with counter flags."""
+        return self.group.allocator.ring(
+            space,
+            f"{prefix}{self.frame.label(n)} slots",
+            self.frame.row_bytes(n, rows),
+            depth,
+            producers=producers,
+            consumers=consumers,
+            flag="counter",
+            period=min(self.tiling.period, depth),
         )
 
     def _parts_between(self, n: str) -> int:
         """Return how many parts of the pipeline after its writer a name is read last."""
-        parts, stages = self._cut(), self.frame.stages
-        written = _part_of(next(s for s in stages if n in s.written), parts)
-        return max((_part_of(s, parts) for s in stages if n in s.read), default=0) - written
+        stages = self.frame.stages
+        written = self._part_of(next(s for s in stages if n in s.written))
+        return max((self._part_of(s) for s in stages if n in s.read), default=0) - written
 
     def _generations(self, n: str) -> int:
         """Return how many tiles of a name there are at a time, from its writer to its last reader."""
         return max(1, self._parts_between(n)) * self.tiling.ahead + 1
 
-    def build(self) -> BuiltPhase:
+    def build(self) -> ProgramPhase:
         """Return the phase of the program."""
-        p, frame = self.phase, self.frame
-        return BuiltPhase(
-            p.name,
-            p.cells,
-            self.items,
-            _shape,
-            _touches(frame, tuple(self.reread.items())),
-            serves=p.serves,
-            roles=frame.roles,
-            home=self.home,
-            makeup=self._makeup if self.parts else None,
-            bits=self._bits,
+        body_counts = self._body_counts if self.parts else None
+        reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
+        return program_phase(
+            self.frame, self.items, reread, memo_key=self.memo_key, body_counts=body_counts, bits=self._bits
         )
 
-    def _makeup(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
+    def _body_counts(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
         visits = _visits(Itself(cells))
         for work in self._works:
             for cell, visit, counts in visits:
                 yield body(work, cell, visit), counts
-
-    def _work(self, stage: Stage, cell: WorkTile, tile: Visit) -> Iterator[Item]:
-        if stage.is_product:
-            return self.products[stage].items(cell, tile)
-        first = self.vectors[0]
-        return first.items(self.rows[stage], cell, tile, first.mine(self._height(cell)))
 
     def _bits(self) -> Hashable:
         """Return what values hang on: tables, cells and where sums are cut; not slices, depths, or who runs what."""
@@ -208,8 +188,7 @@ class AscendPhase:
             yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
         else:
             yield from self._open(cell, WHOLE)
-            for stage in self.phase.loops[0].stages:
-                yield from self._stage(stage, cell, WHOLE)
+            yield from self._stages(self.phase.loops[0].stages, self.vectors, cell, WHOLE)
             yield from self._close(cell, WHOLE)
 
     def _height(self, cell: WorkTile) -> int:
@@ -221,30 +200,36 @@ class AscendPhase:
         for v in self.vectors:
             yield from v.start(v.mine(self._height(cell)))
 
-    def _close(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _close(self, cell: WorkTile, tile: Visit) -> Iterator[Item]:
         for p in self.products.values():
             yield from p.close(cell, tile)
-        for s in self.phase.finish:
-            for v in self.vectors:
-                yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
+        yield from self._stages(self.phase.finish, self.vectors, cell, tile)
 
-    def _stage(self, stage: Stage, cell: WorkTile, tile: Visit) -> Iterator[Item]:
-        if stage.is_product:
-            yield from self.products[stage].items(cell, tile)
-            return
-        for v in self.vectors:
-            yield from v.items(self.rows[stage], cell, tile, v.mine(self._height(cell)))
+    def _stages(
+        self, stages: Sequence[Stage], cores: Sequence[VectorShare], cell: WorkTile, tile: Visit
+    ) -> Iterator[Item]:
+        """Yield stages of a tile: products on the AIC, rows on some of the vector cores."""
+        for s in stages:
+            if s.is_product:
+                yield from self.products[s].items(cell, tile)
+                continue
+            for v in cores:
+                yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
 
     def _cut(self) -> list[tuple[Stage, ...]]:
         """Return the loop's stages, cut before each product that reads what rows left."""
         parts: list[list[Stage]] = [[]]
-        for s in self.phase.loops[0].stages if self.frame.loop_axis else ():
+        for s in self.phase.loops[0].stages:
             if s.is_product and any(self.frame.places[n] == "up" for n in s.read):
                 parts.append([])
             parts[-1].append(s)
         return [tuple(part) for part in parts]
 
-    def _check_states(self, parts: list[tuple[Stage, ...]]) -> None:
+    def _part_of(self, stage: Stage) -> int:
+        """Return which part of the pipeline a stage is in: the last for what is in none."""
+        return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
+
+    def _check_states(self) -> None:
         """Raise `TilingError` for a state that two parts use: one would meet another tile's value."""
         frame, storage = self.frame, self.frame.storage
         for state, what in self.phase.names.items():
@@ -252,32 +237,32 @@ class AscendPhase:
                 continue
             used = [
                 (i, r)
-                for i, part in enumerate(parts)
-                for s in part
+                for i, cut in enumerate(self.cuts)
+                for s in cut
                 for r in s.rows
                 if storage[state] in {storage.get(n) for n in (r.dst, *r.srcs)}
             ]
             if used and used[0][0] != used[-1][0]:
-                (_, first), (cut, last) = used[0], used[-1]
+                (_, first), (at, last) = used[0], used[-1]
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but "
-                    f"what comes before product {parts[cut][0].name} runs {self.tiling.ahead} tiles ahead of what "
+                    f"what comes before product {self.cuts[at][0].name} runs {self.tiling.ahead} tiles ahead of what "
                     "comes after it; use the state on one side of the product, or depth=0"
                 )
 
-    def _check_handed(self, parts: list[tuple[Stage, ...]]) -> None:
+    def _check_handed(self) -> None:
         """Raise `TilingError` for what several stages read of what one leaves, and for tiles kept past a product."""
         frame = self.frame
         for n, place in frame.places.items():
             readers = [s for s in frame.stages if n in s.read and n not in s.written]
-            met = {_part_of(s, parts) for s in readers}
+            parts = {self._part_of(s) for s in readers}
             if place == "carried" and self.products and len(frame.axes(n)) > 1:
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, "
                     "past which vectors of rows alone are kept; make it there, from what the product leaves or a state"
                 )
-            is_met_twice = place in ("down", "carried") and len(met) > 1 and self.tiling.ahead
-            if (place == "up" and len(readers) > 1) or is_met_twice:
+            is_read_twice = place in ("down", "carried") and len(parts) > 1 and self.tiling.ahead
+            if (place == "up" and len(readers) > 1) or is_read_twice:
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "
@@ -294,25 +279,20 @@ class AscendPhase:
         lags = [self.tiling.ahead * i for i in range(len(self.parts))]
         edges = sorted({at + lag for lag in lags for at in (*(first for first, _ in placed), total)} | {0})
         for start, end in pairwise(edges):
-            met = [
+            running = [
                 (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
                 for part, lag in zip(self.parts, lags, strict=True)
                 if 0 <= start - lag < total
             ]
-            if met:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(cell, met))
+            if running:  # with fewer tiles than steps ahead nothing happens in between
+                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(cell, running))
 
-    def _steps(self, cell: WorkTile, met: list[tuple[Emitter, int, int, TileRun]]) -> Body:
+    def _steps(self, cell: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
         """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
-        parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in met)
-        behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in met)
-        sizes, starts = tuple((a, n) for a, _, n in cell.spans), tuple(start for _, start, _ in cell.spans)
-        static = parts, sizes, cell.causal_offset, cell.place
-        return Body(_step, static, (cell.batch, cell.head, starts, behind), self.home)
-
-    def _part(self, part: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[Item]:
-        for s in part:
-            yield from self._stage(s, cell, tile)
+        parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
+        behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
+        shape, at = shape_and_place(cell)
+        return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
     def _alone(self, cell: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
@@ -321,10 +301,10 @@ class AscendPhase:
         for v in self.vectors:
             mine = v.mine(self._height(cell))
             for part in v.slices(mine, height) if mine else ():
-                one = replace(part, first=True, last=True)
+                one = RowSlice(part.row, part.rows, 0, part.rows)
                 yield from v.start(one)
                 for loop in loops:
-                    for tile in _tiles(cell, loop.axis):
+                    for tile in self.frame.tiles(cell) if loop.axis else (WHOLE,):
                         for s in loop.stages:
                             yield from v.items(self.rows[s], cell, tile, one)
                 for s in finish:
@@ -338,60 +318,27 @@ def _frame(phase: Itself) -> Frame:
 
 
 @lru_cache(maxsize=4)  # of phases
-def _touches(frame: Frame, reread: tuple[tuple[str, int], ...]) -> Callable[[Sequence[WorkTile]], Iterator[Touch]]:
-    """Return who says what blocks touch, where every so many rows of a cell read all of an operand anew."""
-    rows = dict(reread)
-
-    def times(name: str, cell: WorkTile) -> int:
-        return ceil_div(cell.rows, rows[name]) if rows.get(name) else 1
-
-    return partial(touches, frame, times)
-
-
-@lru_cache(maxsize=4)  # of phases
 def _visits(cells: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     """Return a tile of each shape, in a cell that has it, and how many of them each of the cells has."""
-    found: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
+    shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
     for at, cell in enumerate(cells.thing):
-        sizes = tuple((axis, size) for axis, _, size in cell.spans)
+        shape, _ = shape_and_place(cell)
         for run in cell.runs:
             visit = run.visit(0, 0)
-            key = sizes, cell.causal_offset, cell.place, visit.shape
-            _, _, counts = found.setdefault(key, (cell, visit, [0] * len(cells.thing)))
+            key = shape, visit.shape
+            _, _, counts = shapes.setdefault(key, (cell, visit, [0] * len(cells.thing)))
             counts[at] += run.count
-    return list(found.values())
+    return list(shapes.values())
 
 
 def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    parts, sizes, offset, place = static
-    batch, head, starts, behind = at
-    spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
-    cell = WorkTile(batch, head, spans, (), offset, place)
+    (parts, shape), (place, behind) = static, at
+    cell = cell_at(shape, place)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
         yield Repeat("", (0,), body(part, cell, Visit(index + number, index * pitch + col, cols, only)))
-
-
-def _tiles(cell: WorkTile, axis: str) -> Iterator[Visit]:
-    if not axis:
-        yield WHOLE
-        return
-    at = 0
-    for run in cell.runs:
-        for i in range(run.count):
-            yield run.visit(at + i, i)
-        at += run.count
 
 
 def _told(row: Instruction) -> str:
     """Return an instruction in words, with its line where it is known."""
     return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")
-
-
-def _part_of(stage: Stage, parts: list[tuple[Stage, ...]]) -> int:
-    """Return which part of the pipeline a stage is in: the last for what is in none."""
-    return next((i for i, part in enumerate(parts) if stage in part), len(parts) - 1)
-
-
-def _shape(cell: WorkTile) -> object:
-    return cell.shape

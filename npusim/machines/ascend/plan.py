@@ -12,7 +12,7 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
 

@@ -10,8 +10,8 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorE
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.content import Itself, methods_of
-from npusim.ir.cost import Cost
 from npusim.ir.op import Opcode, Step
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, memory_of
 from npusim.machines.ascend.vector_cost import signature, vector_cycles
 from npusim.machines.transfers import Transfers
@@ -55,7 +55,8 @@ class EnginePricing(Transfers):
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorEngine):
-            return self._with_tile(op.pace, self._sequence(op, spec, key, banks))
+            joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
+            return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, joins=joins))
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -69,15 +70,15 @@ class EnginePricing(Transfers):
                 terms[key] = terms.get(key, 0.0) + cycles
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
-    def _sequence(self, op: TileOp, spec: VectorEngine, key: str, banks: BankSpec | None) -> Cost:
-        """Return the cost of a vector unit's operation, alike ones looked at once."""
-        joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-        alike = (key, joins, signature(op.steps, banks))
-        known = self._vector.get(alike)
-        if known is None:
-            cycles, terms = vector_cycles(op.steps, spec, banks, key, joins=joins)
-            known = self._vector[alike] = Cost(cycles, terms=terms)
-        return known
+    def _sequence(
+        self, steps: tuple[Step, ...], spec: VectorEngine, key: str, banks: BankSpec | None, *, joins: bool = False
+    ) -> Cost:
+        """Return the cost of steps that follow one another on a vector unit, alike ones looked at once."""
+        alike = key, joins, signature(steps, banks)
+        if alike not in self._vector:
+            cycles, terms = vector_cycles(steps, spec, banks, key, joins=joins)
+            self._vector[alike] = Cost(cycles, terms=terms)
+        return self._vector[alike]
 
     def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
         """Return a cost with what a tile that is handed over takes beside."""
@@ -96,8 +97,10 @@ class EnginePricing(Transfers):
 
         Transfers and products within a core hang on shapes and formats alone: alike ones are looked at once.
         """
-        operands = (step.dst, *step.srcs)
-        if GlobalTile in map(type, operands) or isinstance(self._unit(core, engine)[0], VectorEngine):
+        operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
+        if isinstance(spec, VectorEngine):
+            return self._sequence((step,), spec, key, banks)
+        if GlobalTile in map(type, operands):
             return self._of_step(step, core, engine)
         alike = core, engine, step.opcode, *map(_shape, operands)
         if alike not in self._steps:
@@ -105,30 +108,24 @@ class EnginePricing(Transfers):
         return self._steps[alike]
 
     def _of_step(self, step: Step, core: str, engine: str) -> Cost:
-        spec, key, banks = self._unit(core, engine)
+        spec, key, _ = self._unit(core, engine)
         match spec:
             case DmaEngine() | FixpipeEngine():
                 return self.move(step, spec, key)
             case MatrixEngine():
                 return _product(step, spec, key)
-            case VectorEngine():
-                cycles, terms = vector_cycles((step,), spec, banks, key)
-                return Cost(cycles, terms=terms)
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
-    def _miss_latency(self, source: Source) -> int:
-        """Return what a read takes longer where it misses L2: a miss of one group is everybody's in its step."""
-        if not isinstance(source, GlobalTile):
-            return 0
-        extra = self.device.memory.l2.miss_extra_latency_cycles.value
-        return ceil(self.residency.read_waits[source.tensor.name] * extra)
+    def _miss_share(self, tensor: str) -> float:
+        """Return the share of a tensor's reads that wait for memory: a miss of one group is everybody's in its step."""
+        return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
         """Return an engine, its key in the device file, and the banks of the buffer it works in."""
         if (core, engine) not in self._units:
             spec = self.device.engine(core, engine)
-            found = (b.banks for b in self.device.core(core).buffers.values())
-            banks = next((b for b in found if b is not None), None)
+            of_buffers = (b.banks for b in self.device.core(core).buffers.values())
+            banks = next((b for b in of_buffers if b is not None), None)
             self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
         return self._units[core, engine]
 

@@ -10,18 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats import get_format
-from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item
 from npusim.ir.program import Loop as Repeat
-from npusim.machines.ascend.group import CUBE, FIXP, MTE1, MTE2, CubeRings, compute, move, pass_on
+from npusim.machines.ascend.group import AIC, CUBE, FIXP, L1, MTE1, MTE2, PING_PONG, compute, move, pass_on
 from npusim.machines.ascend.plan import default_plan
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.ascend.group import AscendGroup
@@ -40,6 +39,21 @@ class Corner:
     is_last_band: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DepthPiece:
+    """One product's part of a sum: ``size`` of k from ``at`` on in the ``loaded`` that lie in L1 from ``k`` on.
+
+    ``is_first`` and ``is_last``: of the whole sum.
+    """
+
+    k: int
+    loaded: int
+    at: int
+    size: int
+    is_first: bool
+    is_last: bool
+
+
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
@@ -52,7 +66,6 @@ class CubeProduct:
         direct: Mapping[str, bool],
         cross: Mapping[str, tuple[Ring, ...]],
     ) -> None:
-        phase = frame.phase
         (row,) = stage.rows
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
@@ -60,9 +73,7 @@ class CubeProduct:
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         m_axis, self.k_axis = frame.axes(self.left)
         self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
-        chosen = phase.arithmetic or group.arithmetic(frame.fmt(self.left))
-        frame.check_operands(stage, chosen)
-        self.how = Attributes(transpose_b=frame.is_transposed(stage), arithmetic=chosen)
+        self.how = frame.product_attributes(stage, group.arithmetic)
         if frame.places[self.dst] == "state":
             group.refuse_route(
                 f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
@@ -95,7 +106,8 @@ class CubeProduct:
             if alike not in l1:
                 other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it takes it in otherwise
                 called = self.frame.prefix + self.frame.label(n) + other
-                l1[alike] = self.group.l1_ring(called, rows, cols, self.frame.fmt(n), depth)
+                size = self.frame.size_bytes(n, rows * cols)
+                l1[alike] = self.group.ring(L1, called, size, depth, MTE2, MTE1)
             elif n in self.opened:
                 self.opened.remove(n)
             self.rings[n] = l1[alike]
@@ -124,12 +136,12 @@ class CubeProduct:
             source = self.frame.cut(n, cell, tile)
             slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
             yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
-            yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._slot(n, cell, tile, True, False))
+            yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._whole(n, cell, tile, first=True))
 
     def close(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the end of what :meth:`open` loaded."""
         for n in self.opened:
-            yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._slot(n, cell, tile, False, True))
+            yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, cell, tile, last=True))
 
     def items(self, cell: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
@@ -168,45 +180,24 @@ class CubeProduct:
     ) -> Iterator[TileOp]:
         """Yield the loads of one part of the sum and its products; ``k`` may be a product of a loop's index."""
         first, last = corner.is_first and starts, corner.is_last and ends
+        spans = {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
         for n in self.by_arrival:
             if self.modes[n] == "piece":
-                yield self._load(n, cell, tile, *self._spans(corner, k, size)[n], held=(first, last))
-        for at, piece in chunks(size, self.plan.k):
-            within = at, size, (starts and at == 0, ends and at + piece == size)
-            yield from self._multiply(cell, tile, corner, k + at, piece, *within)
+                yield self._load(n, cell, tile, *spans[n], held=(first, last))
+        for at, part in chunks(size, self.plan.k):
+            piece = DepthPiece(k, size, at, part, starts and at == 0, ends and at + part == size)
+            yield from self._multiply(cell, tile, corner, piece)
 
-    def _spans(self, corner: Corner, k: int, size: int) -> dict[str, tuple[Span, Span]]:
-        return {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
-
-    def _multiply(
-        self,
-        cell: WorkTile,
-        tile: Visit,
-        corner: Corner,
-        k: int,
-        size: int,
-        at: int,
-        loaded: int,
-        edges: tuple[bool, bool],
-    ) -> Iterator[TileOp]:
-        """Yield the product of one piece of the sum, ``at`` of the ``loaded`` in L1; ``edges``: first, last of all."""
-        starts, ends = edges
-        spans = self._spans(corner, k, size)
-        first, last = corner.is_first and starts, corner.is_last and ends
-        use = {
-            "held": (False, False),
-            "whole": (first, last),
-            "piece": (at == 0, at + size == loaded),
-            "panel": (corner.band[0] == 0 and starts, corner.is_last_band and ends),
-        }
-        names, piece = (self.left, self.right), (at, loaded)
-        a, b = (self._operand(n, spans[n], cell, tile, use[self.modes[n]], piece) for n in names)
+    def _multiply(self, cell: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
+        """Yield the product of one piece of the sum."""
+        a, b = (self._operand(n, cell, tile, corner, piece) for n in (self.left, self.right))
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
-        how = self.how if starts else replace(self.how, accumulate=True)
+        how = self.how if piece.is_first else replace(self.how, accumulate=True)
+        ends = {"first": piece.is_first, "last": piece.is_last}
         parts = self._halves(corner)
         for part, (ring, (c, cols)) in enumerate(parts):
-            target = ring.fill(corner.band[1], cols, self.how.accumulator_format, first=starts, last=ends)
+            target = ring.fill(corner.band[1], cols, self.how.accumulator_format, **ends)
             ends_of = {"first": part == 0, "last": part == len(parts) - 1}
             left = self.l0.left.front(a.rows, a.cols, a.fmt, **ends_of)
             right = self.l0.right.front(b.rows, b.cols, b.fmt, **ends_of)
@@ -220,47 +211,41 @@ class CubeProduct:
 
     def _drains(self, cell: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
         """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
-        for ring, (c, cols) in self._halves(corner):
-            done = ring.front(corner.band[1], cols, self.how.accumulator_format)
-            part = corner if cols == corner.panel[1] else replace(corner, panel=(corner.panel[0] + c, cols))
-            yield from self._drain(cell, tile, part, corners, done)
-
-    def _drain(
-        self, cell: WorkTile, tile: Visit, corner: Corner, corners: list[Corner], done: RingTile
-    ) -> Iterator[TileOp]:
-        frame, n = self.frame, self.dst
-        (m, rows), (c, cols) = corner.band, corner.panel
-        if frame.places[n] == "out":
-            target = frame.cut(n, cell, tile, corner.band, corner.panel)
-            yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
-            return
+        frame, n, (m, rows) = self.frame, self.dst, corner.band
         height, label = frame.size(cell, self.m_axis, tile), f"{frame.label(n)}.drain"
-        if self.direct[n]:
-            yield from self._dropped(label, height, frame.cols(n, cell, tile), done, corner, corners)
-            return
-        (ring,), ends = self.cross[n], (corner.is_first, corner.is_last)
-        slot = ring.fill(height, frame.width(n), frame.fmt(n), first=ends[0], last=ends[1])
-        yield move(label, FIXP, slot.part(m, rows, c, cols), done, name=n)
+        for ring, (at, cols) in self._halves(corner):
+            done, panel = ring.front(rows, cols, self.how.accumulator_format), (corner.panel[0] + at, cols)
+            if frame.places[n] == "out":
+                target = frame.cut(n, cell, tile, corner.band, panel)
+                yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
+            elif self.direct[n]:
+                shape = height, frame.cols(n, cell, tile)
+                part = corner if cols == corner.panel[1] else replace(corner, panel=panel)
+                yield from self._dropped(label, *shape, done, part, corners)
+            else:
+                (slots,) = self.cross[n]
+                slot = slots.fill(height, frame.width(n), frame.fmt(n), first=corner.is_first, last=corner.is_last)
+                yield move(label, FIXP, slot.part(m, rows, *panel), done, name=n)
 
     def _dropped(
         self, label: str, height: int, width: int, done: RingTile, corner: Corner, corners: list[Corner]
     ) -> Iterator[TileOp]:
         """Yield moves of a corner into the UBs of those it has rows for: one for both where these are halves."""
         (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
-        found: list[tuple[RingTile, Span]] = []
+        parts: list[tuple[RingTile, Span]] = []
         for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
             start, count = self.group.share(core, height)
-            met = [k for k in corners if k.band[0] < start + count and start < sum(k.band)]
-            if corner not in met:
+            sharing = [k for k in corners if k.band[0] < start + count and start < sum(k.band)]
+            if corner not in sharing:
                 continue
             top, end = max(m, start), min(m + rows, start + count)
-            slot = ring.fill(count, width, fmt, first=corner is met[0], last=corner is met[-1])
-            found.append((slot.part(top - start, end - top, c, cols), (top - m, end - top)))
+            slot = ring.fill(count, width, fmt, first=corner is sharing[0], last=corner is sharing[-1])
+            parts.append((slot.part(top - start, end - top, c, cols), (top - m, end - top)))
         halves = [
-            move(label, FIXP, slot, done.part(*span).held(first=i == 0, last=i == len(found) - 1), name=self.dst)
-            for i, (slot, span) in enumerate(found)
+            move(label, FIXP, slot, done.part(*span).held(first=i == 0, last=i == len(parts) - 1), name=self.dst)
+            for i, (slot, span) in enumerate(parts)
         ]
-        if len({n for _, (_, n) in found}) == 1:
+        if len({n for _, (_, n) in parts}) == 1:
             yield TileOp(label, FIXP, FIXP, tuple(step for half in halves for step in half.steps))
         else:
             yield from halves
@@ -285,41 +270,43 @@ class CubeProduct:
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
         return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
 
-    def _operand(
-        self, n: str, at: tuple[Span, Span], cell: WorkTile, tile: Visit, use: tuple[bool, bool], piece: Span
-    ) -> RingTile:
-        """Return the part of an operand in L1 that one product reads; ``piece``: where it begins in what was loaded."""
-        (r, rows), (c, cols) = at
-        match self.modes[n]:
-            case "piece":
-                begin, loaded = piece
-                is_across = n == self.left or self.how.transpose_b  # k runs along its rows
-                shape, corner = ((rows, loaded), (0, begin)) if is_across else ((loaded, cols), (begin, 0))
-                slot = self.rings[n].front(*shape, self.frame.fmt(n), first=use[0], last=use[1])
-                return slot.part(corner[0], rows, corner[1], cols)
+    def _operand(self, n: str, cell: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
+        """Return the part of an operand in L1 that one product reads."""
+        is_left, mode = n == self.left, self.modes[n]
+        start, width = corner.band if is_left else corner.panel
+        first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
+        # Along k and across it: the size of what lies in L1, and where in it the part begins.
+        along = self.frame.size(cell, self.k_axis, tile), piece.k + piece.at
+        across = width, 0
+        match mode:
+            case "held" | "whole":
+                across = self.frame.size(cell, self.m_axis if is_left else self.n_axis, tile), start
+                first, last = (first, last) if mode == "whole" else (False, False)
             case "panel":
-                across = self._as_stored(rows, cols)[1]
-                depth = self.frame.size(cell, self.k_axis, tile)
-                shape = self._as_stored(depth, across)
-                panel = self.rings[n].front(*shape, self.frame.fmt(n), first=use[0], last=use[1])
-                top, left = self._as_stored(self._as_stored(r, c)[0], 0)
-                return panel.part(top, rows, left, cols)
-            case _:
-                return self._slot(n, cell, tile, *use).part(r, rows, c, cols)
+                first, last = corner.band[0] == 0 and piece.is_first, corner.is_last_band and piece.is_last
+            case "piece":
+                along = piece.loaded, piece.at
+                first, last = piece.at == 0, piece.at + piece.size == piece.loaded
+        (rows, top), (cols, left) = (across, along) if is_left else self._as_stored(along, across)
+        height, length = (width, piece.size) if is_left else self._as_stored(piece.size, width)
+        return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
 
-    def _slot(self, n: str, cell: WorkTile, tile: Visit, first: bool, last: bool) -> RingTile:
+    def _whole(self, n: str, cell: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
         """Return the whole of an operand in L1."""
-        rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+        rows, cols, _ = self.frame.shape(n, cell, tile)
+        return self._slot(n, rows, cols, first=first, last=last)
+
+    def _slot(self, n: str, rows: int, cols: int, *, first: bool, last: bool) -> RingTile:
+        """Return what lies of an operand in L1."""
         if n in self.lifted:
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
             return slot.part(0, rows, 0, cols)
         return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
 
     @property
-    def reread(self) -> tuple[str, int]:
-        """The operand that every band of A reads anew, and the rows of a band; no operand: none is."""
-        is_reread = self.plan.right == "piece" and not self.plan.panels_outside
-        return self.right if is_reread else "", self.plan.m
+    def rereads(self) -> bool:
+        """Whether every band of A reads all of B anew."""
+        return self.plan.right == "piece" and not self.plan.panels_outside
 
 
 def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[TileOp]:
@@ -327,16 +314,32 @@ def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[
     return body(index * size, size, starts=False, ends=False)
 
 
+@dataclass(frozen=True)
+class CubeRings:
+    """The rings every matrix product passes through."""
+
+    left: Ring
+    right: Ring
+    accumulators: tuple[Ring, ...]
+
+
 def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> CubeRings:
-    """Place rings of L0 that fit every product of a phase."""
+    """Place rings through L0A, L0B and L0C that fit every product of a phase.
+
+    Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
+    """
     plans = [p.plan for p in products]
-    formats = [p.frame.fmt(p.left) for p in products]
-    return group.cube_rings(
-        prefix,
-        max(p.m for p in plans),
-        max(p.n for p in plans),
-        max(p.k for p in plans),
-        operand=max(formats, key=lambda fmt: get_format(fmt).size_bytes),
-        accumulator=products[0].how.accumulator_format,
-        halves=max(p.halves for p in plans),
+    m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
+    operand = max(get_format(p.frame.fmt(p.left)).size_bytes for p in products)
+    single = get_format(products[0].how.accumulator_format).size_bytes
+
+    def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
+        slots = max(1, min(PING_PONG, group.capacity_bytes(buffer) // size // (halves if part else 1)))
+        return group.ring(f"{AIC}.{buffer}", f"{prefix}{buffer}{part}", size, slots, producer, consumer)
+
+    parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]
+    return CubeRings(
+        ring("L0A", m * k * operand, MTE1, CUBE),
+        ring("L0B", k * n * operand, MTE1, CUBE),
+        tuple(ring("L0C", m * ceil_div(n, halves) * single, CUBE, FIXP, part) for part in parts),
     )

@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.table import bind, choose
-from npusim.ir.op import Attributes, Opcode, Pace, Step
+from npusim.algorithms.phase import bind
+from npusim.ir.op import Opcode, Pace, Step
 from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move, pass_on
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage, Table
+    from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp
     from npusim.ir.tile import Operand, RingTile, Tile
@@ -50,13 +49,9 @@ class RowsStage:
         return self.stage.name
 
 
-def rows_stage(frame: Frame, stage: Stage, group: AscendGroup, elements: int) -> RowsStage:
-    """Return what a stage needs; a slice has ``elements`` of its widest tile, a core's share of rows at most.
-
-    Row sums without an order of their own take the vector unit's.
-    """
+def rows_stage(frame: Frame, stage: Stage, table: Table, group: AscendGroup, elements: int) -> RowsStage:
+    """Return what a stage needs; a slice has ``elements`` of its widest tile, a core's share of rows at most."""
     share = group.largest_share(frame.phase.sizes[frame.row_axis])
-    table = choose(stage.rows, {Opcode.ROW_SUM: Attributes(order=group.row_sum)})
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
@@ -106,45 +101,42 @@ class VectorShare:
             for n in s.masks:
                 # One slot beside products: only the tiles on the diagonal need a mask.
                 depth = PING_PONG if self.is_alone else 1
-                self.masks.setdefault(n, group.ub_in(core, frame.prefix + n, s.height * frame.width(n), depth))
+                ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
+                if n not in self.masks:
+                    self.masks[n] = group.ring(*ring)
         self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
         self._place_kept(stages, tiling)
 
     def _place_ends(self, s: RowsStage) -> None:
         """Place the rings through which a stage's inputs come and its outputs go."""
-        frame, core, ends = self.frame, self.core, self.group
+        frame, core, ring = self.frame, self.core, self.group.ring
         for n in s.inputs:
             if n in self.dropped:
                 continue
-            size = frame.size_bytes(n, s.height * frame.width(n))
+            size = frame.row_bytes(n, s.height)
             if n in s.moved.values():
-                self.ins[n] = ends.allocator.ring(
-                    core.ub, self._ring(n), size, PING_PONG, producers=[core.load], consumers=[core.store]
-                )
+                self.ins[n] = ring(core.ub, self._ring(n), size, PING_PONG, core.load, core.store)
             elif n not in self.ins:
                 # Ping-pong where slice follows slice; one slot in an update (CATLASS).
                 depth = PING_PONG if self.is_alone or s.outputs else 1
-                self.ins[n] = ends.ub_in(core, self._ring(n, "in"), size, depth)
+                self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
             if n not in s.moved and n not in self.outs:
-                size = frame.size_bytes(n, s.height * frame.width(n))
                 depth = 1 if s.stage in frame.phase.finish else PING_PONG
-                self.outs[n] = ends.ub_out(core, self._ring(n, "out"), size, depth)
+                size = frame.row_bytes(n, s.height)
+                self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
 
     def _place_spilled(self, n: str, stages: Sequence[RowsStage]) -> Spilled:
         """Place a state in global memory, and the slots in UB that its slices pass through.
 
         Two generations: slices of the next are stored while this one's are still loaded.
         """
-        frame, core, group = self.frame, self.core, self.group
+        core, ring, row_bytes = self.core, self.group.ring, self.frame.row_bytes
         height = min(s.height for s in stages if n in s.names)
-        row = frame.size_bytes(n, frame.width(n))
         return Spilled(
-            group.allocator.ring(
-                GM, f"{core.name} {n}", self.rows * row, PING_PONG, producers=[core.store], consumers=[core.load]
-            ),
-            group.ub_in(core, f"{n} in", height * row, 1),
-            group.ub_out(core, f"{n} back", height * row, 1),
+            ring(GM, f"{core.name} {n}", row_bytes(n, self.rows), PING_PONG, core.store, core.load),
+            ring(core.ub, f"{n} in", row_bytes(n, height), 1, core.load, core.vector),
+            ring(core.ub, f"{n} back", row_bytes(n, height), 1, core.vector, core.store),
             height,
         )
 
@@ -172,8 +164,7 @@ class VectorShare:
             sums = [r.srcs[0] for r in s.stage.rows if r.opcode is Opcode.ROW_SUM]
             if sums:
                 # Block reduction leaves one value a block before the next pass.
-                size = frame.size_bytes(sums[-1], frame.width(sums[-1]))
-                blocks = ceil_div(size, self.group.block_bytes)
+                blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
                 tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
                 break
 
@@ -187,11 +178,12 @@ class VectorShare:
     def mine(self, rows: int) -> RowSlice | None:
         """Return this core's share of a tile's rows, None where it has none."""
         start, count = self.group.share(self.core, rows)
-        return RowSlice(start, count, True, True) if count else None
+        return RowSlice(start, count, 0, count) if count else None
 
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
         """Return a share cut into slices of ``height`` rows."""
-        return [RowSlice(mine.row + r, n, r == 0, r + height >= mine.rows) for r, n in chunks(mine.rows, height)]
+        share = mine.rows
+        return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
     def start(self, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield the fill of the states with what they start from."""
@@ -211,7 +203,7 @@ class VectorShare:
             for part in self.slices(mine, at.height):
                 back = at.back.fill(part.rows, self.frame.width(n), self.frame.fmt(n))
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
-                yield self._spill(n, mine, part)
+                yield self._spill(n, part)
 
     def items(self, s: RowsStage, cell: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield one stage on this core's share: loads, work and stores, slice by slice."""
@@ -222,14 +214,14 @@ class VectorShare:
             views: dict[str, RingTile] = {}
             for n in s.inputs:
                 if n in self.dropped:
-                    views[n] = self._share(n, cell, tile, mine, part)
+                    views[n] = self._share(n, cell, tile, part)
                     continue
                 ring, shape = self.ins[n], self._shape(n, cell, tile, part)
                 views[n], source = ring.front(*shape), self._outside(n, cell, tile, part)
                 yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
             again = [n for n in self.spilled if n in s.stage.read]
             for n in again:
-                whole = self._held(n, mine, part, is_write=False)
+                whole = self._held(n, part, is_write=False)
                 slot = self.spilled[n].slot
                 yield move(f"{n}.reload", self.core.load, slot.fill(part.rows, whole.cols, whole.fmt), whole)
                 views[n] = slot.front(part.rows, whole.cols, whole.fmt)
@@ -243,12 +235,11 @@ class VectorShare:
                     yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
                     views[n] = self.masks[n].front(*shape)
             if not s.moved:
-                own = 0 if self.is_alone else part.row - mine.row
-                bound = self._bindings(s, part, own, views, cell, tile)
+                bound = self._bindings(s, part, views, cell, tile)
                 yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
-                    yield self._spill(n, mine, part)
+                    yield self._spill(n, part)
             for n in s.outputs:
                 done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, cell, tile, part))
                 target = self._outside(n, cell, tile, part)
@@ -272,17 +263,17 @@ class VectorShare:
         after = bind(s.table[at + 1 :], {**bound, moved: back}, s.name, at + 2)
         return (*bind(s.table[:at], bound, s.name), turn, *after)
 
-    def _held(self, n: str, mine: RowSlice, part: RowSlice, *, is_write: bool) -> RingTile:
+    def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
         """Return a slice's place in the share of a spilled state in global memory."""
         ring = self.spilled[n].memory
         view = ring.fill if is_write else ring.front
         whole = view(self.rows, self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
-        return whole.part(part.row - mine.row, part.rows)
+        return whole.part(part.at, part.rows)
 
-    def _spill(self, n: str, mine: RowSlice, part: RowSlice) -> TileOp:
+    def _spill(self, n: str, part: RowSlice) -> TileOp:
         """Return the store of a slice of a spilled state."""
         back = self.spilled[n].back.front(part.rows, self.frame.width(n), self.frame.fmt(n))
-        return move(f"{n}.spill", self.core.store, self._held(n, mine, part, is_write=True), back)
+        return move(f"{n}.spill", self.core.store, self._held(n, part, is_write=True), back)
 
     def _shape(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
         return part.rows, self.frame.cols(n, cell, tile), self.frame.fmt(n)
@@ -294,11 +285,11 @@ class VectorShare:
         slot = self._cross(n, cell, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, cell, tile))
 
-    def _share(self, n: str, cell: WorkTile, tile: Visit, mine: RowSlice, part: RowSlice) -> RingTile:
+    def _share(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> RingTile:
         """Return a slice of what a product put into UB."""
         cols = self.frame.cols(n, cell, tile)
-        slot = self.cross[n].front(mine.rows, cols, self.frame.fmt(n), first=part.first, last=part.last)
-        return slot.part(part.row - mine.row, part.rows)
+        slot = self.cross[n].front(part.share, cols, self.frame.fmt(n), first=part.first, last=part.last)
+        return slot.part(part.at, part.rows)
 
     def _cross(self, n: str, cell: WorkTile, tile: Visit) -> RingTile:
         """Return the whole slot of a hand-over between rows and a product."""
@@ -329,10 +320,10 @@ class VectorShare:
         return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
-        self, s: RowsStage, part: RowSlice, own: int, views: Mapping[str, Source], cell: WorkTile, tile: Visit
+        self, s: RowsStage, part: RowSlice, views: Mapping[str, Source], cell: WorkTile, tile: Visit
     ) -> dict[str, Source]:
-        """Return ``{name: operand}`` for a slice that starts at row ``own`` of this core's share."""
-        frame = self.frame
+        """Return ``{name: operand}`` for a slice."""
+        frame, at = self.frame, 0 if self.is_alone else part.at
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in s.names:
             place = frame.storage[n]
@@ -341,9 +332,9 @@ class VectorShare:
             elif place in self.carried:
                 whole = self._carried(place, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
-                bound[n] = whole.part(own, part.rows)
+                bound[n] = whole.part(at, part.rows)
             elif place in self.kept:
-                row = own if frame.places[place] == "state" else 0
+                row = at if frame.places[place] == "state" else 0
                 bound[n] = self.kept[place].part(row, part.rows, 0, frame.cols(place, cell, tile))
         bound.update(views)
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})

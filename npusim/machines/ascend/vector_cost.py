@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.config.device import BankSpec
     from npusim.config.engine import VectorEngine, VectorOpSpec
     from npusim.config.quantity import Quantity
-    from npusim.ir.cost import Terms
+    from npusim.ir.program import Terms
 
 #: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
 #: that depend on one another have a barrier between them in PTO's kernels.
@@ -117,19 +117,19 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
 
     Of addresses that is which are one, and in which bank a tile with columns begins.
     """
-    found: list[Hashable] = []
+    looked_at: list[Hashable] = []
     places: dict[int, int] = {}
     for step in steps:
-        found += (step.opcode, step.attributes.order)
+        looked_at += (step.opcode, step.attributes.order)
         for operand in (step.dst, *step.srcs):
             if isinstance(operand, (Tile, RingTile)):
                 at, cols = _place(operand), operand.cols
                 bank = _bank(at, banks) if banks is not None and cols > 1 else None
                 which = places.setdefault(at, len(places))
-                found.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
+                looked_at.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
             else:
-                found.append(None if isinstance(operand, float) else operand)
-    return tuple(found)
+                looked_at.append(None if isinstance(operand, float) else operand)
+    return tuple(looked_at)
 
 
 def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:
@@ -190,13 +190,13 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
             chosen = f"{name}_{step.dst.fmt}"
         # An operand with gaps between its rows needs repeats of its own for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
-        found = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
+        listed = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
         for tile in tiles:
             if tile.cols == 1 and step.dst.cols > 1:
                 blocks = spec.repeat_bytes.value // spec.block_bytes.value
-                found.insert(0, ("broadcast", ceil_div(tile.rows, blocks)))
-        return found
+                listed.insert(0, ("broadcast", ceil_div(tile.rows, blocks)))
+        return listed
 
     return instructions
 
@@ -204,8 +204,8 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
     src = step.srcs[0]
     wider = max((o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes)
-    own = f"cast_{step.dst.fmt}"
-    return [(own if own in spec.ops else "cast", repeats(wider, spec))]
+    name = f"cast_{step.dst.fmt}"
+    return [(name if name in spec.ops else "cast", repeats(wider, spec))]
 
 
 def _reduction(step: Step, spec: VectorEngine) -> Instructions:
@@ -214,15 +214,15 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
     if isinstance(src, float):
         raise ProgramError(f"{step.opcode.name} needs a tile")
     size = get_format(src.fmt).size_bytes
-    found: Instructions = []
+    passes: Instructions = []
     cols = src.cols
     order = step.attributes.order or "vector_lanes"
     if order == "tree_halves":
         while cols > 1:
             half = cols // 2
-            found.append(("binary", ceil_div(src.rows * half * size, spec.repeat_bytes.value)))
+            passes.append(("binary", ceil_div(src.rows * half * size, spec.repeat_bytes.value)))
             cols -= half
-        return found
+        return passes
     if order != "vector_lanes":
         raise UnknownOpcodeError(
             f"{step.opcode.name} in order {order!r} has no cost on this vector unit; "
@@ -230,9 +230,9 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
         )
     lanes = spec.block_bytes.value // size
     while cols > 1:
-        found.append(("block_reduce", ceil_div(src.rows * cols * size, spec.repeat_bytes.value)))
+        passes.append(("block_reduce", ceil_div(src.rows * cols * size, spec.repeat_bytes.value)))
         cols = ceil_div(cols, lanes)
-    return found or [("copy", 1)]
+    return passes or [("copy", 1)]
 
 
 #: Instructions of the vector unit behind each primitive operation, by name in the device file.

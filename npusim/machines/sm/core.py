@@ -1,35 +1,125 @@
-"""One streaming multiprocessor as programs see it: memories, arithmetic, and how it copies."""
+"""One streaming multiprocessor as programs see it: its pipes and memories, and how many blocks it holds at a time.
+
+Source of the latter: CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated warp by warp, shared
+memory block by block, both in the units of the device file.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
-from npusim.errors import SpecError
+from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.machines.sm.plan import FUSED, MUFU, RF, SM, SMEM, WARPS
+from npusim.ir.op import Opcode
+from npusim.layout import REGISTER_BITS, WARP_LANES
+from npusim.machines.base import memories
+from npusim.units import format_bytes, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.config.device import DeviceSpec
+    from npusim.ir.op import GroupWork, WarpPlan
+
+EngineType = TypeVar("EngineType")
+
+SM = "sm"
+#: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few
+#: registers (the overhead of the device file), not in tiles.
+RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
+TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
+#: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
+ALU, SPILL = "ALU", "SPILL"
+REGISTER_BYTES = REGISTER_BITS // 8
+#: Steps on the pipe of special functions, whatever operation they stand in.
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
+REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
+
+
+@dataclass(frozen=True, slots=True)
+class SmTiling:
+    """Warps, places and shared memory of one phase.
+
+    groups
+        Warp groups of a block; each is a queue and owns a share of the rows.
+    residents
+        Blocks that a multiprocessor holds at a time.
+    lanes
+        How a stage's tiles lie in the lanes, by the axis of its columns; none: tiles as a whole.
+    padding
+        Elements after each row in shared memory.
+    depth
+        Tiles of each operand of the loop in shared memory.
+    exchanges
+        Whether what rows leave for a product crosses lanes on its way.
+    holds_in_registers
+        Whether operands that stay for the whole block do so in registers, not in shared memory.
+    work
+        How warp groups execute it, where they work beside one another.
+    stages
+        Tiles under way of a software pipeline: 1 goes through registers; none: operands are let go when read.
+    spilled_bytes, far_bytes
+        Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
+    """
+
+    groups: int = 1
+    residents: int = 1
+    lanes: Mapping[str, WarpPlan] = field(default_factory=dict)
+    padding: int = 0
+    depth: int = 1
+    exchanges: bool = False
+    holds_in_registers: bool = False
+    work: GroupWork | None = None
+    stages: int = 0
+    spilled_bytes: int = 0
+    far_bytes: int = 0
+
+
+@dataclass
+class Tally:
+    """What an operation takes so far: cycles of its warps, the share of them behind each constant, cycles of pipes."""
+
+    cycles: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    pipes: dict[str, float] = field(default_factory=dict)
+
+    def add(self, constant: str, cycles: float) -> None:
+        """Put cycles down to a constant."""
+        if cycles:
+            self.terms[constant] = self.terms.get(constant, 0.0) + cycles
+
+    def take(self, pipe: str, cycles: float, constant: str) -> None:
+        """Let a pipe be busy for ``cycles`` more."""
+        self.pipes[pipe] = self.pipes.get(pipe, 0.0) + cycles
+        self.add(constant, cycles)
+
+    def pipe_cycles(self) -> tuple[tuple[str, int], ...]:
+        """Return the pipes that are busy, each with its whole cycles."""
+        return tuple((f"{SM}.{name}", ceil(cycles)) for name, cycles in self.pipes.items() if cycles > 0)
 
 
 class SmCore:
     """Memories of one multiprocessor.
 
     Where the device file describes warps, what a block needs is counted in registers of a thread
-    (`npusim.machines.sm.occupancy`), and element-wise work passes through a few of them; where it does
+    (:func:`occupancy`), and element-wise work passes through a few of them; where it does
     not, every tile is held against the size of the register file.
     """
 
     def __init__(self, device: DeviceSpec, work_bytes: int = 0) -> None:
         self.device = device
         core = device.core(SM)
-        self.issue = core.engines.get(WARPS)
+        issue = core.engines.get(WARPS)
+        #: Whether the file describes warps, and whether groups of them work beside one another.
+        self.has_warps = isinstance(issue, WarpIssue)
+        self.has_concurrent_warp_groups = has_concurrent_warp_groups(device)
+        #: Whether tiles reach shared memory through registers, for want of an asynchronous copy.
+        self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         self.has_exponential_unit = MUFU in core.engines and not self.has_concurrent_warp_groups
-        spaces = {
-            f"{SM}.{name}": AddressSpace(f"{SM}.{name}", b.capacity_bytes.value, b.alignment_bytes.value)
-            for name, b in core.buffers.items()
-        }
+        spaces = memories(device, SM)
         if self.has_concurrent_warp_groups:
             # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
             for name in (RF, SMEM):
@@ -39,26 +129,8 @@ class SmCore:
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
-
-    @property
-    def has_warps(self) -> bool:
-        """Whether the file describes warps."""
-        return isinstance(self.issue, WarpIssue)
-
-    @property
-    def has_concurrent_warp_groups(self) -> bool:
-        """Whether warp groups work beside one another, each operation a run of all its instructions."""
-        return has_concurrent_warp_groups(self.device)
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether tiles reach shared memory through registers, for want of an asynchronous copy."""
-        return isinstance(self.issue, WarpIssue) and self.issue.copies.value == "staged"
-
-    @property
-    def row_sum(self) -> str:
-        """Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it."""
-        return "sequential" if self.device.row_sum is None else self.device.row_sum.value
+        #: Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it.
+        self.row_sum = "sequential" if device.row_sum is None else device.row_sum.value
 
     def arithmetic(self, operand: str, kept: str) -> str:
         """Return the registry name of products of ``operand``, in the accumulators ``kept`` asks for."""
@@ -67,16 +139,96 @@ class SmCore:
             return engine.steps_of(kept).arithmetic.value
         return engine.arithmetic_of(operand)
 
-    def check_lanes(self, what: str, lanes: object) -> None:
-        """Raise `SpecError` for a phase that says nothing of lanes on a device that times them."""
-        if self.has_warps and not self.has_concurrent_warp_groups and not lanes:
-            raise SpecError(
-                f"{self.device.name}: {what} does not say how its tiles lie in a warp's lanes, which this device's "
-                "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
-            )
+
+def warp_issue(device: DeviceSpec) -> WarpIssue:
+    """Return what a device's file says of warps; raise `TilingError` where it says nothing."""
+    issue = device.engine(SM, WARPS)
+    if not isinstance(issue, WarpIssue):
+        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
+    return issue
+
+
+def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineType:
+    """Return an engine of a kind; raise `ProgramError` where the device's file has another under its name."""
+    engine = device.engine(SM, name)
+    if not isinstance(engine, kind):
+        raise ProgramError(f"{device.name}: {SM}.{name} is no {kind.__name__}")
+    return engine
 
 
 def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
     """Return whether a device's warp groups work beside one another, as its file says how."""
     issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Resident ``blocks``, as many as the tightest of ``limits`` (blocks, by what bounds them)."""
+
+    blocks: int
+    warps: int
+    thread_registers: int
+    shared_bytes: int
+    limits: Mapping[str, int]
+
+    @property
+    def limit(self) -> str:
+        """What allows no further block (the first of several)."""
+        return min(self.limits, key=lambda name: self.limits[name])
+
+    def __str__(self) -> str:
+        return (
+            f"{self.blocks} resident blocks of {self.warps} warps (limit: {self.limit}), "
+            f"{self.thread_registers} registers a thread, {format_bytes(self.shared_bytes)} shared memory a block"
+        )
+
+
+def occupancy(
+    issue: WarpIssue, memory_bytes: int, warps: int, registers: Mapping[str, int], shared: Mapping[str, int]
+) -> Occupancy:
+    """Return how many blocks of ``warps`` warps fit one multiprocessor with ``memory_bytes`` of shared memory.
+
+    ``registers`` are those of a thread by what takes them, without the overhead, ``shared`` bytes of a block.
+
+    Raises
+    ------
+    TilingError
+        More warps than a block may have.
+    BufferOverflowError
+        More registers than a thread can address or than there are, or too much shared memory: names
+        every tenant and the limit.
+    """
+    if warps > issue.block_warps_count.value:
+        raise TilingError(f"warps: a block of {warps} warps, but a block has at most {issue.block_warps_count.value}")
+    overhead, most = issue.overhead_registers_count.value, issue.thread_registers_count.value
+    count = sum(registers.values()) + overhead
+    if count > most:
+        listed = " + ".join(f"{name} {n}" for name, n in registers.items())
+        raise BufferOverflowError(
+            f"registers: {listed} + overhead {overhead} = {count} a thread, at most {most}; "
+            "smaller tiles, arrangement=2x2, float16 accumulators, or more warps for a tile take fewer"
+        )
+    size = round_up(sum(shared.values()), issue.memory_unit_bytes.value)
+    limit = min(issue.block_memory_bytes.value, memory_bytes)
+    if size > limit:
+        listed = " + ".join(f"{name} {format_bytes(n)}" for name, n in shared.items())
+        raise BufferOverflowError(
+            f"shared memory: {listed} = {format_bytes(size)} > {format_bytes(limit)} a block "
+            f"({size:,} bytes needed, {limit:,} there)"
+        )
+    of_warp = round_up(count * WARP_LANES, issue.register_unit_count.value)
+    reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
+    limits = {
+        "registers": issue.registers_count.value // of_warp // warps,
+        "shared memory": max(1, memory_bytes // (size + reserved)) if size else issue.blocks_count.value,
+        "warps": issue.warps_count.value // warps,
+        "blocks": issue.blocks_count.value,
+    }
+    blocks = min(limits.values())
+    if not blocks:
+        raise BufferOverflowError(
+            f"registers: {count} a thread x {warps * WARP_LANES} threads = "
+            f"{of_warp * warps:,}, but a multiprocessor has {issue.registers_count.value:,}"
+        )
+    return Occupancy(blocks, warps, count, size, limits)

@@ -88,10 +88,10 @@ class SmFields(GroupFields, BlockFields):
 
     def check_no_lanes(self, device: str, known: frozenset[str] = frozenset({"block_q", "block_kv"})) -> None:
         """Raise `TilingError` for fields of lanes on a device whose file says nothing of them."""
-        given = sorted((self.model_fields_set & set(SmFields.model_fields)) - known)
-        if given:
+        chosen = sorted((self.model_fields_set & set(SmFields.model_fields)) - known)
+        if chosen:
             raise TilingError(
-                f"{', '.join(given)}: without effect on {device}, whose file says nothing of lanes; leave them out"
+                f"{', '.join(chosen)}: without effect on {device}, whose file says nothing of lanes; leave them out"
             )
 
 

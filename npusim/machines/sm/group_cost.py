@@ -6,25 +6,37 @@ a sub-core has as many warps of a group as the group has over the core's sub-cor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, WarpIssue
+from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.ir.cost import Cost, Share
 from npusim.ir.op import Opcode
+from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.plan import ALU, FMA, LSU, MUFU, SPILL, TENSOR, WARPS
+from npusim.machines.sm.core import (
+    ALU,
+    FMA,
+    LSU,
+    MUFU,
+    REDUCTIONS,
+    SM,
+    SPECIAL,
+    SPILL,
+    TENSOR,
+    WARPS,
+    Tally,
+    warp_issue,
+)
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import GroupWork
 
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
@@ -43,10 +55,13 @@ CROSS_BARRIERS = 3
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
 #: Bytes that a warp loads at once.
 WARP_BYTES = WARP_LANES * ACCESS_BYTES
-REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
 #: Butterfly steps between the four lanes that share a row of an accumulator.
 ROUNDS = 2
+
+
+def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
+    """Return the share of work that takes ``cycles`` alone and keeps parts of the core busy for so many of them."""
+    return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 
 
 @dataclass
@@ -57,22 +72,18 @@ class Count:
     compare: float = 0.0
     special: float = 0.0
     shared: float = 0.0
-    gaps: float = 0.0
     latency: float = 0.0
-    terms: dict[str, float] = field(default_factory=dict)
 
 
 class GroupModel:
-    """The costs of what warp groups do on one kind of core."""
+    """The costs of what warp groups do beside one another."""
 
-    def __init__(self, device: DeviceSpec, core: str) -> None:
-        self.device, self.core, self.key = device, core, f"cores.{core}.engines"
-        engines = device.core(core).engines
-        issue, tensor, shared = engines[WARPS], engines[TENSOR], engines[LSU]
-        assert isinstance(issue, WarpIssue)
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device, self.key, engines = device, f"cores.{SM}.engines", device.core(SM).engines
+        issue, tensor, shared = warp_issue(device), engines[TENSOR], engines[LSU]
         assert issue.sharing is not None
         if not isinstance(tensor, GroupMatrixEngine) or not isinstance(shared, SharedMemoryPipe):
-            raise SpecError(f"{device.name}: {core}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
+            raise SpecError(f"{device.name}: {SM}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
         self.subcores, self.sharing, self.library = issue.subcores_count.value, issue.sharing, issue.library
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}
@@ -85,90 +96,84 @@ class GroupModel:
         work = op.group
         assert work is not None
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
-        tail, terms = self._besides(work)
+        tally = self._besides(work)
         is_product = bool(steps) and steps[0].opcode is Opcode.MATMUL
+        share: Share | None = None
         if steps and (work.product_cycles if is_product else work.element_cycles):
-            return self._whole(steps, work, tail, terms)
-        if is_product:
-            return self._product(steps[0], work, tail, terms)
-        if steps:
-            return self._arithmetic(steps, work, tail, terms)
-        if work.spilled_bytes or work.far_bytes:
-            return self._spill(work, tail, terms)
-        return self._control(work, tail, terms)
+            share = self._whole(steps, work, tally)
+        elif is_product:
+            share = self._product(steps[0], work, tally)
+        elif steps:
+            share = self._arithmetic(steps, work, tally)
+        elif work.spilled_bytes or work.far_bytes:
+            self._spill(work, tally)
+        else:
+            share = self._control(work, tally)
+        pipes = tally.pipe_cycles()
+        return Cost(ceil(tally.cycles), terms=tuple(tally.terms.items()), pipe_cycles=pipes, share=share)
 
     # ---------------------------------------------------------------- what no step says
 
-    def _besides(self, work: GroupWork) -> tuple[float, dict[str, float]]:
-        """Return the cycles of barriers, fences and starts, by the constant behind each."""
-        s, at = self.sharing, f"{self.key}.{WARPS}.sharing"
-        terms = {
-            f"{at}.barrier_cycles": work.barriers * (s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value),
-            f"{at}.fence_cycles": float(work.fences * s.fence_cycles.value),
-        }
+    def _besides(self, work: GroupWork) -> Tally:
+        """Return a tally of barriers, fences and starts."""
+        s, at, tally = self.sharing, f"{self.key}.{WARPS}.sharing", Tally()
+        barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
+        tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
+        tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
         if work.cell_bytes and work.is_specialised and self.library is not None:
-            terms[f"{self.key}.{WARPS}.library.tile_cycles"] = float(self.library.tile_cycles.value)
+            tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
         elif work.cell_bytes:
-            terms[f"{at}.block_start_cycles"] = float(s.block_start_cycles.value)
-        terms = {name: cycles for name, cycles in terms.items() if cycles}
-        return sum(terms.values()), terms
+            tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
+        tally.cycles = sum(tally.terms.values())
+        return tally
 
-    def _spill(self, work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
-        """Return the cost of registers on their way to local memory and back: one group's after another's."""
+    def _spill(self, work: GroupWork, tally: Tally) -> None:
+        """Account for registers on their way to local memory and back: one group's after another's."""
         if self.local is None:
             raise SpecError(f"{self.device.name}: {self.key}: no {SPILL}, where spilled registers would go")
         near, far = self.local.bytes_per_cycle.value, self.local.far_bytes_per_cycle.value
-        taken = work.spilled_bytes / near + work.far_bytes / far
-        terms[f"{self.key}.{SPILL}.bytes_per_cycle"] = taken
-        return Cost(ceil(taken + tail), 0, (), tuple(terms.items()), ((f"{self.core}.{SPILL}", ceil(taken)),))
+        tally.pipes[SPILL] = taken = work.spilled_bytes / near + work.far_bytes / far
+        tally.add(f"{self.key}.{SPILL}.bytes_per_cycle", taken)
+        tally.cycles += taken
 
-    def _control(self, work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
-        """Return the cost of an iteration's end, or of loads through registers: addresses, control, accesses."""
-        s, kind, at = self.sharing, work.generation, f"{self.key}.{WARPS}.sharing"
-        count = work.copies + work.loads
-        parts = {
-            f"{at}.step_cycles": float(work.is_step * s.step_cycles.value),
-            f"{at}.copy_cycles.{kind}": float(work.copies * self._of(kind, "copy")) if work.copies else 0.0,
-            f"{at}.load_cycles.{kind}": float(work.loads * self._of(kind, "load")) if work.loads else 0.0,
-        }
-        terms |= {name: cycles for name, cycles in parts.items() if cycles}
-        cycles, warps = ceil(sum(parts.values())), ceil_div(work.warps, self.subcores)
-        if not cycles:
-            return Cost(ceil(tail), 0, (), tuple(terms.items()))
+    def _control(self, work: GroupWork, tally: Tally) -> Share | None:
+        """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""
+        s, at = self.sharing, f"{self.key}.{WARPS}.sharing"
+        parts = {"step_cycles": float(work.is_step * s.step_cycles.value)}
+        for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
+            if count and work.generation not in costs:
+                raise SpecError(f"{self.device.name}: {at}.{name}_cycles says nothing of {work.generation}")
+            if count:
+                parts[f"{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
+        for constant, taken in parts.items():
+            tally.add(f"{at}.{constant}", taken)
+        if not (cycles := ceil(sum(parts.values()))):
+            return None
+        count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
         issued = work.is_step * s.step_instructions_count.value + count * s.access_instructions_count.value
-        memory = count * work.warps * WARP_LANES * ACCESS_BYTES / self.memory_bytes
-        pipes = ((f"{self.core}.{LSU}", ceil(memory)),) if memory else ()
-        share = Share(False, cycles, _part(issued * warps, cycles), memory=_part(memory, cycles))
-        return Cost(ceil(tail), 0, (), tuple(terms.items()), pipes, share)
-
-    def _of(self, kind: str, what: str) -> int:
-        costs = self.sharing.copy_cycles if what == "copy" else self.sharing.load_cycles
-        if kind not in costs:
-            raise SpecError(f"{self.device.name}: {self.key}.{WARPS}.sharing.{what}_cycles says nothing of {kind}")
-        return costs[kind].value
+        tally.pipes[LSU] = memory = count * work.warps * WARP_BYTES / self.memory_bytes
+        return shared(cycles, issue=issued * warps, memory=memory)
 
     # ---------------------------------------------------------------- products
 
-    def _product(self, step: Step, work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
+    def _product(self, step: Step, work: GroupWork, tally: Tally) -> Share:
         a, b = step.srcs
         assert not isinstance(a, float)
         assert not isinstance(b, float)
-        form = next((f for n, f in self.tensor.fractals.items() if n == a.fmt), None)
+        form = self.tensor.fractals.get(a.fmt)
         if form is None:
-            return self._without_tensor(step, a.cols, work, tail, terms)
+            return self._without_tensor(step, a.cols, work, tally)
         depth = ceil_div(a.cols, form.k_elements.value)
         if work.generation == "wgmma" and self.tensor.wgmma is not None:
             busy, memory, lone, end = self._of_groups(step, a, depth, work)
             issued = 0.0
         else:
-            busy, memory, lone, end, issued = self._of_warps(step, a, b, depth, work)
-        tail += end
-        cycles = max(1, ceil(lone))
+            busy, memory, lone, end, issued = self._of_warps(step, a, depth, work)
+        tally.cycles += end
         constant = "elements_per_cycle" if work.generation == "wgmma" else "pipe_cycles"
-        terms[f"{self.key}.{TENSOR}.{work.generation}.{constant}"] = lone + end
-        share = Share(True, cycles, _part(issued, cycles), tensor=_part(busy, cycles), memory=_part(memory, cycles))
-        pipes = ((f"{self.core}.{TENSOR}", ceil(busy)), (f"{self.core}.{LSU}", ceil(memory)))
-        return Cost(ceil(tail), 0, (), tuple(terms.items()), tuple(p for p in pipes if p[1]), share)
+        tally.terms[f"{self.key}.{TENSOR}.{work.generation}.{constant}"] = lone + end
+        tally.pipes |= {TENSOR: busy, LSU: memory}
+        return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
 
     def _of_groups(self, step: Step, a: Operand, depth: int, work: GroupWork) -> tuple[float, float, float, float]:
         """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
@@ -197,7 +202,7 @@ class GroupModel:
         return instructions * busy, instructions * memory, lone, end
 
     def _of_warps(
-        self, step: Step, a: Operand, b: Operand, depth: int, work: GroupWork
+        self, step: Step, a: Operand, depth: int, work: GroupWork
     ) -> tuple[float, float, float, float, float]:
         """Return the same of products of single warps, which load their operands first, and their instructions."""
         spec, size = self.tensor.mma, get_format(a.fmt).size_bytes
@@ -214,26 +219,35 @@ class GroupModel:
         lone = max(busy, memory, loads * spec.load_cycles.value)
         return busy, memory, lone, float(spec.latency_cycles.value), (products + loads) * warps
 
-    def _without_tensor(self, step: Step, depth: int, work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
-        """Return the cost of a product whose formats no tensor core has: multiply-adds of the lanes."""
-        pipe = self.lanes[FMA]
+    def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
+        """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
         count = step.dst.rows * step.dst.cols * depth / WARP_LANES / work.warps
-        each = WARP_LANES / pipe.lanes_count.value * ceil_div(work.warps, self.subcores)
-        cycles = max(1, ceil(count * each))
-        terms[f"{self.key}.{FMA}.ops.mul.instructions_count"] = float(cycles)
-        return Cost(
-            ceil(tail), 0, (), tuple(terms.items()), ((f"{self.core}.{FMA}", cycles),), Share(False, cycles, WHOLE)
-        )
+        each = WARP_LANES / self.lanes[FMA].lanes_count.value * ceil_div(work.warps, self.subcores)
+        return self._lanes_alone(count * each, f"{FMA}.ops.mul.instructions_count", tally)
+
+    def _whole(self, steps: list[Step], work: GroupWork, tally: Tally) -> Share:
+        """Account for a library's kernel, which keeps the core busy whatever else there is."""
+        count, each = max(s.dst.rows * s.dst.cols for s in steps), work.element_cycles
+        first, constant = steps[0], work.constant
+        if first.opcode is Opcode.MATMUL and not isinstance(first.srcs[0], float):
+            count, each, constant = count * first.srcs[0].cols, work.product_cycles, "unaligned_product_cycles"
+        return self._lanes_alone(count * each, f"{WARPS}.library.{constant}", tally)
+
+    def _lanes_alone(self, taken: float, constant: str, tally: Tally) -> Share:
+        """Account for work that leaves no issue slot to others."""
+        cycles = max(1, ceil(taken))
+        tally.terms[f"{self.key}.{constant}"] = tally.pipes[FMA] = float(cycles)
+        return shared(cycles, issue=cycles)
 
     # ---------------------------------------------------------------- arithmetic
 
-    def _arithmetic(self, steps: list[Step], work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
+    def _arithmetic(self, steps: list[Step], work: GroupWork, tally: Tally) -> Share:
         count = Count()
         for step in steps:
             self._add(step, work, count)
         warps, s = ceil_div(work.warps, self.subcores), self.sharing
-        if work.is_serial and any(step.opcode in REDUCTIONS for step in steps):
-            count.gaps = self._gaps(steps)
+        is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
+        gaps = self._gaps(steps) if is_beside else 0.0
         lone = max(
             s.warp_issue_cycles.value * count.issued,
             s.special_factor.value * count.special * warps,
@@ -241,33 +255,18 @@ class GroupModel:
             count.issued * warps,
             1.0,
         )
-        cycles = ceil(max(lone / 2, lone - count.gaps))
-        terms[f"{self.key}.{WARPS}.sharing.warp_issue_cycles"] = lone
-        for name, taken in count.terms.items():
-            terms[name] = terms.get(name, 0.0) + taken
-        share = Share(
-            False,
-            cycles,
-            _part(count.issued * warps, cycles),
-            _part(count.compare * warps, cycles),
-            _part(count.special * warps, cycles),
-            memory=_part(count.shared * work.warps, cycles),
-        )
+        tally.terms[f"{self.key}.{WARPS}.sharing.warp_issue_cycles"] = lone
+        tally.cycles += count.latency
         plain = count.issued - count.compare / 2 - count.special / 8
-        busy = ((FMA, plain), (ALU, count.compare), (MUFU, count.special), (LSU, count.shared * self.subcores))
-        pipes = tuple((f"{self.core}.{n}", ceil(c * warps)) for n, c in busy if c > 0)
-        return Cost(ceil(tail + count.latency), 0, (), tuple(terms.items()), pipes, share)
-
-    def _whole(self, steps: list[Step], work: GroupWork, tail: float, terms: dict[str, float]) -> Cost:
-        """Return the cost of a library's kernel, which keeps the core busy whatever else there is."""
-        first, elements = steps[0], max(s.dst.rows * s.dst.cols for s in steps)
-        is_product = first.opcode is Opcode.MATMUL
-        depth = first.srcs[0].cols if is_product and not isinstance(first.srcs[0], float) else 1
-        cycles = max(1, ceil(elements * depth * (work.product_cycles if is_product else work.element_cycles)))
-        constant = "unaligned_product_cycles" if is_product else work.constant
-        terms[f"{self.key}.{WARPS}.library.{constant}"] = float(cycles)
-        share = Share(False, cycles, WHOLE)
-        return Cost(ceil(tail), 0, (), tuple(terms.items()), ((f"{self.core}.{FMA}", cycles),), share)
+        busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores}
+        tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
+        return shared(
+            ceil(max(lone / 2, lone - gaps)),
+            issue=count.issued * warps,
+            compare=count.compare * warps,
+            special=count.special * warps,
+            memory=count.shared * work.warps,
+        )
 
     def _gaps(self, steps: list[Step]) -> float:
         """Return the cycles of arithmetic that the compiler moves between products that are waited for one by one."""
@@ -357,7 +356,3 @@ def elements(tile: Operand, work: GroupWork) -> float:
         return rows * LANE_ROWS
     columns = ceil_div(tile.cols, work.across * FRAGMENT_COLUMNS)
     return rows * columns * FRAGMENT_ROWS * FRAGMENT_COLUMNS / WARP_LANES
-
-
-def _part(busy: float, cycles: int) -> int:
-    return round(busy / cycles * WHOLE)

@@ -11,22 +11,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npusim.config.device_tables import compiled_registers
-from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe, WarpIssue
+from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.occupancy import REGISTER_BYTES, BlockNeeds, occupancy
-from npusim.machines.sm.plan import SM, SPILL, TENSOR, WARPS, SmTiling
-from npusim.units import ceil_div, format_bytes, round_up
+from npusim.machines.frame import attention_products
+from npusim.machines.sm.core import REGISTER_BYTES, SM, SPILL, TENSOR, SmTiling, engine_of, occupancy, warp_issue
+from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
+from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.phase import Instruction, Phase
     from npusim.config.device import DeviceSpec
     from npusim.machines.sm.fields import GroupFields
 
-#: Rows and columns of the accumulator that a warp holds of a product (PTX ISA, mma.m16n8k16).
-FRAGMENT_ROWS, FRAGMENT_COLUMNS = 16, 8
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
 GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
@@ -38,9 +37,9 @@ SPILL_ACCESSES = 1.45
 
 @dataclass(frozen=True, slots=True)
 class BlockTile:
-    """What of an attention decides its block: rows, keys, head sizes, formats, and which kernel it is.
+    """What of an attention decides its block: sizes, formats, and which kernel it is, with its warps and stages.
 
-    ``is_awaited``: P V is used at once.
+    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.
     """
 
     kernel: str
@@ -49,18 +48,16 @@ class BlockTile:
     keys: int
     head_dim: int
     value_dim: int
-    causal: bool = False
-    is_awaited: bool = False
-    output: str = "float16"
+    causal: bool
+    is_awaited: bool
+    output: str
+    warps: int
+    stages: int
 
     @classmethod
-    def of(cls, kernel: str, phase: Phase) -> BlockTile | None:
-        """Return the block of an attention's phase: two products, the second of what rows make of the first."""
-        products = [s.rows[0] for s in phase.stages if s.is_product]
-        fed = [r for r in products if r.srcs[0] not in phase.tensors]
-        if not fed or len(products) < 2 or not phase.loop_axis:
-            return None
-        first, last, names = products[0], fed[-1], phase.names
+    def of(cls, kernel: str, phase: Phase, products: tuple[Instruction, Instruction], fields: GroupFields) -> BlockTile:
+        """Return the block of an attention's phase, of which ``products`` are the first and the last."""
+        (first, last), names = products, phase.names
         rows, keys = (max(n) for n in zip(*((c.rows, max(r.cols for r in c.runs)) for c in phase.cells), strict=True))
         return cls(
             kernel,
@@ -72,7 +69,20 @@ class BlockTile:
             bool(phase.masks),
             not last.attributes.accumulate,
             names["out"].fmt if "out" in names else names[last.dst].fmt,
+            fields.warps,
+            fields.stages or 0,
         )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of an element of Q, K and V."""
+        return get_format(self.dtype).size_bytes
+
+    def elements(self, work: GroupWork) -> tuple[float, float]:
+        """Return how many elements of S and of O a thread holds."""
+        threads, across = WARP_LANES * self.warps, work.across * FRAGMENT_COLUMNS
+        scores, output = max(across, self.keys) * work.repeats, max(across, self.value_dim)
+        return self.rows * scores / threads, self.rows * output / threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +102,40 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
-    tile = BlockTile.of(kernel, phase)
-    if tile is None:
+    products, note = attention_products(phase), ""
+    if products is None:
         return plain_tiling(device), ""
-    issue, engine = device.engine(SM, WARPS), device.engine(SM, TENSOR)
-    assert isinstance(issue, WarpIssue)
-    assert isinstance(engine, GroupMatrixEngine)
-    said = ""
+    issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
             raise TilingError(
                 f"stages: {fields.stages} tiles under way need asynchronous copies, which {device.name} has not: "
                 "its tiles go through registers; take 1"
             )
-        fields, said = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
-    work, groups = layout_of(tile, fields, engine)
-    found = registers_of(tile, fields, device, work, groups)
-    most = issue.thread_registers_count.value
-    if found.count + found.spilled > MOST_REGISTERS * most:
+        fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
+    tile = BlockTile.of(kernel, phase, products, fields)
+    work, groups = layout_of(tile, engine)
+    most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
+    registers = registers_of(tile, fields, device.name, most, work)
+    count = registers.count + registers.spilled
+    if count > MOST_REGISTERS * most:
         raise BufferOverflowError(
-            f"registers: {found.count + found.spilled} a thread for {tile.rows}x{tile.keys} with {fields.warps} warps, "
+            f"registers: {count} a thread for {tile.rows}x{tile.keys} with {fields.warps} warps, "
             f"{most} there, at most {MOST_REGISTERS * most} with those spilled; smaller tiles or more warps take fewer"
         )
-    overhead = issue.overhead_registers_count.value
+    held = {"tile": max(0, min(most, registers.count) - overhead)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    needs = BlockNeeds(fields.warps, {"tile": max(0, min(most, found.count) - overhead)}, {"tiles": found.shared_bytes})
-    room = occupancy(needs, issue, memory)
-    reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
-    limits = {**room.limits, "shared memory": max(1, memory // (room.shared_bytes + reserved))}
-    room = replace(room, blocks=min(limits.values()), limits=limits)
+    room = occupancy(issue, memory, fields.warps, held, {"tiles": registers.shared_bytes})
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    spilled_bytes, far = round(REGISTER_BYTES * found.accesses * WARP_LANES * work.warps), 0.0
+    spilled_bytes, far = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0.0
     local = device.core(SM).engines.get(SPILL)
-    if found.spilled and isinstance(local, LocalMemoryPipe):
-        frames = REGISTER_BYTES * found.accesses / 2 * WARP_LANES * fields.warps * blocks
+    if registers.spilled and isinstance(local, LocalMemoryPipe):
+        frames = REGISTER_BYTES * registers.accesses / 2 * WARP_LANES * fields.warps * blocks
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
-        cache = local.beside(limits["registers"], room.shared_bytes + reserved)
-        far = local.missing(frames, cache)
+        reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
+        far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
@@ -140,14 +145,14 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )
-    spilled = f", {found.spilled} spilled" if found.spilled else ""
-    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {found.origin}{spilled}{said}"
+    spilled = f", {registers.spilled} spilled" if registers.spilled else ""
+    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
 
 
-def layout_of(tile: BlockTile, fields: GroupFields, engine: GroupMatrixEngine) -> tuple[GroupWork, int]:
+def layout_of(tile: BlockTile, engine: GroupMatrixEngine) -> tuple[GroupWork, int]:
     """Return how a group of warps executes the block, and how many groups there are."""
-    warps = fields.warps
-    if not fields.stages:  # a library's kernel: warps down the rows, products of single warps
+    warps = tile.warps
+    if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
         return GroupWork(warps, generation="mma"), 1
     if tile.rows < GROUP_ROWS or engine.wgmma is None:
         down = min(warps, tile.rows // FRAGMENT_ROWS) if tile.rows >= GROUP_ROWS else 1
@@ -155,73 +160,54 @@ def layout_of(tile: BlockTile, fields: GroupFields, engine: GroupMatrixEngine) -
     groups = warps // GROUP_WARPS
     is_repeated = groups > 1 and tile.rows < GROUP_ROWS * groups
     work = GroupWork(warps, repeats=groups) if is_repeated else GroupWork(GROUP_WARPS)
-    own = replace(work, is_serial=_is_serial(tile, fields, _elements(tile, work, groups)))
-    return own, 1 if work.repeats > 1 else groups
+    return replace(work, is_serial=_is_serial(tile, work)), 1 if is_repeated else groups
 
 
-def _elements(tile: BlockTile, work: GroupWork, groups: int) -> tuple[float, float]:
-    """Return how many elements of S and of O a thread holds."""
-    threads = WARP_LANES * work.warps * (groups if work.repeats == 1 else 1)
-    across = work.across * FRAGMENT_COLUMNS
-    rows = round_up(tile.rows, FRAGMENT_ROWS)
-    return (rows * max(across, tile.keys) * work.repeats / threads, rows * max(across, tile.value_dim) / threads)
-
-
-def _is_serial(tile: BlockTile, fields: GroupFields, held: tuple[float, float]) -> bool:
+def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
     """Return whether ptxas waits for every product: S and O do not fit beside each other (hopper.md section 2)."""
-    scores, output = held
+    scores, output = tile.elements(work)
     # Registers of 4 bytes, as hopper.md section 2 has the rule.
     most, large, eight, wide = 192, 128, 8, 32
     if tile.is_awaited:
         return False
-    if get_format(tile.dtype).size_bytes == 1:
-        if fields.stages == 1:
-            return scores + output > most
-        return tile.keys > wide or fields.warps == eight
     total = scores + output
-    return total > most or (total == most and scores >= large and (fields.stages or 0) > 1)
+    if tile.size_bytes == 1:
+        return total > most if tile.stages == 1 else tile.keys > wide or tile.warps == eight
+    return total > most or (total == most and scores >= large and tile.stages > 1)
 
 
-def registers_of(tile: BlockTile, fields: GroupFields, device: DeviceSpec, work: GroupWork, groups: int) -> Registers:
-    """Return registers, spills and shared memory: the fields', else a compiler's, else estimated."""
-    shared = estimated_shared(tile, fields, work)
-    shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, fields.stages or 0, fields.warps
+def registers_of(tile: BlockTile, fields: GroupFields, device: str, most: int, work: GroupWork) -> Registers:
+    """Return registers, spills and shared memory: the fields', else a compiler's, else estimated.
+
+    ``device`` is the name under which a compiler's are listed, ``most`` the registers that a thread can address.
+    """
+    shared = estimated_shared(tile, work)
+    shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
-    row = next((r for kernel in kernels if (r := compiled_registers(device.name, kernel, *shape))), None)
+    row = next((r for kernel in kernels if (r := compiled_registers(device, kernel, *shape))), None)
     if fields.registers is not None:
-        spilled = fields.spilled_registers or 0
-        is_known = row is not None and row[:2] == (fields.registers, spilled)
-        return Registers(
-            fields.registers, spilled, shared, "as given", row[-1] if row and is_known else SPILL_ACCESSES * spilled
-        )
-    most = thread_registers(device)
-    if not fields.stages:
+        count, spilled = fields.registers, fields.spilled_registers or 0
+        accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
+        return Registers(count, spilled, shared, "as given", accesses)
+    if not tile.stages:
         return Registers(most, 0, shared, "of a library's kernel: all there are")
     if row is not None:
         count, spilled, shared, accesses = row
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
-    estimate = estimated_registers(tile, fields, work, groups)
+    estimate = estimated_registers(tile, work)
     spilled = max(0, estimate - most)
     return Registers(min(most, estimate), spilled, shared, "estimated", SPILL_ACCESSES * spilled)
 
 
-def thread_registers(device: DeviceSpec) -> int:
-    """Return how many registers a thread can address."""
-    issue = device.engine(SM, WARPS)
-    assert isinstance(issue, WarpIssue)
-    return issue.thread_registers_count.value
-
-
-def estimated_registers(tile: BlockTile, fields: GroupFields, work: GroupWork, groups: int) -> int:
+def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
     """Return the registers of a lane that Triton's kernels take (hopper.md section 2: median error 4, worst 34)."""
-    scores, output = _elements(tile, work, groups)
-    size = get_format(tile.dtype).size_bytes
-    down = max(1, fields.warps // (work.across * max(1, work.repeats)))
+    scores, output = tile.elements(work)
+    down = max(1, tile.warps // (work.across * work.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
     # A warp copies 512 bytes at once.
-    copies = (tile.head_dim + tile.value_dim) * tile.keys * size / (512 * fields.warps)
+    copies = (tile.head_dim + tile.value_dim) * tile.keys * tile.size_bytes / (512 * tile.warps)
+    is_staged = tile.stages == 1
     # Coefficients of hopper.md section 2, "Registers".
-    is_staged = fields.stages == 1
     if work.generation == "mma":
         # As above.
         return round(2 + 1.8 * scores + 1.4 * output + 9.3 * rows + (1.2 * copies if is_staged else 0))
@@ -229,57 +215,23 @@ def estimated_registers(tile: BlockTile, fields: GroupFields, work: GroupWork, g
     return round(22 + 1.2 * scores + output + 3 * rows + (2.4 if is_staged else 1.1) * copies)
 
 
-def estimated_shared(tile: BlockTile, fields: GroupFields, work: GroupWork) -> int:
+def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
     """Return the shared memory of a block, exact for Triton's flash (hopper.md section 2)."""
-    size = get_format(tile.dtype).size_bytes
-    q, k, v = tile.rows * tile.head_dim * size, tile.keys * tile.head_dim * size, tile.keys * tile.value_dim * size
+    sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * tile.value_dim
+    q, k, v = (n * tile.size_bytes for n in sizes)
     out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
-    if not fields.stages:
+    if not tile.stages:
         return max(q + k + v, out)
     is_wgmma = work.generation == "wgmma"
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
-    p = 0 if is_wgmma or work.across == 1 else round_up(tile.rows, FRAGMENT_ROWS) * tile.keys * size
-    if fields.stages == 1:
+    p = 0 if is_wgmma or work.across == 1 else tile.rows * tile.keys * tile.size_bytes
+    if tile.stages == 1:
         return max(q + max(k, v) + p, out)
-    return max(q + (k + v) * (fields.stages - (0 if is_wgmma else 1)) + p, out)
-
-
-def product_tiling(
-    device: DeviceSpec, tile: tuple[int, int, int], size_bytes: int, stages: int, *, is_aligned: bool = True
-) -> SmTiling:
-    """Return how a library multiplies tiles of (m, n, k): a warp group for 64 rows, copies by warps of their own.
-
-    Not ``is_aligned``: rows of an operand or the result are no multiple of 16 bytes.
-    """
-    m, n, k = tile
-    engine, issue = device.engine(SM, TENSOR), device.engine(SM, WARPS)
-    assert isinstance(engine, GroupMatrixEngine)
-    assert isinstance(issue, WarpIssue)
-    shared = stages * (m + n) * k * size_bytes
-    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    most = min(issue.block_memory_bytes.value, memory)
-    if shared > most:
-        raise BufferOverflowError(
-            f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
-        )
-    work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
-    if not is_aligned and issue.library is not None:
-        work = replace(
-            work,
-            product_cycles=issue.library.unaligned_product_cycles.value,
-            element_cycles=issue.library.unaligned_store_cycles.value,
-            constant="unaligned_store_cycles",
-        )
-    groups = max(1, m // GROUP_ROWS)
-    # Accumulators and as much again for addresses and operands.
-    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
-    by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
-    return SmTiling(groups=groups, residents=max(1, min(memory // shared, by_registers)), depth=stages, work=work)
+    return max(q + (k + v) * (tile.stages - (0 if is_wgmma else 1)) + p, out)
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:
     """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
-    issue = device.engine(SM, WARPS)
-    assert isinstance(issue, WarpIssue)
+    issue = warp_issue(device)
     warps = issue.subcores_count.value
     return SmTiling(residents=issue.warps_count.value // (2 * warps), work=GroupWork(warps))

@@ -6,20 +6,20 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.gemm import gemm_tiles
-from npusim.config.engine import WarpIssue
+from npusim.config.engine import GroupMatrixEngine
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
+from npusim.errors import BufferOverflowError, SpecError
 from npusim.formats import get_format
-from npusim.machines.sm.groups import plain_tiling, product_tiling
-from npusim.machines.sm.plan import SM, WARPS
-from npusim.units import ceil_div
+from npusim.ir.op import GroupWork
+from npusim.layout.fragment import WARP_LANES
+from npusim.machines.sm.core import SM, TENSOR, WARPS, SmTiling, engine_of, warp_issue
+from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS, plain_tiling
+from npusim.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.tile import GlobalTensor
-    from npusim.machines.sm.plan import SmTiling
 
 
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
@@ -30,8 +30,7 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """
     assert phase.operator is not None
     (operator, masked), columns = phase.operator, phase.sizes[phase.loop_axis]
-    tiling, issue = plain_tiling(device), device.engine(SM, WARPS)
-    assert isinstance(issue, WarpIssue)
+    tiling, issue = plain_tiling(device), warp_issue(device)
     if operator == "copy":
         return tiling
     if issue.library is None:
@@ -90,28 +89,37 @@ def library_tile(
     return min([c for c in choices if edges is None or c[0] + c[1] <= edges] or choices, key=time)
 
 
-def library_product(
-    label: str,
-    a: GlobalTensor,
-    b: GlobalTensor,
-    c: GlobalTensor,
-    tiling: GpuGemmFields,
-    device: DeviceSpec,
-    arithmetic: str,
-    *,
-    is_transposed: bool = False,
-) -> list[tuple[Phase, SmTiling]]:
-    """Return C = A B, or A B^T, of every head as a library does: phases and their execution."""
+def library_tiling(
+    a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, fields: GpuGemmFields, device: DeviceSpec
+) -> tuple[tuple[int, int, int], int, SmTiling]:
+    """Return the tile (m, n, k) in which a library multiplies, its splits of k, and how warps execute it.
+
+    A warp group for 64 rows, copies by warps of their own.
+    """
+    size, stages, issue = get_format(a.fmt).size_bytes, fields.stages, warp_issue(device)
+    edges = issue.block_memory_bytes.value // (stages * fields.block_k * size)
     heads, cores = c.batch * c.heads, device.group_count.value
-    size, issue = get_format(a.fmt).size_bytes, device.engine(SM, WARPS)
-    assert isinstance(issue, WarpIssue)
-    edges = issue.block_memory_bytes.value // (tiling.stages * tiling.block_k * size)
-    rows, columns, splits = library_tile(c.rows, c.cols, a.cols, cores, tiling, heads, edges)
-    tile = rows, columns, tiling.block_k
-    first, *rest = gemm_tiles(
-        a, b, c, tile, label=label, arithmetic=arithmetic, splits=splits, is_transposed=is_transposed
-    )
+    m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges)
+    k = fields.block_k
+    shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
+    most = min(issue.block_memory_bytes.value, memory)
+    if shared > most:
+        raise BufferOverflowError(
+            f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
+        )
+    engine = engine_of(device, TENSOR, GroupMatrixEngine)
+    work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
-    fields = product_tiling(device, tile, size, tiling.stages, is_aligned=is_aligned)
-    said = f"{label}: tiles of {rows} x {columns}, {splits} splits of k, {fields.residents} resident blocks"
-    return [(replace(first, notes=(said,)), fields), *((phase, plain_tiling(device)) for phase in rest)]
+    if not is_aligned and issue.library is not None:
+        work = replace(
+            work,
+            product_cycles=issue.library.unaligned_product_cycles.value,
+            element_cycles=issue.library.unaligned_store_cycles.value,
+            constant="unaligned_store_cycles",
+        )
+    groups = max(1, m // GROUP_ROWS)
+    # Accumulators and as much again for addresses and operands.
+    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
+    by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
+    blocks = max(1, min(memory // shared, by_registers))
+    return (m, n, k), splits, SmTiling(groups=groups, residents=blocks, depth=stages, work=work)

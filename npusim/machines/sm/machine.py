@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.cells import dealt, masked_throughout
+from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
-from npusim.ir.program import ProgramPhase as BuiltPhase
-from npusim.ir.program import Queue, TileProgram
-from npusim.machines.base import Machine
-from npusim.machines.frame import Frame
-from npusim.machines.sm.concurrent import GroupPlace
-from npusim.machines.sm.core import SmCore, has_concurrent_warp_groups
+from npusim.ir.program import Queue
+from npusim.machines.base import Machine, program_phase
+from npusim.machines.frame import Frame, attention_products
+from npusim.machines.sm.block import ResidentBlock
+from npusim.machines.sm.core import SM, WARPS, SmCore, SmTiling, has_concurrent_warp_groups
 from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
-from npusim.machines.sm.fit import ChainTile, fitted, lanes_of, lanes_of_phase
-from npusim.machines.sm.groups import BlockTile, group_tiling
-from npusim.machines.sm.library import GpuGemmFields, library_product, operator_tiling
-from npusim.machines.sm.place import ResidentBlock
-from npusim.machines.sm.plan import SM, WARPS, SmTiling
+from npusim.machines.sm.group_block import GroupBlock
+from npusim.machines.sm.groups import group_tiling, plain_tiling
+from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
+from npusim.machines.sm.library import GpuGemmFields, library_tiling, operator_tiling
 from npusim.machines.sm.pricing import SmPricing
-from npusim.machines.touches import once, touches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Item
+    from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
 
 #: Keys of a step where the device's file says nothing of registers.
@@ -65,7 +62,9 @@ class SmMachine(Machine):
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)  # places: residents share a multiprocessor
-        self.has_rows_kernels = has_concurrent_warp_groups(device) or not device.is_timed
+        self.has_groups = has_concurrent_warp_groups(device)
+        self.has_lanes = device.is_timed and not self.has_groups
+        self.has_rows_kernels = not self.has_lanes
         self._lanes: SmTiling | None = None
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
@@ -75,21 +74,21 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             return tiling, ()
-        if self.device.is_timed and not has_concurrent_warp_groups(self.device):
-            tiling, found = fitted(ChainTile.asked(problem, precision), tiling, self.device)
-            if tiling.residents and tiling.residents > found.blocks:
-                raise TilingError(f"residents: {tiling.residents} blocks, but {found}")
+        if self.has_lanes:
+            tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
+            if tiling.residents and tiling.residents > room.blocks:
+                raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
             return tiling, ()
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
-        if BlockTile.of("", phase) is None:
+        if attention_products(phase) is None:
             return phase
         cells = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
-            if tiling.stages and phase.masks and has_concurrent_warp_groups(self.device):
+            if tiling.stages and phase.masks and self.has_groups:
                 cells = tuple(map(masked_throughout, cells))
             if tiling.launch == "longest_first":
                 cells = tuple(sorted(cells, key=lambda c: c.first - c.last))
@@ -97,31 +96,27 @@ class SmMachine(Machine):
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
-        if has_concurrent_warp_groups(self.device):
+        if self.has_groups:
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
             return group_tiling(called, phase, fields, self.device)
-        if not self.device.is_timed:
-            return SmTiling(), ""
-        return self._in_lanes(phase, tiling)
+        return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
     def _in_lanes(self, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""
         tile = ChainTile.of(phase)
-        if tile is None and self._lanes and not any(s.is_product for s in phase.stages):
-            return self._lanes, ""
-        if tile is None or not isinstance(tiling, SmFields):
-            fields, said = lanes_of_phase(phase, self.device)
-        else:
-            tiling, found = fitted(tile, tiling, self.device)
-            fields = replace(lanes_of(tiling, tile), residents=tiling.residents or found.blocks)
-            quads = "" if tiling.arrangement == "4x1" else f" by {tiling.arrangement}"
-            where = "registers" if fields.holds_in_registers else "shared memory"
-            said = f"{found}; tiles of {tiling.block_q} x {tiling.keys}{quads}, Q in {where}"
-        if tile is not None:
-            self._lanes = fields
-        return fields, said
+        if tile is None:
+            is_rows = not any(s.is_product for s in phase.stages)
+            return (self._lanes if self._lanes and is_rows else plain_lanes(phase)), ""
+        chosen, self._lanes, room = fitted(
+            tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
+        )
+        note = f"{room}; tiles of {chosen.block_q} x {chosen.keys}"
+        if isinstance(tiling, SmFields):
+            pairs = "" if chosen.arrangement == "4x1" else f" by {chosen.arrangement}"
+            note += f"{pairs}, Q in {'registers' if self._lanes.holds_in_registers else 'shared memory'}"
+        return self._lanes, note
 
     def product(
         self,
@@ -137,12 +132,17 @@ class SmMachine(Machine):
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         del role  # of accumulated tiles the last is the result
-        if not has_concurrent_warp_groups(self.device):
+        if not self.has_groups:
             raise SpecError(
                 f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
             )
         fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
-        return library_product(label, a, b, c, fields, self.device, arithmetic, is_transposed=is_transposed)
+        tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
+        how: dict[str, Any] = {"arithmetic": arithmetic, "splits": splits, "is_transposed": is_transposed}
+        first, *rest = gemm_tiles(a, b, c, tile, label=label, **how)
+        tiles = f"tiles of {tile[0]} x {tile[1]}, {splits} splits of k"
+        first = replace(first, notes=(f"{label}: {tiles}, {of_product.residents} resident blocks",))
+        return [(first, of_product), *((phase, plain_tiling(self.device)) for phase in rest)]
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, SmTiling]], flops: int, notes: tuple[str, ...] = ()
@@ -158,50 +158,35 @@ class SmMachine(Machine):
         queues: dict[str, Queue] = {}
         built = []
         for phase, tiling in listed:
-            core.check_lanes(name, tiling.lanes)
+            if core.has_warps and not self.has_groups and not tiling.lanes:
+                raise SpecError(
+                    f"{self.device.name}: {name} does not say how its tiles lie in a warp's lanes, which this device's "
+                    "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
+                )
             core.allocator.start_phase()
-            kind = GroupPlace if core.has_concurrent_warp_groups else ResidentBlock
+            kind = GroupBlock if self.has_groups else ResidentBlock
             frame = Frame(phase)
-            places = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
+            blocks = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
-            for place in places:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (place.loader, *place.warps)}
-            built.append(self._phase(phase, tiling, places))
+            for block in blocks:
+                queues |= {q: Queue(q, SM, WARPS, q) for q in (block.loader, *block.warps)}
+            built.append(self._phase(frame, tiling, blocks))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
-        return TileProgram(
-            name=name,
-            queues=tuple(queues.values()),
-            rings=tuple(core.allocator.rings),
-            spaces=dict(core.allocator.spaces),
-            used_bytes=dict(core.allocator.peak_bytes),
-            tensors={t.name: t for phase, _ in listed for t in phase.all_tensors()},
-            phases=tuple(built),
-            flops=flops,
-            constants={n: v for phase, _ in listed for n, v in phase.all_values().items()},
-            notes=(*(() if self.device.is_timed else (UNTIMED,)), *notes),
-            pricing=SmPricing,
-        )
+        notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
+        of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
+        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
 
-    def _phase(self, phase: Phase, tiling: SmTiling, places: list[ResidentBlock]) -> BuiltPhase:
-        cells, shares = phase.cells, tuple[tuple[int, ...], ...]()
+    def _phase(self, frame: Frame, tiling: SmTiling, blocks: list[ResidentBlock]) -> ProgramPhase:
+        cells, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            cells, shares = dealt_out(phase.cells, self.device.group_count.value, tiling.residents)
+            cells, shares = dealt_out(cells, self.device.group_count.value, tiling.residents)
 
         def items(cell: WorkTile) -> Iterator[Item]:
-            return places[cell.place].items(cell)
+            return blocks[cell.place].items(cell)
 
-        return BuiltPhase(
-            phase.name,
-            cells,
-            items,
-            _shape,
-            partial(touches, places[0].frame, once),
-            serves=phase.serves,
-            dealt=shares,
-            roles=places[0].frame.roles,
-        )
+        return program_phase(frame, items, blocks=cells, dealt=shares)
 
 
 def dealt_out(
@@ -214,16 +199,12 @@ def dealt_out(
     estimated: one unit a tile, and one for its start and end.
     """
     free = [(0, place, core) for place in range(residents) for core in range(cores)]
-    found: list[WorkTile] = []
+    placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
     for number, cell in enumerate(cells):
         work, place, core = free[0]
         tiles = sum(run.count for run in cell.runs)
         heapq.heapreplace(free, (work + tiles + 1, place, core))
         shares[core].append(number)
-        found.append(replace(cell, place=place))
-    return tuple(found), tuple(tuple(share) for share in shares)
-
-
-def _shape(cell: WorkTile) -> object:
-    return cell.shape
+        placed.append(replace(cell, place=place))
+    return tuple(placed), tuple(tuple(share) for share in shares)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, WarpIssue
-from npusim.ir.cost import Cost
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile
+from npusim.machines.sm.core import SM, WARPS
 from npusim.machines.sm.group_cost import GroupModel
-from npusim.machines.sm.plan import SM, WARPS
-from npusim.machines.sm.warp_cost import warp_cost
+from npusim.machines.sm.lane_cost import LaneModel
 from npusim.machines.transfers import Transfers
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.engine import RouteSpec
-    from npusim.ir.op import Source, Step, TileOp
+    from npusim.ir.op import Step, TileOp
     from npusim.ir.program import TileProgram
 
 
@@ -25,44 +26,45 @@ class SmPricing(Transfers):
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
-        self._models: dict[str, GroupModel] = {}
         issue = device.core(SM).engines.get(WARPS)
         self.sharing = issue.sharing if isinstance(issue, WarpIssue) else None
         self._cold = {} if self.sharing is None else cold_reads(program, self.sharing.new_head_factor.value)
 
+    @cached_property
+    def _groups(self) -> GroupModel:
+        return GroupModel(self.device)
+
+    @cached_property
+    def _lanes(self) -> LaneModel:
+        return LaneModel(self.device)
+
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation: of its one move, or of a warp's instructions."""
-        core = self.queues[op.queue].core
         if op.group is not None:
-            if core not in self._models:
-                self._models[core] = GroupModel(self.device, core)
-            return self._models[core].cost(op)
-        spec = self.device.engine(core, op.engine)
+            return self._groups.cost(op)
+        spec = self.device.engine(SM, op.engine)
         if not isinstance(spec, DmaEngine):
-            return Cost(*warp_cost(op, self.device, core))
+            return self._lanes.cost(op)
         (step,) = op.steps
-        moved = self.move(step, spec, f"cores.{core}.engines.{op.engine}")
+        moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
         latency = moved.latency_cycles
         if self.sharing is not None:  # the last of many accesses waits for less than the first
             latency = max(ceil(latency * self.sharing.arrival_factor.value), latency - moved.occupancy_cycles)
-        pipes = ((f"{core}.{op.engine}", moved.occupancy_cycles),)
+        pipes = ((f"{SM}.{op.engine}", moved.occupancy_cycles),)
         return moved._replace(latency_cycles=latency, pipe_cycles=pipes)
 
-    def _miss_latency(self, source: Source) -> int:
-        if self.sharing is None or not isinstance(source, GlobalTile):
-            return super()._miss_latency(source)
-        extra = self.device.memory.l2.miss_extra_latency_cycles.value
-        return ceil(self._cold.get(source.tensor.name, 0.0) * extra)
+    def _miss_share(self, tensor: str) -> float:
+        return super()._miss_share(tensor) if self.sharing is None else self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes on each link: those of L2 count for less where many cores read them together."""
-        found, source, l2 = super()._links(step, route), step.srcs[0], self.device.memory.l2
+        sizes, source, l2 = super()._links(step, route), step.srcs[0], self.device.memory.l2
         if l2.same_data_factor is None or l2.same_data_cores_count is None or not isinstance(source, GlobalTile):
-            return found
+            return sizes
         readers = self.residency.shared_reads[source.tensor.name] * (self.device.group_count.value - 1)
         share = min(1.0, readers / l2.same_data_cores_count.value)
         factor = 1 - share + share / l2.same_data_factor.value
-        return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in found)
+        return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in sizes)
 
 
 def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
@@ -71,15 +73,15 @@ def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
     Blocks that share a head run in step, so that a miss of the first is everybody's: all of the first
     wave wait, later blocks by ``new_head`` if their head is read for the first time (hopper.md section 3.5).
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     written: set[str] = set()
     for phase in program.phases:
-        touched = {t.region.tensor.name: t.region.tensor for t in phase.touches(phase.blocks[:1])}
+        touched = {t.region.tensor.name: t.region.tensor for t in phase.footprint(phase.blocks[:1])}
         heads = max(t.heads for t in touched.values())
         places = max((b.place for b in phase.blocks), default=0) + 1
         first = places * max(1, len(phase.dealt))
         for name, tensor in touched.items():
-            if name in found:
+            if name in shares:
                 continue
             share, seen = heads // tensor.heads, set[tuple[int, int]]()
             waits = 0.0
@@ -87,6 +89,6 @@ def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
                 head = block.batch, block.head // share
                 waits += 1.0 if number < first else new_head * (head not in seen)
                 seen.add(head)
-            found[name] = 0.0 if name in written else waits / len(phase.blocks)
+            shares[name] = 0.0 if name in written else waits / len(phase.blocks)
         written |= set(touched)
-    return found
+    return shares

@@ -1,30 +1,21 @@
-"""How one row of an output comes about: what is done to it, in structure and in values.
-
-Two programs with one structure of a row give it the same bits, whatever the inputs: the same steps on the
-same columns and depths in the same order, since no operation looks from one row at another.
-"""
+"""How one row of an output comes about: what each step writes of it, and where two computations of it part."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats import get_format
-from npusim.ir.op import Opcode
-from npusim.ir.program import Loop
-from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from npusim.ir.op import Source, Step
-    from npusim.ir.program import Item, TileProgram
+    from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource, Moment
 
 
@@ -77,64 +68,6 @@ class Computed:
     events: list[PathEvent]
 
 
-# ---------------------------------------------------------------- structure
-
-
-def structure(program: TileProgram, place: Place, group_size: int) -> Hashable:
-    """Return what is done to a row, phase by phase, block by block: operations of each label in their order.
-
-    Addresses, queues and the number of rows that are worked on together are left out: they decide no bit.
-    """
-    out, found = program.tensors["o"], []
-    needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
-    for phase in program.phases:
-        for block in needed[phase.name]:
-            steps: dict[str, list[Hashable]] = defaultdict(list)
-            _collect(phase.body(block), out.batch, steps)
-            found.append(tuple(sorted((label, tuple(done)) for label, done in steps.items())))
-    return tuple(found)
-
-
-def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashable]]) -> None:
-    """Add operations by label; those that differ in their rows alone (slices, bands, cores) count once a body."""
-    seen: set[Hashable] = set()
-    for item in items:
-        if isinstance(item, Loop):
-            for index in item.indices:
-                _collect(item.body(index), sequences, into)
-        else:
-            what = tuple(_step(step, sequences) for step in item.steps)
-            if what and (item.label, what) not in seen:
-                seen.add((item.label, what))
-                into[item.label].append(what)
-
-
-def _step(step: Step, sequences: int) -> Hashable:
-    right = 1 if step.opcode is Opcode.MATMUL else -1
-    sources = tuple(_operand(s, sequences, is_right=i == right) for i, s in enumerate(step.srcs))
-    how = replace(step.attributes, warp=None)
-    return step.opcode.value, step.name, str(how), _operand(step.dst, sequences), sources
-
-
-def _operand(source: Source, sequences: int, *, is_right: bool = False) -> Hashable:
-    """Return what of an operand decides a row's bits: columns, and all of what a product contracts with."""
-    if isinstance(source, float | int):
-        return float(source).hex()
-    if isinstance(source, GlobalTile):
-        tensor = source.tensor
-        place = source.batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
-        has_rows_of_output = tensor.name == "q" or tensor.role in ("output", "workspace")
-        rows = (-1, -1) if has_rows_of_output else (source.row, source.rows)
-        return tensor.name, tensor.fmt, place, *rows, source.col, source.cols
-    at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
-    if is_right:
-        return source.fmt, source.rows, source.cols, source.stride, at
-    return source.fmt, source.cols, at % source.stride
-
-
-# ---------------------------------------------------------------- values
-
-
 @dataclass
 class _Recorder:
     """Keeps the first row of what each step of each block writes, the first slice of a tile alone."""
@@ -175,8 +108,8 @@ def compute(program: TileProgram, place: Place, group_size: int, source: HeadSou
     _, written = execute_rows(
         program, source, [place.row], wanted, group_size, batches={place.batch}, observers=(recorder,)
     )
-    found = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
-    return Computed(found, recorder.in_order())
+    blocks = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
+    return Computed(blocks, recorder.in_order())
 
 
 def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:

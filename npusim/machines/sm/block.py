@@ -16,27 +16,22 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE
-from npusim.algorithms.table import bind, choose
+from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
 from npusim.ir.op import Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop
+from npusim.ir.program import Item
 from npusim.ir.tile import Tile
-from npusim.machines.frame import body
-from npusim.machines.sm.plan import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from npusim.algorithms.phase import TileRun, Visit, WorkTile
-    from npusim.algorithms.table import Stage
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source
+    from npusim.ir.op import Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
-    from npusim.ir.warps import WarpPlan
     from npusim.machines.frame import Frame, Span
-    from npusim.machines.sm.core import SmCore
-    from npusim.machines.sm.plan import SmTiling
+    from npusim.machines.sm.core import SmCore, SmTiling
 
 
 class ResidentBlock:
@@ -49,32 +44,23 @@ class ResidentBlock:
         self.frame, self.core, self.tiling = frame, core, tiling
         self.loader = f"{SM}.B{number}{LDG}"
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
-        read = dict.fromkeys(n for s in frame.stages for n in s.read if frame.places.get(n) == "global")
-        self.held = tuple(n for n in read if frame.loop_axis and not frame.is_visited(n))
-        self.visited = tuple(n for n in read if n not in self.held)
-        for n in read:
+        for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
+        #: Whether slots in shared memory are let go at the end of an iteration only.
+        self.keeps_operands = tiling.stages > 1
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
-        self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
-        self.how = {s: self._attributes(s) for s in products}
-        own = {Opcode.ROW_SUM: Attributes(order=core.row_sum)}
-        self.tables = {s: choose(s.rows, own) for s in frame.stages if not s.is_product}
+        self.shared = tuple(n for n in frame.visited if any(n in s.read for s in products))
+        self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
+        self.tables = frame.tables(core.row_sum)
         self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
         # One function a loop for all cells: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
-
-    def _attributes(self, stage: Stage) -> Attributes:
-        (row,) = stage.rows
-        fmt = self.frame.fmt
-        chosen = self.frame.phase.arithmetic or self.core.arithmetic(fmt(row.srcs[0]), fmt(row.dst))
-        self.frame.check_operands(stage, chosen)
-        return replace(row.attributes, transpose_b=self.frame.is_transposed(stage), arithmetic=chosen)
 
     # ---------------------------------------------------------------- memory
 
@@ -96,9 +82,9 @@ class ResidentBlock:
 
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
-        self.home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), self.home, 1, loader) for n in self.held}
-        for n in self.visited:
+        home = RF if tiling.holds_in_registers else SMEM
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, 1, loader) for n in frame.held}
+        for n in frame.visited:
             if n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
                 self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
@@ -121,47 +107,47 @@ class ResidentBlock:
         Where registers are counted, what rows leave for a product takes the place of what a product left
         for rows, and a result that of a state, if that is read no more and as large.
         """
-        frame, place = self.frame, self.core.allocator.tile
+        frame, core = self.frame, self.core
         rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
-        found: dict[str, Tile] = {}
+        tiles: dict[str, Tile] = {}
         served: dict[str, list[str]] = {}
-        late: list[str] = []
-        for n in dict.fromkeys(frame.storage.values()):
-            what = frame.places[n]
-            if what in ("global", "mask"):
+        names = [n for n in dict.fromkeys(frame.storage.values()) if frame.places[n] not in ("global", "mask")]
+        late = [n for n in names if core.has_warps and frame.places[n] in ("up", "out")]
+        for n in sorted(names, key=late.__contains__):
+            below = self._below(n, served) if n in late else None
+            if below is not None:
+                served[below].append(n)
+                at = tiles[below]
+                tiles[n] = Tile(RF, at.offset_bytes, rows, at.cols, at.cols, frame.fmt(n))
                 continue
-            if self.core.has_warps and what in ("up", "out"):
-                late.append(n)
-                continue
-            is_kept = what in ("down", "state") or len(frame.axes(n)) == 1
-            space = RF if is_kept else self.core.passing
-            found[n] = place(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-            served[n] = [n]
-        for n in late:
-            wanted, size = "down" if frame.places[n] == "up" else "state", frame.size_bytes(n, 1)
-            fitting = (
+            is_kept = n in late or frame.places[n] in ("down", "state") or len(frame.axes(n)) == 1
+            space, served[n] = RF if is_kept else core.passing, [n]
+            tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
+        self._place_accumulators(who, rows, tiles)
+        return tiles
+
+    def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
+        """Return the name whose registers another can take: of a product's tile, or for a result a state."""
+        frame, size = self.frame, self.frame.size_bytes(n, 1)
+        wanted = "down" if frame.places[n] == "up" else "state"
+        return next(
+            (
                 m
-                for m in served
+                for m, names in served.items()
                 if frame.places[m] == wanted
                 and frame.axes(m) == frame.axes(n)
                 and frame.size_bytes(m, 1) >= size
-                and all(frame.may_share(n, other) for other in served[m])
-            )
-            if (below := next(fitting, None)) is None:
-                found[n] = place(RF, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-                continue
-            served[below].append(n)
-            at = found[below]
-            found[n] = Tile(RF, at.offset_bytes, rows, at.cols, at.cols, frame.fmt(n))
-        self._place_accumulators(who, rows, found)
-        return found
+                and all(frame.may_share(n, other) for other in names)
+            ),
+            None,
+        )
 
-    def _place_accumulators(self, who: str, rows: int, found: dict[str, Tile]) -> None:
+    def _place_accumulators(self, who: str, rows: int, tiles: dict[str, Tile]) -> None:
         """Add accumulators of products that are kept in another format than they add up in."""
         for s, how in self.how.items():
             n = s.rows[0].dst
             if how.accumulator_format != self.frame.fmt(n):
-                found[_accumulator(s)] = self.core.allocator.tile(
+                tiles[_accumulator(s)] = self.core.allocator.tile(
                     RF, f"{who} {_accumulator(s)}", rows, self.frame.width(n), how.accumulator_format
                 )
 
@@ -170,16 +156,11 @@ class ResidentBlock:
     def items(self, cell: WorkTile) -> Iterator[Item]:
         """Yield one cell in program order."""
         frame, shares = self.frame, self._shares(cell.rows)
-        for n in self.held:
+        for n in self.frame.held:
             yield self._load(n, cell, WHOLE)
         yield from self._start(shares)
         for loop in frame.phase.loops:
-            if not loop.axis:
-                yield from self._tile(loop.stages, cell, WHOLE)
-                continue
-            for at, run in frame.placed(cell):
-                step = partial(_step, self.tiles[loop], cell, at, run)
-                yield Loop(loop.axis, range(at, at + run.count), step)
+            yield from frame.loop(loop, self.tiles[loop], cell)
         yield from self._finish(cell, shares)
 
     def _shares(self, rows: int) -> list[Span]:
@@ -194,7 +175,7 @@ class ResidentBlock:
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
         """
         read, shares = {n for s in stages for n in s.read}, self._shares(cell.rows)
-        for n in self.visited:
+        for n in self.frame.visited:
             if n in read:
                 yield self._load(n, cell, tile)
         for s in stages:
@@ -233,32 +214,41 @@ class ResidentBlock:
     def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
         """Return a group's view of what stays in its place for the whole cell."""
         frame = self.frame
-        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
+        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in frame.held)
 
     # ---------------------------------------------------------------- operands
 
-    def _load(self, n: str, cell: WorkTile, tile: Visit) -> TileOp:
+    def _slot(
+        self, ring: Ring, n: str, cell: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
+    ) -> RingTile:
+        """Return what a consumer sees of an operand's slot."""
+        shape, pitch = self.frame.shape(n, cell, tile), self._pitch(n, ring.space)
+        return ring.front(*shape, first=first, last=last, stride=pitch)
+
+    def _load(self, n: str, cell: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
         source, ring = self.frame.cut(n, cell, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
-        return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,))
+        return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,), handshake)
 
     def _stage_operands(self, s: Stage, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield every group's share of a product's operands on their way to shared memory."""
+        """Yield the way of a product's operands to shared memory, where they are not loaded there."""
         for n in s.rows[0].srcs:
-            if n not in self.shared or self.loaded[n] is self.near[n] or not self._ends(n, s)[0]:
-                continue
-            rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
-            pitch = self._pitch(n, self.loaded[n].space)
-            for group, (row, count) in enumerate(self._shares(rows)):
-                src = self.loaded[n].front(rows, cols, self.frame.fmt(n), stride=pitch).part(row, count)
-                slot = self.near[n].fill(rows, cols, self.frame.fmt(n), stride=self._pitch(n, SMEM))
-                dst = slot.part(row, count)
-                steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
-                # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
-                yield self._op(
-                    f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
-                )
+            if n in self.shared and self.loaded[n] is not self.near[n] and self._ends(n, s)[0]:
+                yield from self._store(n, cell, tile)
+
+    def _store(self, n: str, cell: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
+        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are let go."""
+        shape = self.frame.shape(n, cell, tile)
+        for group, (row, count) in enumerate(self._shares(shape[0])):
+            src = self._slot(self.loaded[n], n, cell, tile, last=last).part(row, count)
+            slot = self.near[n].fill(*shape, stride=self._pitch(n, SMEM))
+            dst = slot.part(row, count)
+            steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
+            # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
+            yield self._op(
+                f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
+            )
 
     def _ends(self, n: str, s: Stage) -> tuple[bool, bool]:
         """Return whether a product is the first, and the last, of those that read an operand's tile."""
@@ -270,17 +260,14 @@ class ResidentBlock:
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self._part(group, n, rows, frame.cols(n, cell, tile))
-        has_rows = frame.axes(n)[0] == frame.row_axis
-        pitch = self._pitch(n, self.near[n].space)
-        if n in self.held:
+        ring, has_rows = self.near[n], frame.axes(n)[0] == frame.row_axis
+        if n in self.frame.held:
             height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(cell, frame.axes(n)[0], tile)
-            slot = self.near[n].front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
+            pitch = self._pitch(n, ring.space)
+            slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         else:
-            height = frame.size(cell, frame.axes(n)[0], tile)
             first, last = self._ends(n, s)
-            slot = self.near[n].front(
-                height, frame.cols(n, cell, tile), frame.fmt(n), first=first, last=last, stride=pitch
-            )
+            slot = self._slot(ring, n, cell, tile, first=first, last=last and not self.keeps_operands)
         return slot.part(row, rows) if has_rows else slot
 
     # ---------------------------------------------------------------- stages
@@ -295,13 +282,13 @@ class ResidentBlock:
         cols = self.frame.cols(row.dst, cell, tile)
         dst = self._part(group, row.dst, rows, cols)
         operands = tuple(self._operand(n, s, cell, tile, group, share) for n in row.srcs)
-        own = self.parts[group].get(_accumulator(s))
-        total = dst if own is None else own.part(0, rows, 0, cols)
-        if own is not None and how.accumulate:  # it goes on from what is kept
+        accumulator = self.parts[group].get(_accumulator(s))
+        total = dst if accumulator is None else accumulator.part(0, rows, 0, cols)
+        if accumulator is not None and how.accumulate:  # it goes on from what is kept
             yield self._op(f"{s.name}.widen", s, group, FMA, (Step(Opcode.CAST, total, (dst,)),))
-        step = Step(Opcode.MATMUL, total, operands, how, row.dst if own is None else "")
+        step = Step(Opcode.MATMUL, total, operands, how, row.dst if accumulator is None else "")
         yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,))
-        if own is not None:
+        if accumulator is not None:
             step = Step(Opcode.CAST, dst, (total,), name=row.dst)
             yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
         yield from self._stores(s, cell, tile, group, share)
@@ -324,20 +311,20 @@ class ResidentBlock:
         yield self._op(s.name, s, group, FMA, tuple(run))
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
-                p = self._part(group, n, share[1], self.frame.cols(n, cell, tile))
-                step = Step(Opcode.COPY, p, (p,))
-                yield self._op(f"{self.frame.label(n)}.exchange", s, group, LSU, (step,), is_exchange=True)
+                p, plan = self._part(group, n, share[1], self.frame.cols(n, cell, tile)), self._plan(s)
+                assert plan is not None
+                how = Attributes(warp=replace(plan, exchange=True))
+                step = Step(Opcode.COPY, p, (p,), how)
+                yield TileOp(f"{self.frame.label(n)}.exchange", self.warps[group], LSU, (step,))
         yield from self._stores(s, cell, tile, group, share)
 
     def _bindings(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         frame, (row, rows) = self.frame, share
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
-            near = self.near.get(frame.storage.get(n, n))
-            if near is not None:
-                height, width = frame.size(cell, frame.row_axis, tile), frame.cols(n, cell, tile)
-                pitch = self._pitch(frame.storage.get(n, n), near.space)
-                bound[n] = near.front(height, width, frame.fmt(n), stride=pitch).part(row, rows)
+            place = frame.storage.get(n, n)
+            if place in self.near:
+                bound[n] = self._slot(self.near[place], n, cell, tile).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, cell, tile, share)
@@ -367,13 +354,9 @@ class ResidentBlock:
         engine: str,
         steps: tuple[Step, ...],
         handshake: tuple[RingTile, ...] = (),
-        *,
-        is_exchange: bool = False,
     ) -> TileOp:
         """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
-        plan = self._plan(s)
-        if plan is not None:
-            plan = replace(plan, exchange=True) if is_exchange else plan
+        if (plan := self._plan(s)) is not None:
             steps = tuple(replace(x, attributes=replace(x.attributes, warp=plan)) for x in steps)
         return TileOp(label, self.warps[group], engine, steps, handshake)
 
@@ -384,13 +367,6 @@ class ResidentBlock:
         names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
         axes = (self.frame.axes(n) for n in names if n in self.frame.phase.names)
         return next((self.tiling.lanes[a[1]] for a in axes if len(a) > 1), None)
-
-
-def _step(
-    function: Callable[[WorkTile, Visit], Iterator[TileOp]], cell: WorkTile, first: int, run: TileRun, index: int
-) -> Iterator[Loop]:
-    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
-    yield Loop("", (0,), body(function, cell, run.visit(index, index - first)))
 
 
 def _accumulator(s: Stage) -> str:

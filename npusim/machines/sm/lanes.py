@@ -1,27 +1,88 @@
-"""What of a chained attention fits a multiprocessor: lanes, registers, shared memory; and the fields left open."""
+"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and what of an attention fits a multiprocessor.
+
+A tile of a chained attention lies in the accumulators of m8n8k4, Volta's only matrix instruction; what rows leave
+for a product goes from there to its A operand, where need be across lanes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flow import conflicts, flow, storage
 from npusim.algorithms.phase import BySize, tensor_of
-from npusim.config.engine import WarpIssue
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.warps import Accumulator, WarpPlan
-from npusim.layout import Chain, arrangement, chain, fragment_addresses, instruction, padded, swizzled
+from npusim.ir.op import Accumulator, WarpPlan
+from npusim.layout import (
+    Arrangement,
+    Chain,
+    Fragment,
+    arrangement,
+    chain,
+    fragment_addresses,
+    instruction,
+    padded,
+    swizzled,
+)
+from npusim.layout.fragment import WARP_LANES
+from npusim.machines.frame import attention_products
+from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmTiling, occupancy, warp_issue
 from npusim.machines.sm.fields import SmFields
-from npusim.machines.sm.occupancy import BlockNeeds, Occupancy, occupancy, thread_registers
-from npusim.machines.sm.plan import SM, WARPS, SmTiling
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
+
+#: The only matrix instruction of Volta (PTX ISA).
+MMA = "m8n8k4"
+#: Warps of a group: one on each sub-core (volta.md section 4.2).
+GROUP_WARPS = 4
+#: Keys of a step to try, the most first: a multiple of what every arrangement covers.
+_KEYS = (64, 32, 16)
+
+
+# ---------------------------------------------------------------- fragments
+
+
+def accumulator(plan: WarpPlan) -> Fragment:
+    """Return the fragment of accumulators in which quad pairs hold a tile."""
+    return instruction(MMA, acc=plan.accumulator).c
+
+
+@cache
+def arranged(plan: WarpPlan) -> Arrangement:
+    """Return how the quad pairs of a warp share its tile."""
+    return arrangement(plan.arrangement, plan.row_order)
+
+
+def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[int, int]:
+    """Return how many fragments like ``held`` a quad pair has down and across a tile of rows x columns."""
+    where = arranged(plan)
+    return ceil_div(rows, held.rows * where.m * plan.warps), ceil_div(columns, held.columns * where.n)
+
+
+def lane_values(plan: WarpPlan, rows: int, columns: int) -> int:
+    """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
+    held = accumulator(plan)
+    down, across = fragments(plan, held, rows, columns)
+    if columns == 1:
+        return down * len({held.coordinate(0, v)[0] for v in range(held.values)})
+    return down * across * held.values
+
+
+@cache
+def chained(plan: WarpPlan, *, allow_exchange: bool = True) -> Chain:
+    """Return how a tile goes from the accumulators of one product to the A operand of the next."""
+    operand = instruction(MMA, b="row").a
+    return chain(accumulator(plan), operand, arrangement=arranged(plan), allow_exchange=allow_exchange)
+
+
+# ---------------------------------------------------------------- attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +116,11 @@ class ChainTile:
     @classmethod
     def of(cls, phase: Phase) -> ChainTile | None:
         """Return that of a phase: two products, the second of what rows make of the first; None for any other."""
-        products = [s.rows[0] for s in phase.stages if s.is_product]
-        fed = [r for r in products if r.srcs[0] not in phase.tensors]
-        if not fed or len(products) < 2 or not phase.loop_axis:
+        products = attention_products(phase)
+        if products is None:
             return None
-        names, first, last = phase.names, products[0], fed[-1]
+        first, last = products
+        names = phase.names
         q, k = (tensor_of(t) for n in first.srcs if not isinstance(t := phase.tensors[n], BySize))
         held = (w for w in names.values() if w.start is not None and w.axes == names[last.dst].axes)
         total = next(held, names[last.dst])
@@ -93,47 +154,41 @@ def live_vectors(phase: Phase) -> int:
     return most
 
 
-def lanes_of_phase(phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how a phase whose blocks are there lies in the lanes of warps, and what is to be said."""
-    tile, fields, rows = ChainTile.of(phase), SmFields(), phase.sizes[phase.row_axis]
-    pairs = quad_pairs(rows, fields.warps, {"row": "block_q", "key": "block_kv"}.get(phase.row_axis, phase.row_axis))
-    if tile is None:
-        made = phase.names[phase.stages[-1].rows[-1].dst]
-        # Warps of a group: one on each sub-core (volta.md section 4.2).
-        plan = WarpPlan(4, pairs, _kind(made.fmt), access_bytes=fields.access_bytes)
-        axes = {what.axes[-1] for what in phase.names.values()}
-        return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding), ""
-    keys = phase.sizes[phase.loop_axis]
-    fields, found = fitted(tile, SmFields(block_q=rows, block_kv=keys, arrangement=pairs), device)
-    return replace(lanes_of(fields, tile), residents=found.blocks), f"{found}; tiles of {rows} x {keys}"
+def fields_of(phase: Phase) -> SmFields:
+    """Return the fields that describe an attention's phase whose blocks are there."""
+    rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
+    return SmFields(block_q=rows, block_kv=keys, arrangement=quad_pairs(phase))
 
 
-#: Keys of a step to try, the most first: a multiple of what every arrangement covers.
-_KEYS = (64, 32, 16)
+def plain_lanes(phase: Phase) -> SmTiling:
+    """Return how a phase that is no attention lies in the lanes of warps."""
+    fields, made = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
+    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase), _kind(made.fmt), access_bytes=fields.access_bytes)
+    axes = {what.axes[-1] for what in phase.names.values()}
+    return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding)
 
 
-def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, Occupancy]:
-    """Return the fields with those left open chosen, and how many blocks of them a core holds.
+def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
+    """Return the fields with those left open chosen, what the machine needs of them, and what a core holds.
 
     Raises `TilingError` where none fits.
     """
-    issue = device.engine(SM, WARPS)
-    if not isinstance(issue, WarpIssue):
-        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
+    issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if tile.dtype != "float16":
         raise TilingError(f"dtype: m8n8k4 multiplies float16, not {tile.dtype}; --dtype float16 rounds to it")
     tiling = _for_rows(tiling, tile)
     keys = _KEYS if tiling.block_kv is None else (tiling.block_kv,)
-    places = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
-    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    homes = ("registers", "shared") if tiling.q == "auto" else (tiling.q,)
     fault: TilingError | None = None
-    for block_kv, place in product(keys, places):
-        chosen = tiling.model_copy(update={"block_kv": block_kv, "q": place})
+    for block_kv, home in product(keys, homes):
+        chosen = tiling.model_copy(update={"block_kv": block_kv, "q": home})
         try:
-            needs = _needs(tile, chosen, lanes_of(chosen, tile))
-            return chosen, occupancy(needs, issue, memory)
+            lanes = lanes_of(chosen, tile)
+            room = occupancy(issue, memory, chosen.warps, *_needs(tile, chosen, lanes))
         except TilingError as error:
             fault = fault or error
+        else:
+            return chosen, replace(lanes, residents=chosen.residents or room.blocks), room
     assert fault is not None
     raise fault
 
@@ -145,66 +200,65 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
     """
     if tiling.model_fields_set & {"block_q", "warps", "arrangement"}:
         return tiling
-    held, rows = instruction("m8n8k4", acc=_kind(tile.scores)).c, tile.rows
-    for quad_pairs in ("1x4", "2x2"):
-        found = arrangement(quad_pairs)
-        height = held.rows * found.m * tiling.warps
-        if rows <= height < tiling.block_q and tile.value_dim % (held.columns * found.n) == 0:
-            return tiling.model_copy(update={"arrangement": quad_pairs, "block_q": height})
+    held = instruction(MMA, acc=_kind(tile.scores)).c
+    for pairs in ("1x4", "2x2"):
+        where = arrangement(pairs)
+        height = held.rows * where.m * tiling.warps
+        if tile.rows <= height < tiling.block_q and tile.value_dim % (held.columns * where.n) == 0:
+            return tiling.model_copy(update={"arrangement": pairs, "block_q": height})
     return tiling
 
 
-def quad_pairs(rows: int, warps: int, what: str) -> str:
-    """Return how the quad pairs of warps cover ``rows``: as many as can below one another, fewest copies of A.
+def quad_pairs(phase: Phase) -> Literal["4x1", "2x2", "1x4"]:
+    """Return how the quad pairs of warps cover a phase's rows: as many below one another as can, fewest copies of A.
 
-    Raises `TilingError` for rows that no arrangement covers evenly; ``what`` is their field.
+    Raises `TilingError` for rows that no arrangement covers evenly.
     """
-    least = instruction("m8n8k4").c.rows * warps
+    rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps
+    least = instruction(MMA).c.rows * warps
+    pairs: Literal["4x1", "2x2", "1x4"]
     for pairs in ("4x1", "2x2", "1x4"):
         if rows % (least * arrangement(pairs).m) == 0:
             return pairs
-    raise TilingError(f"{what}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
+    field = {"row": "block_q", "key": "block_kv"}.get(axis, axis)
+    raise TilingError(f"{field}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
 
 
 def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
     """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
-    dims = (tile.head_dim, tile.value_dim)
     padding = tiling.padding if tiling.smem == "padded" else 0
-    group = 4  # warps of a group: one on each sub-core (volta.md section 4.2)
-    scores, product_acc = _kind(tile.scores), _kind(tile.product)
     plan = WarpPlan(
-        group, tiling.arrangement, scores, access_bytes=tiling.access_bytes, swizzle=tiling.smem == "swizzled"
+        GROUP_WARPS,
+        tiling.arrangement,
+        _kind(tile.scores),
+        access_bytes=tiling.access_bytes,
+        swizzle=tiling.smem == "swizzled",
     )
+    values = replace(plan, accumulator=_kind(tile.product))
     try:
-        found = chained(tiling.arrangement, scores, tiling.exchange)
-        for acc, columns in ((scores, tiling.keys), (product_acc, dims[1])):
-            held = instruction("m8n8k4", acc=acc).c
-            arrangement(tiling.arrangement).repeats(held, tiling.block_q, columns, warps=(tiling.warps, 1))
-        for width in dims:
+        moved = chained(plan, allow_exchange=tiling.exchange == "shuffle").moved
+        for lanes, columns in ((plan, tiling.keys), (values, tile.value_dim)):
+            arrangement(tiling.arrangement).repeats(
+                accumulator(lanes), tiling.block_q, columns, warps=(tiling.warps, 1)
+            )
+        for width in (tile.head_dim, tile.value_dim):
             _check_shared(width, padding, tiling)
     except LayoutError as error:
         raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
     return SmTiling(
-        groups=tiling.warps // group,
-        lanes={"key": plan, "value": replace(plan, accumulator=product_acc)},
+        groups=tiling.warps // GROUP_WARPS,
+        lanes={"key": plan, "value": values},
         padding=padding,
         depth=tiling.stages or 1,
-        exchanges=bool(found.moved),
+        exchanges=bool(moved),
         holds_in_registers=tiling.q == "registers",
     )
-
-
-@cache
-def chained(quad_pairs: str, accumulator: Accumulator, exchange: str) -> Chain:
-    """Return how P goes from the accumulators of Q Kᵀ to the A operand of P V."""
-    first, second = instruction("m8n8k4", acc=accumulator), instruction("m8n8k4", b="row")
-    return chain(first.c, second.a, arrangement=arrangement(quad_pairs, "lane"), allow_exchange=exchange == "shuffle")
 
 
 def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
     """Raise `LayoutError` for rows of K or V that lanes cannot read with one access each."""
     size = get_format("float16").size_bytes
-    row_bytes, narrowest = (width + padding) * size, instruction("m8n8k4").b.values * size
+    row_bytes, narrowest = (width + padding) * size, instruction(MMA).b.values * size
     if row_bytes % tiling.access_bytes:
         raise LayoutError(
             f"shared memory: rows of {width} + {padding} elements are {row_bytes} bytes, so that accesses of "
@@ -218,12 +272,12 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
         except LayoutError as error:
             raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
     memory = padded(width, width, padding=padding)
-    keys = instruction("m8n8k4", b="row").b
+    keys = instruction(MMA, b="row").b
     fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
 
 
-def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
-    """Return the registers and the shared memory of a block, by what takes them."""
+def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the registers of a thread and the shared memory of a block, by what takes them."""
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
     q, kv, d, dv = tiling.block_q, tiling.keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes
@@ -237,23 +291,16 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> BlockNeeds:
         "K in flight": kv * d * half,
         "V in flight": kv * dv * half,
     }
-    tenants = {name: thread_registers(n, tiling.warps) for name, n in bytes_of.items()}
-    tenants["rows"] = tile.vectors * _rows_of_lane(tiling, fields.lanes["key"])
+    registers = {name: ceil_div(n, tiling.warps * WARP_LANES * REGISTER_BYTES) for name, n in bytes_of.items()}
+    registers["rows"] = tile.vectors * lane_values(replace(fields.lanes["key"], warps=tiling.warps), q, 1)
     shared = {
         "K": fields.depth * kv * (d + fields.padding) * half,
         "V": fields.depth * kv * (dv + fields.padding) * half,
     }
     if not fields.holds_in_registers:
-        del tenants["Q"]
+        del registers["Q"]
         shared["Q"] = q * (d + fields.padding) * half
-    return BlockNeeds(tiling.warps, tenants, shared)
-
-
-def _rows_of_lane(tiling: SmFields, plan: WarpPlan) -> int:
-    """Return how many rows of a warp's scores a lane holds values of."""
-    held = instruction("m8n8k4", acc=plan.accumulator).c
-    down = tiling.block_q // (held.rows * arrangement(plan.arrangement).m * tiling.warps)
-    return down * len({held.coordinate(0, value)[0] for value in range(held.values)})
+    return registers, shared
 
 
 def _kind(fmt: str) -> Accumulator:

@@ -11,89 +11,58 @@ and matrix instructions overlap; the longer of the two is what the warps take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from npusim.config.engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
+from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
-from npusim.layout.chain import chain
-from npusim.layout.fragment import WARP_LANES, arrangement
+from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
-from npusim.layout.memory import BankModel
-from npusim.machines.sm.banks import load_cycles, store_cycles
-from npusim.units import ceil_div
+from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
+from npusim.machines.sm.core import FMA, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of
+from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
+from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
+    from npusim.ir.op import Accumulator, Step, TileOp, WarpPlan
     from npusim.ir.tile import Operand
-    from npusim.ir.warps import WarpPlan
-    from npusim.layout.chain import ChainCost
-    from npusim.layout.fragment import Arrangement
-    from npusim.layout.instruction import MmaInstruction
+    from npusim.layout.fragment import Fragment
 
-EngineType = TypeVar("EngineType")
-#: Names of the device file's pipes (design section 6).
-ISSUE, TENSOR, FMA, MUFU, LSU = "WARPS", "TENSOR", "FMA", "MUFU", "LSU"
-#: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
-REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
-
-WarpCost = tuple[int, int, tuple[tuple[str, int], ...], tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]]
+    #: (row, column) -> element.
+    Addresses = Callable[[int, int], int]
 
 
-@dataclass
-class Tally:
-    """What the steps so far have taken: of each pipe, of the warps, and by which constant."""
+class LaneModel:
+    """The costs of operations that lie in the lanes of warps."""
 
-    pipes: dict[str, float] = field(default_factory=dict)
-    terms: dict[str, float] = field(default_factory=dict)
-    cycles: float = 0.0
-
-    def take(self, pipe: str, cycles: float, constant: str) -> None:
-        """Let a pipe be busy for ``cycles`` more."""
-        self.pipes[pipe] = self.pipes.get(pipe, 0.0) + cycles
-        self.terms[constant] = self.terms.get(constant, 0.0) + cycles
-
-
-def warp_cost(op: TileOp, device: DeviceSpec, core: str) -> WarpCost:
-    """Return occupancy, latency, link bytes, terms and pipe cycles of an operation of warps.
-
-    The operation's own pipe comes first.  Its results are there when it ends.  One without steps
-    takes no pipe: warps without rows only keep step.
-    """
-    tally, model = Tally(), WarpModel(device, core)
-    for step in op.steps:
-        model.add(step, tally)
-    if op.steps and not tally.pipes:
-        raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {core}")
-    names = sorted(tally.pipes, key=lambda name: name != op.engine)
-    pipes = tuple((f"{core}.{name}", ceil(tally.pipes[name])) for name in names)
-    return max(1, ceil(tally.cycles)), 0, (), tuple(tally.terms.items()), pipes
-
-
-class WarpModel:
-    """The costs of steps on one kind of core."""
-
-    def __init__(self, device: DeviceSpec, core: str) -> None:
-        self.key = f"cores.{core}.engines"
-
-        def part(name: str, kind: type[EngineType]) -> EngineType:
-            engine = device.engine(core, name)
-            if not isinstance(engine, kind):
-                raise ProgramError(f"{device.name}: {core}.{name} is no {kind.__name__}")
-            return engine
-
-        self.subcores = part(ISSUE, WarpIssue).subcores_count.value
-        self.tensor = part(TENSOR, WarpMatrixEngine)
-        self.lanes = {FMA: part(FMA, LanePipe), MUFU: part(MUFU, LanePipe)}
-        self.shared = part(LSU, SharedMemoryPipe)
+    def __init__(self, device: DeviceSpec) -> None:
+        self.key = f"cores.{SM}.engines"
+        self.subcores = engine_of(device, WARPS, WarpIssue).subcores_count.value
+        self.tensor = engine_of(device, TENSOR, WarpMatrixEngine)
+        self.lanes = {name: engine_of(device, name, LanePipe) for name in (FMA, MUFU)}
+        self.shared = engine_of(device, LSU, SharedMemoryPipe)
         self.banks = bank_model(self.shared)
+
+    def cost(self, op: TileOp) -> Cost:
+        """Return the cost of an operation of warps: its own pipe first, its results are there when it ends.
+
+        One without steps takes no pipe: warps without rows only keep step.
+        """
+        tally = Tally()
+        for step in op.steps:
+            self.add(step, tally)
+        if op.steps and not tally.pipes:
+            raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {SM}")
+        pipes = sorted(tally.pipe_cycles(), key=lambda pipe: pipe[0] != f"{SM}.{op.engine}")
+        return Cost(max(1, ceil(tally.cycles)), terms=tuple(tally.terms.items()), pipe_cycles=tuple(pipes))
 
     def add(self, step: Step, tally: Tally) -> None:
         """Add the cost of one step."""
@@ -113,8 +82,10 @@ class WarpModel:
 
     def _product(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         steps = self.tensor.steps_of(get_format(step.attributes.accumulator_format).name)
-        mma, where = product_of(step, plan), arranged(plan)
-        down, across = fragments(mma.c.rows, mma.c.columns, where, step.dst, plan.warps)
+        order = "col" if step.attributes.transpose_b else "row"
+        acc: Accumulator = "f16" if step.attributes.accumulator_format == "float16" else "f32"
+        mma = instruction(MMA, acc=acc, a="row", b=order)
+        down, across = fragments(plan, mma.c, step.dst.rows, step.dst.cols)
         a = step.srcs[0]
         assert not isinstance(a, float)
         depth = ceil_div(a.cols, mma.k)
@@ -127,7 +98,7 @@ class WarpModel:
         for source, held, count, is_transposed in operands:
             assert not isinstance(source, float)
             if memory_of(source) == "SMEM":
-                each = load_cycles(held, where, tile_of(source), plan, self.banks, is_transposed=is_transposed)
+                each = load_cycles(held, tile_of(source), plan, self.banks, is_transposed=is_transposed)
                 accesses = ceil_div(depth * count * held.values * BYTES_OF_HALF, plan.access_bytes)
                 loads += accesses * each * plan.warps
         if loads:
@@ -136,11 +107,12 @@ class WarpModel:
         tally.cycles += cycles
 
     def _exchange(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
-        cost, rows, depth = chain_cost(plan)
-        count = ceil_div(step.dst.rows, rows * plan.warps) * ceil_div(step.dst.cols, depth)
-        if cost.shuffles:
-            self._shuffle(cost.shuffles * count, plan, tally)
-        self._lane_op(FMA, "permute", (cost.selects + cost.permutes) * count, "", plan, tally)
+        link = chained(plan)
+        rows, columns = link.arrangement.tile(link.accumulator)
+        count = ceil_div(step.dst.rows, rows * plan.warps) * ceil_div(step.dst.cols, columns * link.tiles)
+        if link.cost.shuffles:
+            self._shuffle(link.cost.shuffles * count, plan, tally)
+        self._lane_op(FMA, "permute", (link.cost.selects + link.cost.permutes) * count, "", plan, tally)
 
     # ---------------------------------------------------------------- shared memory
 
@@ -167,10 +139,12 @@ class WarpModel:
         if step.opcode not in REDUCTIONS or isinstance(source, float):
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             fmt = formats.pop() if len(formats) == 1 else ""
-            self._lane_op(pipe, name, lane_values(step.dst, plan), fmt, plan, tally)
+            self._lane_op(pipe, name, lane_values(plan, step.dst.rows, step.dst.cols), fmt, plan, tally)
             return
-        self._lane_op(pipe, name, lane_values(source, plan), source.fmt, plan, tally)
-        rounds, rows = row_shuffles(plan), lane_values(step.dst, plan)
+        self._lane_op(pipe, name, lane_values(plan, source.rows, source.cols), source.fmt, plan, tally)
+        # Butterflies within a quad pair, then between those side by side.
+        rounds = len(accumulator(plan).butterflies()) + (arranged(plan).n - 1).bit_length()
+        rows = lane_values(plan, step.dst.rows, step.dst.cols)
         for _ in range(rounds):
             self._shuffle(rows, plan, tally)
             self._lane_op(pipe, name, rows, source.fmt, plan, tally)
@@ -202,50 +176,7 @@ def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int) -> int:
     return (depth - 1) * pace + last + steps.result_latency_cycles.value
 
 
-def product_of(step: Step, plan: WarpPlan) -> MmaInstruction:
-    """Return the matrix instruction of a product: A by rows, B as it lies in memory."""
-    order = "col" if step.attributes.transpose_b else "row"
-    acc = "f16" if step.attributes.accumulator_format == "float16" else "f32"
-    return instruction(MMA, acc=acc, a="row", b=order)
-
-
-#: The only matrix instruction of Volta (PTX ISA).
-MMA = "m8n8k4"
-
-
-@cache
-def arranged(plan: WarpPlan) -> Arrangement:
-    """Return how the quad pairs of a warp share its tile."""
-    return arrangement(plan.arrangement, plan.row_order)
-
-
-def fragments(rows: int, columns: int, where: Arrangement, tile: Operand, warps: int) -> tuple[int, int]:
-    """Return how many fragments of ``rows`` x ``columns`` a quad pair has down and across a tile."""
-    return ceil_div(tile.rows, rows * where.m * warps), ceil_div(tile.cols, columns * where.n)
-
-
-def lane_values(tile: Operand, plan: WarpPlan) -> int:
-    """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
-    held = instruction(MMA, acc=plan.accumulator).c
-    down, across = fragments(held.rows, held.columns, arranged(plan), tile, plan.warps)
-    if tile.cols == 1:
-        return down * len({held.coordinate(0, v)[0] for v in range(held.values)})
-    return down * across * held.values
-
-
-def row_shuffles(plan: WarpPlan) -> int:
-    """Return the butterfly steps that a reduction of rows needs between lanes."""
-    own = len(instruction(MMA, acc=plan.accumulator).c.butterflies())
-    return own + (arranged(plan).n - 1).bit_length()
-
-
-@cache
-def chain_cost(plan: WarpPlan) -> tuple[ChainCost, int, int]:
-    """Return what turns a warp's accumulators into the A operand, for one tile of rows x columns."""
-    first, second = instruction(MMA, acc=plan.accumulator), instruction(MMA, b="row")
-    found = chain(first.c, second.a, arrangement=arranged(plan))
-    rows, columns = arranged(plan).tile(first.c)
-    return found.cost, rows, columns * found.tiles
+# ---------------------------------------------------------------- banks
 
 
 def bank_model(spec: SharedMemoryPipe) -> BankModel:
@@ -261,3 +192,45 @@ def tile_of(operand: Operand) -> Tile:
         raise ProgramError("a tile of global memory has no place in shared memory")
     space = operand.ring.space if isinstance(operand, RingTile) else operand.space
     return Tile(space, 0, operand.rows, operand.cols, operand.stride, operand.fmt)
+
+
+def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
+    """Return where the elements of a tile lie in shared memory, and those of the slot beyond it.
+
+    A ragged tile is smaller than what a warp reads; the slot has room for whole fragments.
+    """
+    rows = round_up(tile.rows, WARP_LANES)
+    if swizzle:
+        return swizzled(rows, tile.stride, element_bytes=get_format(tile.fmt).size_bytes)
+    return padded(rows, tile.cols, padding=tile.stride - tile.cols)
+
+
+@cache
+def load_cycles(fragment: Fragment, tile: Tile, plan: WarpPlan, banks: BankModel, *, is_transposed: bool) -> int:
+    """Return the cycles of one load of a warp's part of B: banks, or the way back if that is longer.
+
+    ``is_transposed``: the tile holds B's columns as rows, as K does in Q Kᵀ.
+    """
+    at = addresses_of(tile, swizzle=plan.swizzle)
+    addresses = fragment_addresses(
+        fragment,
+        arranged(plan),
+        (lambda row, column: at(column, row)) if is_transposed else at,
+        access_bytes=plan.access_bytes,
+        element_bytes=get_format(tile.fmt).size_bytes,
+    )
+    width = plan.access_bytes
+    return max(wavefronts(addresses, width, banks), return_cycles(addresses, width, banks))
+
+
+@cache
+def store_cycles(tile: Tile, plan: WarpPlan, banks: BankModel) -> int:
+    """Return the cycles of storing a tile: neighbouring lanes store neighbouring pieces of a row."""
+    size = get_format(tile.fmt).size_bytes
+    each, at = plan.access_bytes // size, addresses_of(tile, swizzle=plan.swizzle)
+    pieces = [(row, col) for row in range(tile.rows) for col in range(0, tile.cols, each)]
+    total = 0
+    for start, count in chunks(len(pieces), WARP_LANES):
+        addresses = [at(*piece) * size for piece in pieces[start : start + count]]
+        total += wavefronts(addresses, plan.access_bytes, banks)
+    return total

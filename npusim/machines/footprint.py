@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, Visit
 from npusim.algorithms.tiling_mask import SeenMask
 from npusim.ir.program import Touch
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,23 @@ def once(_name: str, _cell: WorkTile) -> int:
     return 1
 
 
-def touches(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence[WorkTile]) -> Iterator[Touch]:
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The footprint of cells in a phase; of ``reread`` operands, so many rows of a cell at a time read all."""
+
+    frame: Frame
+    reread: tuple[tuple[str, int], ...] = ()
+
+    def __call__(self, cells: Sequence[WorkTile]) -> Iterator[Touch]:
+        """Yield regions read and written by cells that run in step."""
+        return footprint(self.frame, self._times, cells)
+
+    def _times(self, name: str, cell: WorkTile) -> int:
+        rows = dict(self.reread).get(name)
+        return ceil_div(cell.rows, rows) if rows else 1
+
+
+def footprint(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield regions read and written, of all cells together where they share them.
 
     With products and a loop, neighbouring cells are one region of what has rows, and cells of a head
@@ -47,16 +65,15 @@ def touches(frame: Frame, times: Callable[[str, WorkTile], int], cells: Sequence
 
 def _masks(frame: Frame, cells: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield what cells read of masks that are whole matrices; a small one from which all are cut stays on the chip."""
-    met: dict[tuple[str, int, int, int], tuple[WorkTile, Visit, int]] = {}
+    regions: dict[tuple[str, int, int, int], tuple[WorkTile, Visit, int]] = {}
     for n, mask in frame.phase.masks.items():
         if not isinstance(mask, SeenMask):
             continue
         for cell in cells:
-            for run in (r for r in cell.runs if n in r.only):
-                for tile in (run.visit(i, i) for i in range(run.count)):
-                    key = n, cell.row, cell.rows, tile.col
-                    met[key] = cell, tile, met.get(key, (cell, tile, 0))[2] + 1
-    for (n, *_), (cell, tile, count) in met.items():
+            for tile in (t for t in frame.tiles(cell) if n in t.only):
+                key = n, cell.row, cell.rows, tile.col
+                regions[key] = cell, tile, regions.get(key, (cell, tile, 0))[2] + 1
+    for (n, *_), (cell, tile, count) in regions.items():
         region = frame.mask_cut(n, cell, tile, (0, cell.rows))
         yield Touch(region, 1, region.payload_bytes * count)
 
@@ -77,28 +94,17 @@ def _visited(frame: Frame, times: Callable[[str, WorkTile], int], n: str, cells:
     Where cells begin at various tiles or leave some out (windows), a region is a tile: cells share what they meet.
     """
     share = frame.sharing(n)
-    if frame.is_scattered:
-        met: dict[tuple[object, ...], tuple[int, int, WorkTile, Visit]] = {}
-        for cell in cells:
-            each, own = times(n, cell), tuple(cell.span(a) for a in frame.axes(n))
-            for tile in (run.visit(i, i) for run in cell.runs for i in range(run.count)):
-                key = cell.batch, cell.head // share, tile.col, own
-                most, total, *_ = met.get(key, (0, 0))
-                met[key] = max(most, each), total + each, cell, tile
-        for most, total, cell, tile in met.values():
-            region = frame.cut(n, cell, tile)
-            yield Touch(region, most, region.payload_bytes * total)
-        return
-    longest: dict[tuple[object, ...], tuple[int, int, int, WorkTile]] = {}
+    largest: dict[tuple[int, int, int, object], tuple[int, int, int, WorkTile]] = {}
     for cell in cells:
-        first, each = cell.first, times(n, cell)
-        own = tuple(cell.span(a) for a in frame.axes(n))
-        rows, key = cell.last - first, (cell.batch, cell.head // share, first, own)
-        most_rows, most, total, _ = longest.get(key, (0, 0, 0, cell))
-        longest[key] = max(most_rows, rows), max(most, each), total + each * rows, cell
-    for rows, most, total, cell in longest.values():
-        region = frame.cut(n, cell, Visit(0, cell.first, rows))
-        yield Touch(region, most, region.payload_bytes // rows * total)
+        each, spans = times(n, cell), tuple(cell.span(a) for a in frame.axes(n))
+        tiles = [(tile.col, tile.cols) for tile in frame.tiles(cell)] if frame.is_scattered else []
+        for col, cols in tiles or [(cell.first, cell.last - cell.first)]:
+            key = cell.batch, cell.head // share, col, spans
+            most_cols, most, total, _ = largest.get(key, (0, 0, 0, cell))
+            largest[key] = max(most_cols, cols), max(most, each), total + each * cols, cell
+    for (_, _, col, _), (cols, most, total, cell) in largest.items():
+        region = frame.cut(n, cell, Visit(0, col, cols))
+        yield Touch(region, most, region.payload_bytes // cols * total)
 
 
 def _place(cell: WorkTile, rows: int) -> object:

@@ -10,28 +10,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.warps import GroupWork
+from npusim.ir.op import GroupWork, TileOp
 from npusim.layout.fragment import WARP_LANES
+from npusim.machines.sm.block import ResidentBlock
+from npusim.machines.sm.core import LDG, LSU, TENSOR, WARPS
+from npusim.machines.sm.group_cost import ACCESS_BYTES
 from npusim.machines.sm.groups import GROUP_WARPS
-from npusim.machines.sm.place import ResidentBlock
-from npusim.machines.sm.plan import LDG, LSU, TENSOR, WARPS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Visit, WorkTile
-    from npusim.algorithms.table import Stage
-    from npusim.ir.buffers import Ring
-    from npusim.ir.tile import Operand, RingTile
-    from npusim.machines.frame import Span
-
-#: Bytes that a thread copies or loads at once.
-ACCESS_BYTES = 16
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
+    from npusim.ir.op import Step
+    from npusim.ir.tile import RingTile
 
 
-class GroupPlace(ResidentBlock):
+class GroupBlock(ResidentBlock):
     """The ``number``-th resident block of such a core."""
 
     @property
@@ -39,11 +34,6 @@ class GroupPlace(ResidentBlock):
         """How a group of warps executes what says nothing else."""
         work = self.tiling.work or GroupWork(GROUP_WARPS)
         return work if self.how else replace(work, is_even=True)
-
-    @property
-    def is_pipelined(self) -> bool:
-        """Whether places in shared memory are let go at the end of an iteration."""
-        return self.tiling.stages > 1
 
     def _tile(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
         products = [s for s in stages if s.is_product]
@@ -59,7 +49,7 @@ class GroupPlace(ResidentBlock):
             return
         slots: tuple[RingTile, ...] = ()
         copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, cell, tile) for n in operands)
-        if self.is_pipelined:
+        if self.keeps_operands:
             slots = tuple(self._slot(self.near[n], n, cell, tile, first=False, last=True) for n in operands)
         elif self.tiling.stages == 1:
             n = operands[0]
@@ -79,55 +69,27 @@ class GroupPlace(ResidentBlock):
         The first one's registers are free when the iteration ends, so that its load is waited for.
         """
         shares = self._shares(cell.rows)
-        for n in self.visited:
+        for n in self.frame.visited:
             if n not in operands:
                 yield self._load(n, cell, tile)
         before: tuple[RingTile, ...] = ()
         for n in operands:
-            load = self._load(n, cell, tile)
-            yield TileOp(load.label, load.queue, load.engine, load.steps, before)
+            yield self._load(n, cell, tile, before)
             before = (self._slot(self.loaded[n], n, cell, tile),)
         left = list(operands)
         for s in stages:
             while s.is_product and left and left[0] in s.rows[0].srcs:
-                yield from self._store(left.pop(0), cell, tile)
+                yield from self._store(n := left.pop(0), cell, tile, last=n != self.shared[0])
             for group, rows in enumerate(shares):
                 yield from (self._product if s.is_product else self._rows)(s, cell, tile, group, rows)
             if s.is_product and left:
-                yield from self._store(left.pop(0), cell, tile)
-
-    def _store(self, n: str, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield every group's share of an operand on its way through registers to shared memory."""
-        rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
-        is_first = n == self.shared[0]
-        for group, (row, count) in enumerate(self._shares(rows)):
-            src = self._slot(self.loaded[n], n, cell, tile, last=not is_first).part(row, count)
-            dst = self.near[n].fill(rows, cols, self.frame.fmt(n), stride=self._pitch(n, self.near[n].space))
-            dst = dst.part(row, count)
-            steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
-            yield self._op(
-                f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
-            )
+                yield from self._store(n := left.pop(0), cell, tile, last=n != self.shared[0])
 
     def _accesses(self, n: str, cell: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block accesses a tile of an operand."""
-        rows, cols = (self.frame.size(cell, a, tile) for a in self.frame.axes(n))
+        rows, cols, _ = self.frame.shape(n, cell, tile)
         each = ACCESS_BYTES * WARP_LANES * self.work.warps * self.tiling.groups
         return ceil_div(self.frame.size_bytes(n, rows * cols), each)
-
-    def _slot(
-        self, ring: Ring, n: str, cell: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
-    ) -> RingTile:
-        """Return a consumer's view of a place of an operand."""
-        height, width = self.frame.size(cell, self.frame.axes(n)[0], tile), self.frame.cols(n, cell, tile)
-        pitch = self._pitch(n, ring.space)
-        return ring.front(height, width, self.frame.fmt(n), first=first, last=last, stride=pitch)
-
-    def _operand(self, n: str, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
-        if n not in self.shared or not self.is_pipelined:
-            return super()._operand(n, s, cell, tile, group, share)
-        slot = self._slot(self.near[n], n, cell, tile, first=self._ends(n, s)[0], last=False)
-        return slot.part(*share) if self.frame.axes(n)[0] == self.frame.row_axis else slot
 
     def _op(
         self,
@@ -137,8 +99,6 @@ class GroupPlace(ResidentBlock):
         engine: str,
         steps: tuple[Step, ...],
         handshake: tuple[RingTile, ...] = (),
-        *,
-        is_exchange: bool = False,
     ) -> TileOp:
         work: GroupWork | None = None
         if engine == TENSOR:
@@ -149,19 +109,20 @@ class GroupPlace(ResidentBlock):
             work = self._rows_work(s)
             if label == "start":
                 held = sum(
-                    self.frame.size_bytes(n, self.frame.phase.sizes[self.frame.row_axis] * self.frame.width(n))
+                    self.frame.row_bytes(n, self.frame.phase.sizes[self.frame.row_axis])
                     for n, place in self.frame.places.items()
-                    if n in self.held or place == "out"
+                    if n in self.frame.held or place == "out"
                 )
                 work = replace(work, cell_bytes=max(1, held // self.tiling.groups))
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:
-        row = s.rows[0]
-        is_repeated = self.work.repeats > 1 and row.srcs[0] not in self.near
-        own = replace(self.work, repeats=1, across=self.work.repeats) if is_repeated else self.work
+        left, work = s.rows[0].srcs[0], self.work
+        if work.repeats > 1 and left not in self.near:
+            work = replace(work, repeats=1, across=work.repeats)
         awaited = not self.how[s].accumulate or self.tiling.stages == 1
-        return replace(own, is_awaited=awaited, barriers=0 if own.is_specialised or row.srcs[0] not in self.near else 1)
+        barriers = 0 if work.is_specialised or left not in self.near else 1
+        return replace(work, is_awaited=awaited, barriers=barriers)
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""

@@ -1,0 +1,475 @@
+"""Runs a call otherwise, aspect by aspect, and holds the bits of one row block against its own.
+
+Aspects are other batches, places in them, splits, tiles, ranks, and orders of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
+
+import numpy as np
+
+from npusim import formats
+from npusim.config.node import NodeDevice, list_nodes, load_node
+from npusim.config.problem import CopyProblem, Problem
+from npusim.config.tiling import Tiling, tiling_fields
+from npusim.errors import NpusimError, SpecError, TilingError, one_line
+from npusim.node.collective import ALGORITHMS, collective
+from npusim.node.reduction import execute
+from npusim.node.topology import Topology
+from npusim.numerics.inputs import recipe_source
+from npusim.numerics.paths import Place, compute, first_difference, parting
+from npusim.simulation.request import Request, SeedOptions, takes_options
+from npusim.simulation.simulate import run_request
+from npusim.simulation.variants import Variant, Variants, row_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from numpy.typing import NDArray
+
+    from npusim.config.node import NodeSpec
+    from npusim.ir.program import TileProgram
+    from npusim.node.collective import Algorithm, Transfer
+    from npusim.numerics.executor import HeadSource
+    from npusim.numerics.paths import Computed
+    from npusim.simulation.result import RunData
+    from npusim.simulation.variants import BuiltVariant
+
+#: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
+Aspect = Literal["batch", "position", "splits", "merge", "tile", "packing", "ranks", "order"]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+#: Other sizes of a batch, split counts and numbers of devices that are tried.
+BATCHES, SPLITS, RANKS = (2, 8), (1, 2, 8), (2, 4)
+#: Sizes of blocks whose halves are other tiles.
+BLOCKS = ("block_kv", "block_q", "block")
+#: Keys of all KV heads whose bits are compared: bounds the time of a variant.
+KEYS = 1 << 16
+#: ``cannot``: the same by structure, whatever the inputs; ``not seen``: other steps, but the same bits on
+#: these inputs; ``changes``: other bits; ``none``: a call cannot be run otherwise.
+Verdict = Literal["cannot", "not seen", "changes", "none"]
+
+
+@dataclass(frozen=True)
+class BitDifference:
+    """The first element of the result that differs, and both values."""
+
+    element: str
+    value: float
+    other: float
+
+    def __str__(self) -> str:
+        return f"{self.element}: {self.value:.9g} | {self.other:.9g}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One way to run the call otherwise; ``reason`` says why it cannot be.
+
+    ``parted`` is the first operation and tile whose values differ, even where the result rounds to the same bits.
+    """
+
+    what: str
+    is_same_structure: bool = False
+    difference: BitDifference | None = None
+    parted: str = ""
+    latency_us: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one aspect does to the bits, and what keeps it from doing so.
+
+    ``cost_us`` is what ``guarantee`` costs, at most among what was tried: negative where it is faster; None
+    where there is no time.
+    """
+
+    aspect: Aspect
+    tried: tuple[Tried, ...]
+    guarantee: str = ""
+    cost_us: float | None = None
+    cost_at: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the bits can change."""
+        done = [t for t in self.tried if not t.reason]
+        if any(t.difference for t in done):
+            return "changes"
+        if not done:
+            return "none"
+        return "cannot" if all(t.is_same_structure for t in done) else "not seen"
+
+    @property
+    def first(self) -> Tried | None:
+        """What first changed the bits, or else the values on the way to them."""
+        seen = [t for t in self.tried if t.difference] or [t for t in self.tried if t.parted]
+        return seen[0] if seen else None
+
+
+@dataclass(frozen=True, repr=False)
+class Invariance:
+    """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect."""
+
+    base: RunData
+    row: int
+    heads: int
+    findings: tuple[Finding, ...]
+
+    def __getitem__(self, aspect: str) -> Finding:
+        """Return what was found of one aspect; raise `SpecError` naming those there are."""
+        finding = next((f for f in self.findings if f.aspect == aspect), None)
+        if finding is None:
+            raise SpecError(f"aspect {aspect!r}: examined are {', '.join(f.aspect for f in self.findings)}")
+        return finding
+
+    def holds(self, *aspects: str) -> bool:
+        """Return whether no change of these aspects was seen to change a bit."""
+        return all(self[aspect].verdict != "changes" for aspect in aspects)
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{f.aspect} {f.verdict}" for f in self.findings)
+        return f"<Invariance of {self.base.name} on {self.base.device.name}: {verdicts}>"
+
+
+@takes_options(SeedOptions)
+def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpack[SeedOptions]) -> Invariance:
+    """Run a call otherwise and say what changes the bits of its first sequence.
+
+    Parameters
+    ----------
+    vary
+        Aspects to examine, of `ASPECTS`; the rest is as for `npusim.run`.
+
+    Returns
+    -------
+    Invariance
+        By aspect: whether the bits change (with the first element, operation and tile that differ), cannot
+        by structure, or did not on these inputs; and what ruling the change out costs in microseconds.
+
+    Raises
+    ------
+    SpecError
+        An unknown aspect, or a node: its collective is varied by the aspect ``order`` of its device.
+    NpusimError
+        As `npusim.run`.
+
+    Examples
+    --------
+    >>> found = invariant("flash", seq=256, vary=["batch"])
+    >>> found["batch"].verdict
+    'cannot'
+    """
+    return examine(Request(schedule, **options), vary)
+
+
+def examine(
+    request: Request, vary: Collection[str] = ASPECTS, on_tried: Callable[[int, int], None] | None = None
+) -> Invariance:
+    """Examine a request; see :func:`invariant`.  ``on_tried`` is told how many of how many variants are done."""
+    unknown = [name for name in vary if name not in ASPECTS]
+    if unknown or not vary:
+        raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
+    device = request.machine()
+    if isinstance(device, NodeDevice):
+        raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
+    base = run_request(replace(request, hw=device, overrides=None), is_bare=True)
+    if not isinstance(base.problem, Problem):
+        raise SpecError(f"schedule {request.schedule} is no attention: nothing to examine")
+    return _Examination(request, base, base.problem, on_tried).findings(vary)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A call run otherwise, and where its first sequence lies in the batch."""
+
+    what: str
+    variant: Variant
+    position: int = 0
+
+    @classmethod
+    def of_field(cls, name: str, value: object) -> _Way:
+        return cls(f"{name}={value}", Variant(tiling={name: value}))
+
+
+class _Examination:
+    """A call as it is run, and its variants."""
+
+    def __init__(
+        self, request: Request, base: RunData, problem: Problem, on_tried: Callable[[int, int], None] | None
+    ) -> None:
+        self.request, self.base, self.problem = request, base, problem
+        self.on_tried, self.count, self.total = on_tried, 0, 0
+        self.source = recipe_source(problem)
+        self.place = Place(_row(base))
+        # What the user chose; all else stays open, as where such a call is run by itself.
+        chosen = request.chosen_tiling(type(base.tiling))
+        names = chosen.model_fields_set if isinstance(chosen, Tiling) else chosen.keys()
+        self.variants = Variants(
+            Request(
+                request.schedule,
+                problem=problem,
+                hw=base.device,
+                tiling={name: getattr(base.tiling, name) for name in names},
+                method=request.method,
+                precision=request.precision,
+                arithmetic=request.arithmetic,
+            )
+        )
+        self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
+        self.key = row_key(base.program, self.place, problem.group_size)
+        self.latency = None if base.timing is None else base.latency_us
+
+    def findings(self, vary: Collection[str]) -> Invariance:
+        """Return the findings, in the order of `ASPECTS`."""
+        ways = {name: listed for name, listed in self._ways().items() if name in vary}
+        self.total = sum(map(len, ways.values())) + (2 if "order" in vary else 0)
+        findings = {name: self._finding(name, listed) for name, listed in ways.items()}
+        if "order" in vary:
+            findings["order"] = self._orders()
+        listed = tuple(findings[name] for name in ASPECTS if name in findings)
+        return Invariance(self.base, self.place.row, self.heads, listed)
+
+    def _told(self, tried: Tried) -> Tried:
+        self.count += 1
+        if self.on_tried:
+            self.on_tried(self.count, self.total)
+        return tried
+
+    # ---------------------------------------------------------------- what is tried
+
+    def _ways(self) -> dict[Aspect, list[_Way]]:
+        """Return what is tried, by aspect; none where a call cannot be run otherwise."""
+        batches = [n * self.problem.batch for n in BATCHES]
+        largest = Variant(problem={"batch": batches[-1]})
+        return {
+            "batch": [_Way(f"batch={n}", Variant(problem={"batch": n})) for n in batches],
+            "position": [_Way(f"sequence {n} of {batches[-1]}", largest, n) for n in (1, batches[-1] - 1)],
+            **self._ways_of_fields(),
+            "ranks": list(self._ways_of_ranks()),
+        }
+
+    def _ways_of_fields(self) -> dict[Aspect, list[_Way]]:
+        """Return what other values of tiling fields there are."""
+        tiling = self.base.tiling
+        known = {f.name: f for f in tiling_fields(type(tiling))}
+        values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "merge": [], "tile": [], "packing": []}
+        if "splits" in known:
+            values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
+        if "merge" in known:
+            values["merge"] = [("merge", m) for m in known["merge"].choices if m != getattr(tiling, "merge", None)]
+        for name in (n for n in BLOCKS if n in known):
+            half = (getattr(tiling, name) or 0) // 2
+            if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
+                values["tile"].append((name, half))
+        if "pack" in known and self.problem.group_size > 1:
+            # Packed: rows of several query heads are rows of one block.
+            values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
+        return {aspect: [_Way.of_field(*value) for value in listed] for aspect, listed in values.items()}
+
+    @cached_property
+    def splits(self) -> int:
+        """Into how many parts the keys of a block of queries are split, at most."""
+        spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
+        return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
+
+    def _ways_of_ranks(self) -> Iterator[_Way]:
+        """Yield shares of the heads: whole groups, or a KV head that several ranks have."""
+        p = self.problem
+        for ranks in RANKS:
+            heads, kv_heads = p.heads // ranks, max(1, p.kv_heads // ranks)
+            if p.heads % ranks == 0 and heads % kv_heads == 0 and heads // kv_heads <= p.group_size:
+                yield _Way(f"tensor_parallel={ranks}", Variant(problem={"heads": heads, "kv_heads": kv_heads}))
+
+    def _try(self, way: _Way) -> Tried:
+        try:
+            built = self.variants.build(way.variant)
+        except TilingError as error:
+            return Tried(way.what, reason=one_line(error))
+        latency, program, key = _latency(built), built.program, self.key
+        problem = cast("Problem", built.plan.problem)
+        place, group = replace(self.place, batch=way.position), problem.group_size
+        if way.position:
+            key = row_key(program, self.place, group)
+        if row_key(program, place, group) == key:
+            return Tried(way.what, is_same_structure=True, latency_us=latency)
+        mine = self._computed(program, group) if way.position else self._own
+        other = compute(program, place, group, self._moved(way.position), min(self.heads, problem.heads))
+        at, difference = first_difference(mine.rows, other.rows), None
+        if at is not None:
+            head, row, column = at
+            values = (float(one.rows[head][row, column]) for one in (mine, other))
+            difference = BitDifference(f"O head {head} row {self.place.row + row} column {column}", *values)
+        return Tried(way.what, False, difference, str(parting(mine.events, other.events) or ""), latency)
+
+    @cached_property
+    def _own(self) -> Computed:
+        """The bits of the call itself."""
+        return self._computed(self.base.program, self.problem.group_size)
+
+    def _computed(self, program: TileProgram, group: int) -> Computed:
+        return compute(program, self.place, group, self.source, self.heads)
+
+    def _moved(self, position: int) -> HeadSource:
+        """Return the inputs with the first sequence at another place of the batch."""
+        swapped = {0: position, position: 0}
+        return lambda name, batch, head: self.source(name, swapped.get(batch, batch), head)
+
+    # ---------------------------------------------------------------- guarantees
+
+    def _finding(self, aspect: Aspect, ways: list[_Way]) -> Finding:
+        tried = [self._told(self._try(way)) for way in ways]
+        finding, own = Finding(aspect, tuple(tried)), self.latency
+        if finding.verdict != "changes":
+            return finding
+        times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
+        match aspect:
+            case "splits":
+                one = next((time for time, what in times if what == "splits=1"), own)
+                cost = None if own is None or one is None else one - own
+                where = "" if cost is None else "this call"
+                return replace(finding, guarantee="splits=1", cost_us=cost, cost_at=where)
+            case "tile" | "merge":
+                names = dict.fromkeys(name for way in ways for name in way.variant.tiling)
+                fixed = " ".join(f"{n}={getattr(self.base.tiling, n)}" for n in names)
+                return _against(replace(finding, guarantee=fixed), own, times)
+            case _:
+                return self._fixed_splits(finding, ways)
+
+    def _fixed_splits(self, finding: Finding, ways: list[_Way]) -> Finding:
+        """Return what it costs that splits do not go by the number of blocks."""
+        if "splits" not in type(self.base.tiling).model_fields:
+            return finding
+        costs: list[tuple[float, str]] = []
+        for tried, way in zip(finding.tried, ways, strict=True):
+            if not tried.difference:
+                continue
+            variant = replace(way.variant, tiling={**way.variant.tiling, "splits": self.splits})
+            fixed = self.variants.build(variant)
+            group = cast("Problem", fixed.plan.problem).group_size
+            if row_key(fixed.program, replace(self.place, batch=way.position), group) != self.key:
+                return finding  # it is not the splits
+            latency = _latency(fixed)
+            if tried.latency_us is not None and latency is not None:
+                costs.append((latency - tried.latency_us, tried.what))
+        finding = replace(finding, guarantee=f"splits={self.splits}")
+        if not costs:
+            return finding
+        cost, what = max(costs)
+        return replace(finding, cost_us=cost, cost_at=f"at {what}")
+
+    # ---------------------------------------------------------------- a collective's order
+
+    def _orders(self) -> Finding:
+        sums = _sums(self.request, self.base.device.name, self.problem)
+        own, steps = sums.results(sums.algorithm)
+        latency, tried = sums.latency_us(sums.algorithm), list[Tried]()
+        for algorithm in (a for a in ALGORITHMS if a != sums.algorithm):
+            other, others = sums.results(algorithm)
+            at, difference, parted = first_difference({0: own[None]}, {0: other[None]}), None, ""
+            if at is not None:
+                element = at[2]
+                pairs = zip(_of_element(steps, element), _of_element(others, element), strict=False)
+                (what, a), (_, b) = next((one, two) for one, two in pairs if one[1] != two[1])
+                parted = f"AllReduce: {what}, shard of element {element}: {a:.9g} | {b:.9g}"
+                values = float(own[element]), float(other[element])
+                difference = BitDifference(f"sum {element} of {sums.ranks} ranks", *values)
+            tried.append(self._told(Tried(algorithm, False, difference, parted, sums.latency_us(algorithm))))
+        finding = Finding("order", tuple(tried))
+        if finding.verdict != "changes":
+            return finding
+        times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
+        return _against(replace(finding, guarantee=f"algorithm={sums.algorithm}"), latency, times)
+
+
+def _latency(built: BuiltVariant) -> float | None:
+    """Return the microseconds of the checked program; None on a device without times."""
+    timing = built.timing()
+    return None if timing is None else timing.latency_s * 1e6
+
+
+def _against(finding: Finding, own: float | None, times: list[tuple[float, str]]) -> Finding:
+    """Return the finding with what a call costs as it is, against the fastest of others."""
+    if own is None:
+        return finding
+    best, what = min(times, default=(own, ""))
+    where = f"against {what}" if best < own else "none tried is faster"
+    return replace(finding, cost_us=own - min(own, best), cost_at=where)
+
+
+def _row(base: RunData) -> int:
+    """Return the first row of head 0's last block."""
+    out = base.program.tensors["o"]
+    parts = (part for b in base.program.phases[-1].blocks for part in out.heads_of(b.head, b.row, b.rows))
+    return max(row for head, row, _, _ in parts if head == 0)
+
+
+# ---------------------------------------------------------------- sums over ranks
+
+#: Elements of a sample of partial sums: some in every shard of 64 ranks.
+SAMPLE = 4096
+#: First element, who sent and who added, and the sums.
+Addition = tuple[int, int, int, "NDArray[Any]"]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The AllReduce that follows attention: a rank's partial sums are normal samples in the inputs' format.
+
+    ``algorithm`` is its own order of transfers, ``message`` what is summed in one step, where its size is known.
+    """
+
+    ranks: int
+    fmt: str
+    node: NodeSpec | None
+    algorithm: Algorithm
+    message: CopyProblem | None
+
+    def results(self, algorithm: Algorithm) -> tuple[NDArray[Any], list[Addition]]:
+        """Return the sums, and every addition in order."""
+        draw, added = np.random.default_rng(0), list[Addition]()
+        inputs = [formats.cast(draw.standard_normal(SAMPLE), self.fmt) for _ in range(self.ranks)]
+
+        def watch(transfer: Transfer, first: int, _: Any, result: NDArray[Any]) -> None:
+            added.append((first, transfer.source, transfer.target, result.copy()))
+
+        call = collective("allreduce", algorithm, self.ranks)
+        return execute(call, inputs, self.fmt, watch=watch)[0], added
+
+    def latency_us(self, algorithm: Algorithm) -> float | None:
+        """Return the microseconds of one step's AllReduce on a packaged node of the device, if there is one."""
+        if self.node is None or self.message is None:
+            return None
+        request = Request("allreduce", hw=self.node, problem=self.message, tiling={"algorithm": algorithm})
+        try:
+            return run_request(request, is_bare=True).latency_us
+        except NpusimError:
+            return None
+
+
+def _sums(request: Request, device: str, problem: Problem) -> _Sums:
+    """Return the sums over a request's ranks (one: as many as a packaged node of the device has, else eight)."""
+    load = request.load() if request.problem is None else None
+    ranks = request.tensor_parallel or (load.tensor_parallel if load else 1)
+    nodes = (load_node(name) for name in list_nodes())
+    node = max((n for n in nodes if n.device == device), key=lambda n: n.device_count.value, default=None)
+    count = ranks if ranks > 1 else (node.device_count.value if node else 8)
+    is_mesh = node is not None and count <= node.device_count.value and Topology(node, count).is_full_mesh
+    fmt = problem.dtype if problem.dtype in ("float16", "bfloat16", "float32") else "float16"
+    message = None
+    if load is not None and load.hidden is not None:
+        size = formats.get_format(fmt).size_bytes
+        message = CopyProblem(bytes=problem.batch * problem.seq_q * load.hidden * size)
+    return _Sums(count, fmt, node, "mesh" if is_mesh else "ring", message)
+
+
+def _of_element(added: list[Addition], element: int) -> list[tuple[str, float]]:
+    """Return the additions that one element takes part in: what was added to whose, and the sum."""
+    return [
+        (f"rank {target} adds what rank {source} sent", float(values[element - first]))
+        for first, source, target, values in added
+        if first <= element < first + len(values)
+    ]

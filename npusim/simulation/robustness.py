@@ -1,0 +1,156 @@
+"""What bits hang on that could be otherwise: assumed arithmetic, and where an output is not finite its precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.config.problem import Problem
+from npusim.errors import NpusimError, SpecError
+from npusim.formats import ARITHMETICS, get_arithmetic
+from npusim.formats.reductions import ORDERS
+from npusim.numerics.evaluate import execute_rows
+from npusim.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from npusim.config.device import DeviceSpec
+    from npusim.numerics.result import NumericResult
+    from npusim.simulation.plan import Plan
+
+__all__ = ["FiniteChoice", "Spread", "arithmetic_uncertainty", "finite_choices", "row_sum_evidence"]
+
+
+# ---------------------------------------------------------------- assumed arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Outputs under another arithmetic against those of the run, over the rows of one head.
+
+    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
+    other's outputs are not all finite.
+    """
+
+    arithmetic: str
+    rmse: float | None
+    differing: float | None
+
+
+def arithmetic_uncertainty(bits: NumericResult, plan: Plan) -> tuple[Spread, ...]:
+    """Return how much the first computed block of a plan changes under each alternative arithmetic.
+
+    Nothing is assumed: no alternatives.  An output that is not finite is at no distance from another: none either.
+    """
+    if not bits.rows:
+        return ()
+    (batch, head, row), block = next(iter(bits.rows.items()))
+    before = block.astype(np.float64)
+    if not np.isfinite(before).all():
+        return ()
+    spreads = []
+    for name, changes in _alternatives(bits, plan.device):
+        try:
+            program = plan.program(changes)
+        except SpecError:  # the schedule leaves no choice of it
+            continue
+        problem: Any = plan.problem
+        _, written = execute_rows(program, plan.source(problem), [row], {head}, problem.group_size)
+        spreads.append(Spread(name, *_distance(before, written[batch, head, row].astype(np.float64))))
+    return tuple(spreads)
+
+
+def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield a name and the changed field of the precision for whatever could be otherwise."""
+    for name in sorted({other for used in bits.arithmetic for other in _other_arithmetics(used)}):
+        yield name, {"arithmetic": name}
+    for used, basis in row_sum_evidence(bits, device).items():
+        # A vector unit adds lanes side by side: no order of its is a sequence.
+        others = (order for order in ORDERS if order not in (used, "sequential"))
+        for order in others if basis == "assumed" else ():
+            yield f"row sums in {order}", {"sum_order": order}
+
+
+def _other_arithmetics(name: str) -> Iterator[str]:
+    """Yield the other assumed arithmetics of a unit with the operands and accumulator of ``name``."""
+    chosen = get_arithmetic(name)
+    kind = (chosen.evidence, chosen.a_format, chosen.b_format, chosen.acc_format)
+    for other, a in ARITHMETICS.items() if chosen.evidence == "assumed" else ():
+        is_of_unit = other.startswith(f"{name.partition('.')[0]}.")
+        if other != name and is_of_unit and (a.evidence, a.a_format, a.b_format, a.acc_format) == kind:
+            yield other
+
+
+def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
+    """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
+    own = device.row_sum
+    return {order: own.basis if own is not None and own.value == order else "chosen" for order in bits.row_sum_orders}
+
+
+def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None]:
+    """Return the relative distance, and the share of differing values; None if not all are finite."""
+    if not np.isfinite(after).all():
+        return None, None
+    norm = float(np.sqrt((before**2).sum()))
+    distance = float(np.sqrt(((after - before) ** 2).sum()))
+    return distance / norm if norm else 0.0, float((after != before).mean())
+
+
+# ---------------------------------------------------------------- finite choices
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteChoice:
+    """A schedule and preset whose output is finite, with its relative RMSE against float64."""
+
+    schedule: str
+    precision: str
+    rmse: float
+
+
+def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
+    """Return a plan's first preset, and the first other schedule, that compute the rows of ``bits`` without NaN or Inf.
+
+    Nothing where ``bits`` is finite itself.  Presets are tried in the registry's order, other schedules with their
+    default tiling; what does not fit the problem or the device is passed over.
+    """
+    if bits.error.is_finite:
+        return ()
+    others = (_finite_preset(bits, other) for other in _other_schedules(plan))
+    choices = (_finite_preset(bits, plan), next(filter(None, others), None))
+    return tuple(choice for choice in choices if choice is not None)
+
+
+def _other_schedules(plan: Plan) -> Iterator[Plan]:
+    """Yield plans of the other schedules for a device's family that compute such a problem."""
+    problem: Any = plan.problem
+    for other in () if plan.schedule.reference else SCHEDULES.values():  # a reference: others compute something else
+        fits = other.family == plan.device.family and other.problem is Problem
+        if other is not plan.schedule and fits and (other.reads_scales or not problem.is_scaled):
+            yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
+
+
+def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
+    """Return the first preset that gives the rows of ``bits`` without NaN or Inf; None where none does."""
+    rows = sorted({row + n for (_, _, row), block in bits.rows.items() for n in range(len(block))})
+    heads = sorted({head for _, head, _ in bits.rows})
+    lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())
+    _, head, row = next(lost)
+    for name in plan.schedule.precisions:
+        try:
+            program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))
+            # One block that was lost refuses first.
+            if not plan.bits(program, rows=[row], heads=[head]).error.is_finite:
+                continue
+            error = plan.bits(program, rows=rows, heads=heads).error
+        except NpusimError:
+            continue
+        if error.rmse is not None:
+            return FiniteChoice(plan.schedule.name, name, error.rmse)
+    return None

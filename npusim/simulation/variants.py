@@ -1,0 +1,312 @@
+"""Variants of a request: its named changes, what they build, and which of them are one program or have the same bits.
+
+Searches, sensitivity, invariance and comparisons with a kernel's output all change a request by name and build it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping  # noqa: TC003 - a field of a dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from npusim.config.tiling import Tiling, build_tiling
+from npusim.formats import get_format
+from npusim.ir.check import check
+from npusim.ir.content import Itself, interned
+from npusim.ir.op import Opcode
+from npusim.ir.program import Loop
+from npusim.ir.tile import GlobalTile
+from npusim.numerics.evaluate import needed_blocks
+from npusim.schedules import find_schedule
+from npusim.schedules.plugins import with_origin
+from npusim.simulation.plan import plan_of
+from npusim.simulation.simulate import simulate_program, warmed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterable
+
+    from npusim.ir.op import Source, Step
+    from npusim.ir.program import Item, ProgramPhase, TileProgram
+    from npusim.numerics.paths import Place
+    from npusim.schedules import Schedule
+    from npusim.simulation.plan import Plan
+    from npusim.simulation.request import Request
+    from npusim.timing.result import TimingResult
+
+__all__ = [
+    "OPTIONS",
+    "PRECISION",
+    "BuiltVariant",
+    "Variant",
+    "Variants",
+    "blocks_key",
+    "program_key",
+    "row_key",
+    "schedule_of",
+    "work_key",
+]
+
+#: Shapes of blocks of a phase whose work is compared; more only repeat them with other lengths.
+SHAPES = 4
+#: The name of a change to another preset of the precision.
+PRECISION = "precision"
+#: Changes that are options of a run besides its tiling and precision.
+OPTIONS = ("schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
+
+
+def _nothing() -> Any:
+    return field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Named changes to a request.
+
+    ``options`` of a run, fields of its ``problem``, numbers of its device (``overrides``), fields of its ``tiling`` and
+    ``precision``; under `PRECISION` the last has a preset.
+    """
+
+    options: Mapping[str, Any] = _nothing()
+    problem: Mapping[str, Any] = _nothing()
+    overrides: Mapping[str, str] = _nothing()
+    tiling: Mapping[str, object] = _nothing()
+    precision: Mapping[str, object] = _nothing()
+
+    def on(self, request: Request) -> Request:
+        """Return the request with these changes; no bits, no timeline."""
+        kept = [part for part in (request.precision or "").split(",") if part.partition("=")[0] not in self.precision]
+        changed = [str(v) if k == PRECISION else f"{k}={v}" for k, v in self.precision.items()]
+        return replace(
+            request,
+            **self.options,
+            problem=request.problem and request.problem.model_copy(update=dict(self.problem)),
+            overrides={**(request.overrides or {}), **self.overrides} or None,
+            tiling={**_fields(request.tiling), **self.tiling},
+            precision=",".join(filter(None, (*kept, *changed))) or None,
+            numerics=False,
+            trace_groups=(),
+            presets=False,
+        )
+
+
+def _fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
+    """Return the fields of a tiling that were chosen."""
+    return tiling.model_dump(exclude_unset=True) if isinstance(tiling, Tiling) else dict(tiling or {})
+
+
+def schedule_of(request: Request) -> Schedule:
+    """Return the schedule of a request on its device."""
+    return find_schedule(request.schedule, request.machine().family)
+
+
+@dataclass(frozen=True)
+class BuiltVariant:
+    """A variant's plan, and its program."""
+
+    plan: Plan
+    program: TileProgram
+
+    def check(self) -> None:
+        """Raise what is wrong with the program: races and all else that a run is checked for."""
+        with with_origin(self.plan.schedule.origin):
+            check(self.program, self.plan.device.flags)
+
+    def timing(self) -> TimingResult | None:
+        """Return the time of the checked program; None on a device without times."""
+        self.check()
+        device = self.plan.device
+        return simulate_program(self.program, device, self.plan.request.method) if device.is_timed else None
+
+    @property
+    def program_key(self) -> Hashable:
+        """What variants share that are one program on one device: one time and the same bits; None if not known."""
+        content = program_key(self.program)
+        return None if content is None else (self.plan.device.name, content)
+
+    @property
+    def bits_key(self) -> str:
+        """What variants share that have the same bits, as a digest; empty where a machine does not say."""
+        contents = [repr(self.plan.problem)]
+        for phase in self.program.phases:
+            if phase.bits is None:
+                return ""
+            content, blocks, sums = cast("Any", phase.bits())
+            contents += [repr(content), *sorted(map(repr, blocks)), repr(sums)]
+        # A function of a module is known by its name; what is shown by its address says nothing of its content.
+        text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
+        return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Variants:
+    """Builds variants of one request.
+
+    Those of one problem and device have them as one object, so that programs share what hangs on these.
+    """
+
+    def __init__(self, request: Request, device_keys: Collection[str] = ()) -> None:
+        self.request, self.device_keys = request, device_keys
+        self._scene = lru_cache(maxsize=32)(self._read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of, but the request's ``progress``."""
+        return Variants, (replace(self.request, progress=None), self.device_keys)
+
+    def named(self, changes: Mapping[str, object]) -> Variant:
+        """Return the variant of changes by name alone: `OPTIONS`, ``device_keys``, else of the tiling or precision.
+
+        A change to None is none.
+        """
+        values: dict[str, Any] = {k: v for k, v in changes.items() if v is not None}
+        options = {k: values.pop(k) for k in OPTIONS if k in values}
+        if "causal" in options:
+            options["causal"] = str(options["causal"]).lower() == "true"
+        overrides = {k: str(values.pop(k)) for k in self.device_keys if k in values}
+        scene = self._scene(tuple(options.items()), (), tuple(overrides.items()))
+        tiling = {k: values.pop(k) for k in list(values) if k in scene.tiling_fields}
+        return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)
+
+    def request_of(self, changes: Mapping[str, object]) -> Request:
+        """Return the request with changes by name alone, as :meth:`named`."""
+        return self.named(changes).on(self.request)
+
+    def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltVariant:
+        """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+        scenery = (variant.options, variant.problem, variant.overrides)
+        plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
+        request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
+        arithmetic = request.arithmetic and f"arithmetic={request.arithmetic}"
+        precision = plan.schedule.precision(",".join(filter(None, (request.precision, arithmetic))))
+        tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
+        tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
+        plan = replace(plan, tiling=tiling, precision=precision)
+        return BuiltVariant(plan, warmed(program, plan.device) if request.warm else program)
+
+    def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
+        options, problem, overrides = map(dict, changes)
+        request = Variant(options=options, problem=problem, overrides=overrides).on(self.request)
+        load = request.load() if request.problem is None else None
+        return _Scene(replace(request, hw=request.machine(), overrides=None, workload=load))
+
+
+class _Scene:
+    """What variants share that differ in tiling and precision alone: a request whose files are read, and its plan."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = replace(request, tiling=None, precision=None)
+
+    @cached_property
+    def tiling_fields(self) -> Collection[str]:
+        return schedule_of(self.request).tiling.model_fields.keys()
+
+    @cached_property
+    def plan(self) -> Plan:
+        return replace(plan_of(self.request, is_bare=True), tensors=None)
+
+
+# ---------------------------------------------------------------- keys of programs
+
+
+def program_key(program: TileProgram) -> Hashable:
+    """Return what programs share that are one but for their tilings' words; None where that is not known."""
+    if any(phase.memo_key is None for phase in program.phases):
+        return None
+    rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
+    tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
+    return rings, tensors, blocks_key(program)
+
+
+def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
+    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
+    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+
+
+@lru_cache(maxsize=16)
+def _content(blocks: Itself) -> Hashable:
+    """Return one object for equal blocks, whose content is looked at once."""
+    return interned(tuple(blocks.thing))
+
+
+def work_key(program: TileProgram) -> Hashable:
+    """Return what programs share that run the same blocks and operations on the same shapes, wherever tiles lie."""
+    return tuple((phase.name, len(phase.blocks), _shapes(phase)) for phase in program.phases)
+
+
+def _shapes(phase: ProgramPhase) -> Hashable:
+    work: dict[Hashable, Hashable] = {}
+    for block in phase.blocks:
+        shape = phase.shape(block)
+        if shape not in work:
+            work[shape] = _work(phase.body(block))
+            if len(work) == SHAPES:
+                break
+    return tuple(work.values())
+
+
+def _work(items: Iterable[Item]) -> tuple[Hashable, ...]:
+    work: list[Hashable] = []
+    for item in items:
+        if isinstance(item, Loop):
+            # Stages that run further ahead than there are tiles leave loops without operations.
+            body = _work(item.body(item.indices[0]))
+            work += [(len(item.indices), body)] if body else []
+        else:
+            work.append((item.label, item.queue, tuple((s.opcode, s.dst.rows, s.dst.cols) for s in item.steps)))
+    return tuple(work)
+
+
+def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
+    """Return what programs share that give a row of the output the same bits, whatever the inputs.
+
+    That is what is done to it, phase by phase, block by block: operations of each label in their order, on the same
+    columns and depths, since none looks from one row at another.  Addresses, queues and the number of rows that are
+    worked on together are left out: they decide no bit.
+    """
+    blocks = []
+    needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
+    for phase in program.phases:
+        for block in needed[phase.name]:
+            steps: dict[str, list[Hashable]] = defaultdict(list)
+            _collect(phase.body(block), program.tensors["o"].batch, steps)
+            blocks.append(tuple(sorted((label, tuple(operations)) for label, operations in steps.items())))
+    return tuple(blocks)
+
+
+def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashable]]) -> None:
+    """Add operations by label; those that differ in their rows alone (slices, bands, cores) count once a body."""
+    seen: set[Hashable] = set()
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                _collect(item.body(index), sequences, into)
+        else:
+            steps = tuple(_step(step, sequences) for step in item.steps)
+            if steps and (item.label, steps) not in seen:
+                seen.add((item.label, steps))
+                into[item.label].append(steps)
+
+
+def _step(step: Step, sequences: int) -> Hashable:
+    right = 1 if step.opcode is Opcode.MATMUL else -1
+    sources = tuple(_operand(s, sequences, is_right=i == right) for i, s in enumerate(step.srcs))
+    attributes = replace(step.attributes, warp=None)
+    return step.opcode.value, step.name, str(attributes), _operand(step.dst, sequences), sources
+
+
+def _operand(source: Source, sequences: int, *, is_right: bool = False) -> Hashable:
+    """Return what of an operand decides a row's bits: columns, and all of what a product contracts with."""
+    if isinstance(source, float | int):
+        return float(source).hex()
+    if isinstance(source, GlobalTile):
+        tensor = source.tensor
+        part = source.batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
+        has_rows_of_output = tensor.name == "q" or tensor.role in ("output", "workspace")
+        rows = (-1, -1) if has_rows_of_output else (source.row, source.rows)
+        return tensor.name, tensor.fmt, part, *rows, source.col, source.cols
+    at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
+    if is_right:
+        return source.fmt, source.rows, source.cols, source.stride, at
+    return source.fmt, source.cols, at % source.stride
