@@ -69,7 +69,7 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
 
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "simpy": ("timing/des.py", "timing/link.py", "timing/processor_sharing.py", "node/"),
+    "simpy": ("timing/des.py", "timing/link.py", "timing/gpu_pipes.py", "node/"),
     "networkx": ("node/topology.py",),
     "pydantic": ("config/",),
     "pydantic_core": ("config/",),

@@ -15,18 +15,17 @@ from npusim.ir.content import Itself, interned, memo, methods_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.walk import ends_of
 from npusim.simulation.variants import blocks_key
-from npusim.timing.block_machine import RANGE_BITS
-from npusim.timing.block_run import Run, run_whole
-from npusim.timing.fold import Classes, blocks_by_group
-from npusim.timing.steady import Skipping
+from npusim.timing.engine import Run
+from npusim.timing.engine_arrays import RANGE_BITS
+from npusim.timing.engine_code import Classes, blocks_by_group
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Body, Item, Pricing, ProgramPhase, TileProgram
-    from npusim.timing.block_code import Code
-    from npusim.timing.block_machine import Ints
+    from npusim.timing.engine_arrays import Ints
+    from npusim.timing.engine_code import Code
 
 __all__ = ["Bound", "alone_bound", "work_bound"]
 
@@ -145,11 +144,10 @@ def alone_bound(code: Code, groups: Sequence[int]) -> int:
     if code.streams.pipes:
         return 0
     blocks = [blocks_by_group(code, phase, groups) for phase in code.streams.program.phases]
-    run = Run(code, Classes(tuple((group,) for group in groups), tuple(tuple(phase) for phase in blocks)))
+    alone = Classes(tuple((group,) for group in groups), tuple(tuple(phase) for phase in blocks))
+    run = Run(code, alone, periodic=code.operation_count(alone.every_block()) > FEW_OPERATIONS)
     run.program = run.program._replace(link=run.program.link.copy())
     run.program.link["rate"] = 1 << RANGE_BITS
-    operations = sum(code.operation_count(block) for phase in blocks for own in phase for block in own)
-    through = Skipping(run) if operations > FEW_OPERATIONS else run_whole
     for phase in range(len(blocks)):
-        run.run_phase(phase, through)
+        run.run_phase(phase)
     return int(run.cycles)

@@ -13,7 +13,7 @@ from npusim.explore.bounds import alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
-from npusim.timing.block_code import Code
+from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
 

@@ -30,7 +30,7 @@ from npusim.simulation.estimate import estimate, refuse_beyond
 from npusim.simulation.plan import ComputedBits
 from npusim.simulation.robustness import Spread
 from npusim.timing import METHODS
-from npusim.timing.sanity import check_sanity
+from npusim.timing.summary import check_sanity
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

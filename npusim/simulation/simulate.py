@@ -18,9 +18,9 @@ from npusim.simulation.result import PresetOutcome, RunData
 from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices, row_sum_evidence
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
-from npusim.timing.prefix import first_spans
-from npusim.timing.sanity import check_sanity
 from npusim.timing.stream import Streams
+from npusim.timing.summary import check_sanity
+from npusim.timing.trace_head import first_spans
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

@@ -5,24 +5,25 @@
 ``des``
     SimPy, every core group and shared link: the reference.
 ``block``
-    The processes of ``des`` compiled, run to their next wait: exact.
+    The processes of ``des`` compiled (`npusim.timing.engine`), run to their next wait: exact.
 ``fold``
-    One representative for each class of core groups with equal programs, its transfers weighted: exact.
+    The same engine with one core group of each class of equal ones, its transfers weighted: exact.
 ``steady``
     ``fold`` that skips whole periods once the joint state repeats: exact.
 ``reserved``
-    Each core group beside a mean of the others, a block simulated once: approximate, for groups that
-    all differ.
+    A mean field (`npusim.timing.mean_field`): each core group beside a mean of the others, a block simulated once:
+    approximate, for groups that all differ.
 ``auto``
     Chooses ``steady`` or, where that takes long and its measured difference is small, ``reserved``.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.timing import auto, block, des, fold, reserved, steady
+from npusim.timing import auto, des, engine, mean_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,9 +36,7 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
     {
         "auto": auto.simulate,
         "des": des.simulate,
-        "block": block.simulate,
-        "fold": fold.simulate,
-        "steady": steady.simulate,
-        "reserved": reserved.simulate,
+        **{method: partial(engine.simulate, method=method) for method in ("block", "fold", "steady")},
+        "reserved": mean_field.simulate,
     }
 )

@@ -11,12 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.timing import des, reserved
-from npusim.timing.block_code import code_of
-from npusim.timing.block_run import Run
-from npusim.timing.fold import equal_groups
-from npusim.timing.reserved import FEW_CLASSES, operations_of
-from npusim.timing.steady import skipping
+from npusim.timing import des, mean_field
+from npusim.timing.engine import Run
+from npusim.timing.engine_code import code_of, equal_groups
+from npusim.timing.mean_field import FEW_CLASSES, operations_of
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -52,9 +50,8 @@ def simulate(
     if operations > FEW_OPERATIONS and len(classes.groups) > FEW_CLASSES:
         widest = WIDE if operations <= MANY_OPERATIONS else 1.0
         try:
-            return reserved.approximate(code, classes, widest)
+            return mean_field.approximate(code, classes, widest)
         except ProgramError:
             pass  # its blocks cannot be told apart, or the band is too wide
-    if trace_groups and operations <= FEW_OPERATIONS:
-        return Run(code, classes, trace_groups).result("steady")
-    return skipping(code, classes)
+    kept = trace_groups if operations <= FEW_OPERATIONS else ()
+    return Run(code, classes, kept, periodic=True).result("steady")

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError
-from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, pipe_uses, span_of
+from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, ProcessorSharing, pipe_uses, span_of
 from npusim.timing.link import Alarm, SharedLink, bytes_per_cycle
-from npusim.timing.processor_sharing import ProcessorSharing
 from npusim.timing.result import QueueUse, Span, TimingResult
-from npusim.timing.scalar_unit import Dispatcher
 from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
@@ -84,7 +82,7 @@ class Engine:
         "_pipes",
         "_port_end",
         "_ready",
-        "_room",
+        "_server",
         "_sim",
         "_stalled",
         "_start",
@@ -97,24 +95,14 @@ class Engine:
         "use",
     )
 
-    def __init__(
-        self,
-        sim: _Simulation,
-        counters: list[Counter],
-        name: str,
-        depth: int,
-        group: int,
-        number: int,
-        pipes: Pipes,
-        room: ProcessorSharing | None,
-    ) -> None:
-        self._number, self._pipes, self._is_served, self._room = number, pipes, False, room
-        self._sim, self._counters = sim, counters
+    def __init__(self, sim: _Simulation, group: int, number: int, depth: int) -> None:
+        self._sim, self._number, self._is_served = sim, number, False
+        self._counters, self._pipes, self._server = sim.counters[group], sim.pipes[group], sim.servers[group]
         self._causes, self._links, self._counts = sim.causes, sim.links, sim.counts
         self.entries: deque[Issued] = deque()
         self.depth = depth
         self.blocked: Dispatcher | None = None
-        self.use = QueueUse(name, group)
+        self.use = QueueUse(sim.program.queues[number].name, group)
         self.spans = sim.spans if group in sim.trace_groups else None
         self._start = Alarm(sim.env, self._begin)
         self._finish = Alarm(sim.env, self._finished)
@@ -234,9 +222,9 @@ class Engine:
 
     def _enter(self) -> None:
         op = self.op
-        assert op is not None and op.share is not None and self._room is not None
+        assert op is not None and op.share is not None and self._server is not None
         self._pipes.book(op)
-        self._room.join(op.share, self._left)
+        self._server.join(op.share, self._left)
 
     def _left(self) -> None:
         """The work is through; what is left of the operation needs no pipe."""
@@ -304,6 +292,93 @@ class Engine:
                 counter.waiters = left
 
 
+class Dispatcher:
+    """One scalar unit: issues its operations in program order into bounded queues.
+
+    Where waits for flags of other cores hold it up, it stands still before the operation that waits.
+    """
+
+    __slots__ = (
+        "_alarm",
+        "_counters",
+        "_engines",
+        "_env",
+        "_pending",
+        "_scalar_waits",
+        "_stream",
+        "_waits_for",
+        "name",
+    )
+
+    def __init__(self, sim: _Simulation, group: int, issuer: str, stream: Iterator[Issued]) -> None:
+        self.name = f"group {group} scalar unit of {issuer}"
+        self._stream, self._engines, self._counters = stream, sim.engines[group], sim.counters[group]
+        self._scalar_waits = sim.streams.scalar_waits
+        self._pending: Issued | None = None
+        self._waits_for = -1
+        self._env, self._alarm = sim.env, Alarm(sim.env, self._issued)
+
+    def start(self, delay: int) -> None:
+        """Begin to issue ``delay`` cycles from now."""
+        self._alarm.set(delay)
+
+    def stuck(self, causes: Sequence[str]) -> str:
+        """Return what the scalar unit itself waits for, if it waits for a flag."""
+        if self._pending is None or self._waits_for < 0:
+            return ""
+        return f"{self.name}: {self._pending[0].label} waits for {causes[self._waits_for]}"
+
+    def wake(self, visible: int, now: int) -> None:
+        """The flag waited for was set just now; waits see it from ``visible`` on."""
+        self._waits_for = -1
+        self._alarm.set(max(0, visible - now))
+
+    def _has_seen_flags(self) -> bool:
+        """Return whether the flags that hold up the scalar unit are seen; if not, it will be woken."""
+        assert self._pending is not None
+        op, base = self._pending
+        now = int(self._env.now)
+        for own, peer, delta, period in op.waits:
+            need = needed_count(base, own, delta, period)
+            if own not in self._scalar_waits or need <= 0:
+                continue
+            counter = self._counters[peer]
+            if counter.count < need:
+                self._waits_for = own
+                counter.waiters.append((need, self))
+                return False
+            visible = counter.times[need % counter.size]
+            if visible > now:
+                self._alarm.set(visible - now)
+                return False
+        return True
+
+    def _issued(self, _event: object) -> None:
+        self.go()
+
+    def go(self) -> None:
+        """Issue until a queue is full, an instruction takes time to issue, or the program ends."""
+        engines = self._engines
+        while True:
+            if self._pending is None:
+                self._pending = next(self._stream, None)
+                if self._pending is None:
+                    return
+                if self._pending[0].issue_cycles:
+                    self._alarm.set(self._pending[0].issue_cycles)
+                    return
+            if self._scalar_waits and not self._has_seen_flags():
+                return
+            engine = engines[self._pending[0].queue]
+            if len(engine.entries) >= engine.depth:
+                engine.blocked = self
+                return
+            engine.entries.append(self._pending)
+            self._pending = None
+            if engine.is_idle:
+                engine.take()
+
+
 class _Simulation:
     def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
         self.streams, self.trace_groups = streams, trace_groups
@@ -317,13 +392,12 @@ class _Simulation:
         self.counts: OpCounts = {}
         self.groups = range(self.device.group_count.value)
         self.cursors = [[0] * len(streams.endpoints) for _ in self.groups]
-        env = self.env
-        self.clock = (lambda: int(env.now), lambda call: Alarm(env, call))
-        self.pipes = [Pipes(len(streams.pipes), *self.clock) for _ in self.groups]
+        self.pipes = [Pipes(len(streams.pipes), self.env) for _ in self.groups]
         rules = streams.sharing
-        self.rooms = [None if rules is None else ProcessorSharing(env, rules) for _ in self.groups]
+        self.servers = [None if rules is None else ProcessorSharing(self.env, rules) for _ in self.groups]
         self.counters = [self._flags() for _ in self.groups]
-        self.engines = [self._group(group) for group in self.groups]
+        depths = list(enumerate(streams.queue_depths()))
+        self.engines = [[Engine(self, group, number, depth) for number, depth in depths] for group in self.groups]
         self.cycles = 0
         self.progress: Callable[[float], None] | None = None
         self.begun, blocks = 0, sum(len(phase.blocks) for phase in self.program.phases)
@@ -340,12 +414,6 @@ class _Simulation:
     def _flags(self) -> list[Counter]:
         # A waiter never looks further back than the slots both sides can be apart.
         return [Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1) for e in self.streams.endpoints]
-
-    def _group(self, group: int) -> list[Engine]:
-        return [
-            Engine(self, self.counters[group], queue.name, depth, group, number, self.pipes[group], self.rooms[group])
-            for number, (queue, depth) in enumerate(zip(self.program.queues, self.streams.queue_depths(), strict=True))
-        ]
 
     def result(self) -> TimingResult:
         ends = []
@@ -373,9 +441,7 @@ class _Simulation:
                 engine.reopen(int(env.now))
             for issuer in streams.issuers:
                 stream = streams.stream(phase, self._begun(blocks), list(cursors), issuer)
-                name = f"group {group} scalar unit of {issuer}"
-                counters, waits = self.counters[group], streams.scalar_waits
-                dispatchers.append(Dispatcher(name, stream, engines, counters, waits, *self.clock))
+                dispatchers.append(Dispatcher(self, group, issuer, stream))
                 dispatchers[-1].start(dispatch)
             self.cursors[group] = streams.advanced(phase, blocks, cursors)
         env.run()

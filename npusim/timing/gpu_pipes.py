@@ -13,15 +13,19 @@ changes only at the ticks at which some work begins or ends, whatever the order 
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from npusim.config.engine import WarpIssue
 from npusim.errors import ProgramError
-from npusim.timing.link import AFTER_ALL, Alarm
+from npusim.ir.program import Share
+from npusim.timing.link import AFTER_ALL, Alarm, Wake
 from npusim.timing.result import QueueUse, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from simpy import Environment
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
@@ -29,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Cause of a stall: another queue's operation is on the pipe.
 PIPE_BUSY = "pipe busy"
-
-
 #: One cycle of work, and one whole pipe, as integers.
 ONE_BITS = 20
 ONE = 1 << ONE_BITS
@@ -81,17 +83,14 @@ class Customer(Protocol):
 
 
 class Pipes:
-    """The pipes that the queues of one core group share, first come first served.
+    """The pipes that the queues of one core group share, first come first served."""
 
-    ``now`` tells the time, ``alarm`` makes an alarm that calls back.
-    """
+    __slots__ = ("_alarm", "_env", "_is_set", "_waiting", "busy", "done", "free")
 
-    __slots__ = ("_alarm", "_is_set", "_now", "_waiting", "busy", "done", "free")
-
-    def __init__(self, count: int, now: Callable[[], int], alarm: Callable[[Callable[[object], None]], Alarm]) -> None:
+    def __init__(self, count: int, env: Environment) -> None:
         self.free, self.busy, self.done = [0] * count, [0] * count, [0] * count
         self._waiting: list[tuple[int, Customer]] = []
-        self._now, self._alarm, self._is_set = now, alarm(self._serve), False
+        self._env, self._alarm, self._is_set = env, Alarm(env, self._serve), False
 
     def ask(self, index: int, customer: Customer) -> None:
         """Let the queue ``index`` be served with all others that are ready in this tick."""
@@ -112,7 +111,7 @@ class Pipes:
             self.free[pipe] = max(self.free[pipe], now)
 
     def _serve(self, _event: object) -> None:
-        now, self._is_set = self._now(), False
+        now, self._is_set = int(self._env.now), False
         waiting, self._waiting = sorted(self._waiting, key=lambda one: one[0]), []
         for _, customer in waiting:
             op = customer.op
@@ -123,6 +122,61 @@ class Pipes:
                 self.busy[pipe] += cycles
                 self.done[pipe] += 1
             customer.served(begin, now)
+
+
+class ProcessorSharing:
+    """The warp groups of one core at work beside one another: :meth:`join` begins work, a callback ends it."""
+
+    def __init__(self, env: Environment, rules: Rules) -> None:
+        self.env, self.rules = env, rules
+        self._work: tuple[list[tuple[int, int, Share, Callable[[], None]]], ...] = ([], [])
+        self._load = [0] * (len(Share._fields) - 2)
+        self._units, self._speed = [0, 0], [ONE, ONE]
+        self._updated = self._sequence = 0
+        self._wake = Wake(env, self._look)
+
+    def join(self, share: Share, done: Callable[[], None]) -> None:
+        """Begin some work now; call ``done`` when it is through."""
+        self._advance()
+        self._sequence += 1
+        kind = int(share.is_product)
+        heapq.heappush(self._work[kind], (self._units[kind] + (share.cycles << ONE_BITS), self._sequence, share, done))
+        self._change(share, 1)
+        self._arm()
+
+    def _change(self, share: Share, sign: int) -> None:
+        self._load = [load + sign * part for load, part in zip(self._load, share[2:], strict=True)]
+        self._speed = list(speeds(self.rules, *self._load))
+
+    def _advance(self) -> None:
+        now = int(self.env.now)
+        for kind in range(2):
+            self._units[kind] += (now - self._updated) * self._speed[kind]
+        self._updated = now
+
+    def _arm(self) -> None:
+        waits = [
+            max(0, -(-(work[0][0] - units) // speed))
+            for work, units, speed in zip(self._work, self._units, self._speed, strict=True)
+            if work
+        ]
+        if waits:
+            self._wake.at(self._updated + min(waits))
+
+    def _look(self, _due: int) -> None:
+        self._advance()
+        ended = []
+        for kind in range(2):
+            work = self._work[kind]
+            while work and work[0][0] <= self._units[kind]:
+                _, _, share, done = heapq.heappop(work)
+                self._change(share, -1)
+                ended.append(done)
+            if not work:
+                self._units[kind] = 0
+        self._arm()
+        for done in ended:
+            done()
 
 
 def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npusim.timing.block_machine import (
+from npusim.timing.engine_arrays import (
     CODE_TYPE,
     ENDPOINT_TYPE,
     FLOW_TYPE,
@@ -23,7 +23,7 @@ from npusim.timing.block_machine import (
     RULE_TYPE,
     TAKE_TYPE,
     Program,
-    build_machine,
+    build_state,
 )
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def compiled_meanwhile() -> Iterator[Callable[[], object] | None]:
 
     The process ends with the context at the latest; should it fail, this one compiles as if there had been none.
     """
-    from npusim.timing.steady_kernel import run_steady
+    from npusim.timing.periodic import run_engine
 
-    if not run_steady.is_missing() or (os.cpu_count() or 1) == 1:  # type: ignore[attr-defined]
+    if not run_engine.is_missing() or (os.cpu_count() or 1) == 1:  # type: ignore[attr-defined]
         yield None
         return
     package = str(Path(__file__).parents[2])
@@ -60,7 +60,7 @@ def compiled_meanwhile() -> Iterator[Callable[[], object] | None]:
 
 def compile_engine() -> None:
     """Run a program of nothing: the kernel is compiled, and kept on disk."""
-    from npusim.timing.steady_kernel import UNUSED, run_steady
+    from npusim.timing.periodic import UNUSED, run_engine
 
     nothing = np.zeros(0, np.int64)
     program = Program(
@@ -80,7 +80,7 @@ def compile_engine() -> None:
         member=nothing.view(MEMBER_TYPE),
         rule=nothing.view(RULE_TYPE),
     )
-    run_steady(program, build_machine(program, 1, 1), UNUSED, 0)
+    run_engine(program, build_state(program, 1, 1), UNUSED, 0)
 
 
 if __name__ == "__main__":

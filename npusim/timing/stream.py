@@ -20,7 +20,7 @@ from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Cost, ProgramPhase, Queue, Share, TileProgram
-    from npusim.timing.block_code import Code
+    from npusim.timing.engine_code import Code
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Streams:
         self._timed: dict[tuple[int, str | None], TimedBody] = {}
         self._ops: dict[int, TimedOp] = {}
         self._listed: list[TimedOp] = []
-        #: What the compiled methods write of it (`npusim.timing.block_code.code_of`).
+        #: What the compiled methods write of it (`npusim.timing.engine_code.code_of`).
         self.code: Code | None = None
 
     def check_pipe_waits(self, method: str) -> None:

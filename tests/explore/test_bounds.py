@@ -5,6 +5,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from npusim.timing.block_code import Code
 
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
@@ -13,8 +14,8 @@ from npusim.explore import explore
 from npusim.explore.bounds import alone_bound, work_bound
 from npusim.schedules import find_schedule
 from npusim.simulation.variants import program_key
-from npusim.timing import des, fold
-from npusim.timing.block_code import Code
+from npusim.timing import METHODS, des
+from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
     rng = random.Random(name)
     for _ in range(4):
         program = random_program(rng, name, 700)
-        cycles = fold.simulate(program, DEVICE).cycles
+        cycles = METHODS["fold"](program, DEVICE).cycles
         work, groups = work_bound(program, DEVICE)
         alone = alone_bound(Code(Streams(program, DEVICE)), groups)
         assert 0 < work <= cycles

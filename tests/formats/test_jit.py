@@ -203,9 +203,9 @@ def test_an_edited_source_file_makes_cached_code_stale() -> None:
         "jit.py",
         "numba_internals.py",
     }
-    timing = {name for name, _ in sources_stamp(PACKAGE.parent / "timing" / "steady_kernel.py")}
-    assert {"block_heap.py", "block_rows.py", "gpu_pipes.py", "numba_internals.py"} <= timing
-    assert not timing & {"reserved_kernel.py", "des.py"}
+    timing = {name for name, _ in sources_stamp(PACKAGE.parent / "timing" / "periodic.py")}
+    assert {"engine_kernel.py", "engine_jit.py", "gpu_pipes.py", "numba_internals.py"} <= timing
+    assert not timing & {"mean_field.py", "des.py"}
 
 
 #: What numpy, BLAS and libm compute in ways that change with the CPU, as functions and as methods.

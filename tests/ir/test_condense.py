@@ -12,7 +12,7 @@ from npusim.ir.check import check
 from npusim.ir.structure import Builder, LoopPart, Operation, Piece, condensed
 from npusim.machines.ascend.group import AscendGroup
 from npusim.schedules import find_schedule
-from npusim.timing import steady
+from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
@@ -72,10 +72,10 @@ def test_a_planted_race_is_found_and_told_whether_bodies_are_known_or_not(monkey
 
 def test_what_programs_share_changes_no_cycle() -> None:
     lengths = (512, 1024, 640)
-    shared = [steady.simulate(program(n), DEVICE) for n in lengths]
+    shared = [METHODS["steady"](program(n), DEVICE) for n in lengths]
     for n, found in zip(lengths, shared, strict=True):
         content.memo.cache_clear()
-        alone = steady.simulate(program(n), DEVICE)
+        alone = METHODS["steady"](program(n), DEVICE)
         assert (alone.cycles, alone.link_bytes) == (found.cycles, found.link_bytes)
         assert alone.term_cycles == found.term_cycles
 
@@ -83,11 +83,11 @@ def test_what_programs_share_changes_no_cycle() -> None:
 def test_another_length_makes_no_body_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     # 8, 16 and 40 blocks: how many core groups work at once is nothing that a body depends on.
     content.memo.cache_clear()
-    steady.simulate(program(1024), DEVICE)
+    METHODS["steady"](program(1024), DEVICE)
     made: list[object] = []
     monkeypatch.setattr(walk, "_op_template", lambda _walker, op: made.append(op))
     for n in (512, 2560):
         checked = program(n)
         assert checked.phases[0].memo_key is program(1024).phases[0].memo_key
-        steady.simulate(checked, DEVICE)
+        METHODS["steady"](checked, DEVICE)
     assert made == []

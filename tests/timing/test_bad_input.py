@@ -12,8 +12,8 @@ from npusim.config.problem import Problem
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.timing import METHODS, steady
-from npusim.timing.sanity import check_sanity
+from npusim.timing import METHODS
+from npusim.timing.summary import check_sanity
 from timing.programs import device_with
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_a_wait_that_holds_up_the_scalar_unit_is_refused_not_ignored(method: str
 
 @pytest.fixture(scope="module")
 def result() -> TimingResult:
-    return steady.simulate(flash(), device_with())
+    return METHODS["steady"](flash(), device_with())
 
 
 def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,9 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.timing import auto, reserved
-from npusim.timing.block_code import Code
-from npusim.timing.fold import equal_groups
-from npusim.timing.steady import skipping
+from npusim.timing import auto, mean_field
+from npusim.timing.engine import Run
+from npusim.timing.engine_code import Code, equal_groups
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -65,13 +64,13 @@ def held(seed: int, shortest: int, longest: int, operations: tuple[int, int], co
     for program, device in random_calls(seed, shortest, longest):
         code = Code(Streams(program, device))
         classes = equal_groups(code)
-        if not operations[0] < reserved.operations_of(code, classes) < operations[1]:
+        if not operations[0] < mean_field.operations_of(code, classes) < operations[1]:
             continue
         try:
-            found = reserved.approximate(code, classes)
+            found = mean_field.approximate(code, classes)
         except ProgramError:
             continue  # groups in step: `auto` is exact there
-        exact = skipping(code, classes)
+        exact = Run(code, classes, periodic=True).result("steady")
         assert found.band
         assert (found.operations, found.link_bytes) == (exact.operations, exact.link_bytes)
         used.append(abs(exact.cycles / found.cycles - 1) / found.band)
@@ -84,7 +83,7 @@ def held(seed: int, shortest: int, longest: int, operations: tuple[int, int], co
 @pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.exhaustive)])
 def test_the_exact_time_lies_within_the_band(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small calls, where starts and ends count most, with a part as small beside them."""
-    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 60_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 60_000)
     assert max(held(7, 4096, 24576, (150_000, 500_000), count)) > 0
 
 
@@ -103,15 +102,15 @@ def test_a_block_as_long_as_others_are_cut_to_costs_them_nothing() -> None:
     program = schedule.program(problem, tiling, device, schedule.precision())
     code = Code(Streams(program, device))
     classes = equal_groups(code)
-    exact = skipping(code, classes).cycles
-    assert reserved.Reserved(code, classes).result().cycles == pytest.approx(exact, rel=0.01)
+    exact = Run(code, classes, periodic=True).result("steady").cycles
+    assert mean_field.MeanField(code, classes).result().cycles == pytest.approx(exact, rel=0.01)
 
 
 def test_a_method_asked_for_by_name_says_that_it_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 60_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 60_000)
     found = run("two_level", seq=16384, numerics=False, method="reserved", trace_groups=())
     assert found.timing is not None
-    assert found.timing.band >= reserved.LEAST_BAND
+    assert found.timing.band >= mean_field.LEAST_BAND
 
 
 @pytest.mark.parametrize(("few", "method"), [(auto.FEW_OPERATIONS, "steady"), (100_000, "reserved")])
@@ -120,7 +119,7 @@ def test_cycles_do_not_depend_on_what_is_wanted_beside_them(
 ) -> None:
     monkeypatch.setattr(auto, "FEW_OPERATIONS", few)
     monkeypatch.setattr(auto, "WIDE", 1.0)
-    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 60_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 60_000)
     options: dict[str, Any] = {"seq": 16384, "method": "auto"}
     plain = run("two_level", numerics=False, trace_groups=(), **options).timing
     saved = run("two_level", numerics=False, trace_groups=(0,), **options).timing

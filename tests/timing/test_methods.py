@@ -17,10 +17,9 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.schedules import find_schedule
-from npusim.timing import METHODS, auto, block, des, fold, reserved, steady
-from npusim.timing.block_code import Code
-from npusim.timing.block_run import Run
-from npusim.timing.fold import equal_groups
+from npusim.timing import METHODS, auto, des, mean_field
+from npusim.timing.engine import Run
+from npusim.timing.engine_code import Code, equal_groups
 from npusim.timing.stream import Streams
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, TileProgram
     from npusim.timing.result import TimingResult
 
-FAST = {"block": block.simulate, "fold": fold.simulate, "steady": steady.simulate}
+FAST = ("block", "fold", "steady")
 
 
 def uses(result: TimingResult) -> list[Any]:
@@ -42,8 +41,8 @@ def uses(result: TimingResult) -> list[Any]:
 def test_fast_methods_equal_des_on_random_programs(rng: Any) -> None:
     program, device = RandomProgram(rng).program(), random_device(rng)
     expected = des.simulate(program, device)
-    for simulate in FAST.values():
-        found = simulate(program, device)
+    for method in FAST:
+        found = METHODS[method](program, device)
         assert uses(found) == uses(expected)
         assert (found.cycles, found.link_bytes) == (expected.cycles, expected.link_bytes)
 
@@ -59,7 +58,7 @@ def test_fast_methods_equal_des_on_schedules_with_shared_links(
     schedule = find_schedule(name, device.family)
     problem = Problem(heads=heads, seq_q=seq, head_dim=128, causal=causal)
     program = schedule.program(problem, schedule.tiling(), device, schedule.precision())
-    expected, found = des.simulate(program, device), FAST[method](program, device)
+    expected, found = des.simulate(program, device), METHODS[method](program, device)
     assert found.cycles == expected.cycles
     assert uses(found) == uses(expected)
     assert found.link_bytes == expected.link_bytes
@@ -86,7 +85,7 @@ def test_a_flag_is_seen_when_all_before_it_in_its_queue_is_over(method: str) -> 
 
 def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kinds of blocks that end alike but for when their last copy arrives, which the next one's flags wait for."""
-    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 2_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 2_000)
     toy, blocks = Toy(), 24 * 60
     load, use = toy.queue("load", engine="MTE2"), toy.queue("use")
     ring = toy.ring("A", [load], [use], depth=1)
@@ -109,7 +108,7 @@ def test_a_block_begun_before_a_late_copy_arrives_is_not_one_begun_after_it(monk
     late = {"memory__l2__miss_extra_latency_cycles": "3000", "memory__l2__capacity_bytes": "1024"}
     depths = {f"cores__{e}__queue_depth_count": "2" for e in ("aiv__engines__VECTOR", "aic__engines__MTE2")}
     device = device_with(**late, **depths, **ENDLESS_LINKS)
-    assert reserved.simulate(program, device).cycles == fold.simulate(program, device).cycles
+    assert METHODS["reserved"](program, device).cycles == METHODS["fold"](program, device).cycles
 
 
 def causal(device: DeviceSpec, name: str = "flash", heads: int = 5, **tiling: Any) -> TileProgram:
@@ -133,10 +132,10 @@ def test_auto_states_how_far_an_approximate_time_can_be_from_exact(
     name: str, hw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto, "FEW_OPERATIONS", 100_000)
-    monkeypatch.setattr(reserved, "SAMPLE_OPERATIONS", 100_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 100_000)
     device = load_device(hw)
     program = causal(device, name)
-    exact, found = steady.simulate(program, device), METHODS["auto"](program, device)
+    exact, found = METHODS["steady"](program, device), METHODS["auto"](program, device)
     if found.method == "steady":
         assert found == exact
         assert (name, hw) != ("fp8_attention", "ascend_910b2"), "one at least is to be approximate"
@@ -154,7 +153,7 @@ def test_auto_keeps_the_spans_it_is_asked_for(device: DeviceSpec) -> None:
     program = causal(device)
     found = METHODS["auto"](program, device, trace_groups=(3,))
     assert {span.group for span in found.spans} == {3}
-    assert found.cycles == steady.simulate(program, device).cycles
+    assert found.cycles == METHODS["steady"](program, device).cycles
 
 
 def test_arrays_do_not_grow_with_the_length(device: DeviceSpec) -> None:
@@ -166,5 +165,5 @@ def test_arrays_do_not_grow_with_the_length(device: DeviceSpec) -> None:
         program = schedule.program(problem, schedule.tiling(), device, schedule.precision())
         code = Code(Streams(program, device))
         classes = equal_groups(code)
-        shapes.append((len(code.bodies), len(code.operations), Run(code, classes).machine.size.base.size))
+        shapes.append((len(code.bodies), len(code.operations), Run(code, classes).state.size.base.size))
     assert shapes[0] == shapes[1]

@@ -14,8 +14,8 @@ from ir.toy import RandomProgram, Toy, fill, front
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.ir.program import Loop
 from npusim.schedules import find_schedule
-from npusim.timing import des, steady
-from npusim.timing.sanity import check_sanity
+from npusim.timing import METHODS, des
+from npusim.timing.summary import check_sanity
 from timing.programs import device_with, random_device
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def program(case: str) -> TileProgram:
 @cache
 def timed(case: str, key: str = "", value: str = "") -> TimingResult:
     """Return the time of a case, one number of the device replaced."""
-    return steady.simulate(program(case), device_with(**({key: value} if key else {})))
+    return METHODS["steady"](program(case), device_with(**({key: value} if key else {})))
 
 
 def scaled(value: float, factor: float) -> str:
@@ -117,7 +117,7 @@ def test_no_time_is_below_its_bound_and_no_byte_is_missing(case: str) -> None:
 @given(st.randoms(use_true_random=False))
 def test_no_random_program_is_faster_than_its_bound(rng: Any) -> None:
     drawn, device = RandomProgram(rng).program(), random_device(rng)
-    check_sanity(steady.simulate(drawn, device))
+    check_sanity(METHODS["steady"](drawn, device))
 
 
 # ---------------------------------------------------------------- rings and work
@@ -154,7 +154,7 @@ def test_deeper_rings_take_no_longer(lengths: list[tuple[int, int]], rounds: int
     # Without shared links time is max-plus in its delays: no allowance is needed.
     depths = data.draw(st.lists(st.integers(1, 4), min_size=4, max_size=4))
     more = [d + data.draw(st.integers(0, 3)) for d in depths]
-    shallow, deep = (steady.simulate(pipeline(lengths, d, rounds), device_with()) for d in (depths, more))
+    shallow, deep = (METHODS["steady"](pipeline(lengths, d, rounds), device_with()) for d in (depths, more))
     assert deep.cycles <= shallow.cycles
 
 
@@ -169,7 +169,7 @@ def test_fewer_keys_take_no_longer(seq: int, less: int, rows: int) -> None:
     # Without a mask: where the diagonal cuts one tile more, fewer keys are more work.
     def latency(keys: int) -> float:
         problem = Problem(heads=2, seq_q=rows, seq_kv=keys, head_dim=64, causal=False)
-        return steady.simulate(built("flash", problem), device_with()).latency_s
+        return METHODS["steady"](built("flash", problem), device_with()).latency_s
 
     assert latency(seq) <= latency(seq + less) * ALLOWED
 
@@ -178,6 +178,6 @@ def test_fewer_keys_take_no_longer(seq: int, less: int, rows: int) -> None:
 @given(size=st.integers(1, 1 << 22), less=st.integers(0, 1 << 21))
 def test_fewer_bytes_take_no_longer(size: int, less: int) -> None:
     few, many = (
-        steady.simulate(built("copy", CopyProblem(bytes=n)), device_with()).latency_s for n in (size, size + less)
+        METHODS["steady"](built("copy", CopyProblem(bytes=n)), device_with()).latency_s for n in (size, size + less)
     )
     assert few <= many * ALLOWED

@@ -14,35 +14,151 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npusim.timing.block_jit import inline, kernel
-from npusim.timing.block_kernel import HALTED, NOTHING, advance
-from npusim.timing.block_machine import CROSSED, EVENTS, MASTER, NEVER, REQUESTS, EngineState, Ints, Program
-from npusim.timing.steady_floors import dispatcher_of, is_empty, issue_floor, note_floors
-from npusim.timing.steady_shared import note_link, note_room
+from npusim.timing.engine_arrays import (
+    CROSSED,
+    EVENTS,
+    HALTED,
+    MOMENT,
+    NEVER,
+    NOTHING,
+    REQUESTS,
+    WATCHED,
+    EngineState,
+    Ints,
+    Program,
+    Records,
+    indices_of,
+    memory_of,
+)
+from npusim.timing.engine_jit import inline, kernel
+from npusim.timing.engine_kernel import advance
 
+#: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.
+KEPT = 16
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
-#: Totals of an engine that ``note_totals`` writes: free, end, done, busy, idle, waited for pipes.
-ENGINE_TOTALS = 6
-FREE, LAST, DONE, BUSY, IDLE, WAITED = range(ENGINE_TOTALS)
 
 
 class Snapshots(NamedTuple):
-    """The latest snapshots of each level of loops; slot ``level * kept + n``."""
+    """The latest snapshots of each level of loops; slot ``level * kept + n``.
+
+    ``total`` holds indices into the ``memory`` of the state: of what a snapshot keeps beside what bears on the
+    future.  First come the ends of every engine's operation and result, which are times; then what grows from
+    period to period: operations done, entries of every level of loops, iterations left there, counts of flags,
+    operations of pipes; at last what is only booked.
+    """
 
     words: Ints  #: (slots, words)
     length: Ints
     digest: Ints
     moment: Ints
-    totals: Ints  #: (slots, totals), as ``note_totals`` writes them
+    totals: Ints  #: (slots, totals)
     taken: Ints  #: of each level, ever
     scratch: Ints  #: (history,)
     engine_floor: Ints
     issue_floor: Ints
+    memory: Ints
+    total: Ints
 
 
 #: For runs in which no loop is watched.
 UNUSED = Snapshots(*(np.zeros((0, 0) if n in {"words", "totals"} else 0, np.int64) for n in Snapshots._fields))
+
+
+def build_snapshots(program: Program, state: EngineState) -> Snapshots:
+    """Return space for the snapshots of one run."""
+    levels, history = state.stack.shape[1] + 1, state.visible.shape[1]
+    slots, engines = levels * KEPT, len(state.engine)
+    # The most that ``note_state`` writes: 7 words and 2 an entry for an engine, 4 and 2 a level for
+    # a scalar unit, 3 and every count kept for a pair, 2 and 2 a transfer for a link, 3 and 2 a queue for work.
+    words = (
+        engines * (7 + 2 * state.entry.shape[1])
+        + len(state.dispatcher) * (4 + 2 * levels)
+        + len(program.member) * (len(program.pair) * (3 + history) + len(program.pipe))
+        + len(program.link) * (2 + 2 * engines)
+        + len(state.core) * 3
+        + 2 * engines
+    )
+    at = indices_of(state)
+    times = at.engine["free"], at.engine["end"]
+    compared = at.engine["done"], at.stack["entry"], at.stack["left"], at.counter["count"], at.pipe["done"]
+    booked = [at.engine[name] for name in ("busy", "idle", "waited")]
+    booked += [at.counter["stalled"], at.link["bytes"], at.link["flow_cycles"], at.ran, at.pipe["busy"]]
+    total = np.concatenate([indices.ravel() for indices in (*times, *compared, *booked)])
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    return Snapshots(
+        words=np.empty((slots, words), np.int64),
+        length=zeros(slots),
+        digest=zeros(slots),
+        moment=zeros(slots),
+        totals=np.empty((slots, len(total)), np.int64),
+        taken=zeros(levels),
+        scratch=zeros(history),
+        engine_floor=zeros(engines),
+        issue_floor=zeros(len(state.dispatcher)),
+        memory=memory_of(state),
+        total=total,
+    )
+
+
+# ---------------------------------------------------------------- earliest moments: before them nothing is noticed
+
+
+@inline
+def issue_floor(p: Program, m: EngineState, d: int) -> int:
+    """Return the earliest moment at which dispatcher ``d`` may issue again."""
+    op, clock = m.dispatcher[d].pending, m.dispatcher[d].clock
+    if op < 0:
+        return clock
+    e = d // p.entry.shape[1] * len(p.queue) + p.op[op].queue
+    if m.engine[e].blocked != d:
+        return clock
+    return max(clock, busy_floor(m, e))
+
+
+@inline
+def busy_floor(m: EngineState, e: int) -> int:
+    """Return the earliest moment at which engine ``e``, which has work, may go on."""
+    if m.engine[e].op == NOTHING:
+        return max(m.engine[e].free, m.entry[e, m.engine[e].head].time)
+    return m.engine[e].ready if m.engine[e].wait_at != NOTHING else m.engine[e].begun
+
+
+@inline
+def dispatcher_of(p: Program, e: int) -> int:
+    """Return the dispatcher that fills the queue of engine ``e``."""
+    queues = len(p.queue)
+    return e // queues * p.entry.shape[1] + p.queue[e % queues].issuer
+
+
+@inline
+def is_empty(m: EngineState, e: int) -> bool:
+    """Return whether engine ``e`` has nothing to do at present."""
+    return m.engine[e].op == NOTHING and m.engine[e].length == 0
+
+
+@inline
+def is_over(p: Program, m: EngineState, e: int) -> bool:
+    """Return whether engine ``e`` has nothing more to do in this phase."""
+    return is_empty(m, e) and m.dispatcher[dispatcher_of(p, e)].pending == HALTED
+
+
+@inline
+def note_floors(p: Program, m: EngineState, s: Snapshots) -> None:
+    """Find the earliest moments at which everybody may look at flags or issue; ``NEVER``: it is through."""
+    for d in range(len(m.dispatcher)):
+        is_halted = m.dispatcher[d].pending == HALTED
+        s.issue_floor[d] = NEVER if is_halted else issue_floor(p, m, d)
+    for e in range(len(m.engine)):
+        if not is_empty(m, e):
+            s.engine_floor[e] = busy_floor(m, e)
+        elif is_over(p, m, e):
+            s.engine_floor[e] = NEVER
+        else:
+            s.engine_floor[e] = max(m.engine[e].free, s.issue_floor[dispatcher_of(p, e)])
 
 
 # ---------------------------------------------------------------- snapshots
@@ -58,7 +174,7 @@ def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, o
     if floor == NEVER:
         return n
     if not is_empty(m, e):
-        out[n], out[n + 1] = m.engine[e].wait_at, m.engine[e].flying
+        out[n], out[n + 1] = m.engine[e].wait_at, m.engine[e].in_flight
         n += 2
     out[n], out[n + 1] = floor - moment, max(m.engine[e].end - floor, 0)
     n += 2
@@ -126,6 +242,42 @@ def note_pipes(p: Program, m: EngineState, s: Snapshots, member: int, out: Ints,
 
 
 @inline
+def note_link(m: EngineState, link: int, moment: int, out: Ints, start: int) -> int:
+    """Write down the transfers in flight."""
+    flows: int = m.link[link].flows
+    out[start] = flows
+    if flows == 0:
+        return start + 1
+    out[start + 1] = m.link[link].updated - moment
+    return note_heap(m.transfer[link], flows, m.link[link].units, out, start + 2)
+
+
+@inline
+def note_core(m: EngineState, member: int, moment: int, out: Ints, start: int) -> int:
+    """Write down the work under way on a core."""
+    arithmetic, product = m.server[2 * member], m.server[2 * member + 1]
+    out[start], out[start + 1] = arithmetic.count, product.count
+    if arithmetic.count + product.count == 0:
+        return start + 2
+    out[start + 2] = m.core[member].updated - moment
+    n = note_heap(m.work[2 * member], arithmetic.count, arithmetic.units, out, start + 3)
+    return note_heap(m.work[2 * member + 1], product.count, product.units, out, n)
+
+
+@inline
+def note_heap(heap: Records, size: int, units: int, out: Ints, start: int) -> int:
+    """Write down what is left of each entry of a heap, and its engine, in the order in which they will end."""
+    for i in range(size):
+        rest, e = heap[i].key - units, heap[i].engine
+        at = start + 2 * i
+        while at > start and (out[at - 2] > rest or (out[at - 2] == rest and out[at - 1] > e)):
+            out[at], out[at + 1] = out[at - 2], out[at - 1]
+            at -= 2
+        out[at], out[at + 1] = rest, e
+    return start + 2 * size
+
+
+@inline
 def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints) -> int:
     """Write down the joint state; return the number of words."""
     note_floors(p, m, s)
@@ -138,8 +290,8 @@ def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints)
         n = note_pipes(p, m, s, member, out, n)
         for at in range(len(p.pair)):
             n = note_pair(p, m, s, member, at, out, n)
-    for member in range(len(m.room)):
-        n = note_room(m, member, moment, out, n)
+    for member in range(len(m.core)):
+        n = note_core(m, member, moment, out, n)
     for link in range(len(m.link)):
         n = note_link(m, link, moment, out, n)
     return n
@@ -149,64 +301,17 @@ def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints)
 
 
 @inline
-def note_totals(m: EngineState, out: Ints) -> None:
+def note_totals(s: Snapshots, out: Ints) -> None:
     """Write down what grows without bearing on what follows, and the iterations left."""
-    n = 0
-    for e in range(len(m.engine)):
-        engine = m.engine[e]
-        out[n + FREE], out[n + LAST], out[n + DONE] = engine.free, engine.end, engine.done
-        out[n + BUSY], out[n + IDLE], out[n + WAITED] = engine.busy, engine.idle, engine.waited
-        n += ENGINE_TOTALS
-    for d in range(m.stack.shape[0]):
-        for level in range(m.stack.shape[1]):
-            out[n], out[n + 1] = m.stack[d, level].entry, m.stack[d, level].left
-            n += 2
-    for c in range(len(m.counter)):
-        out[n], out[n + 1] = m.counter[c].count, m.counter[c].stalled
-        n += 2
-    for link in range(len(m.link)):
-        out[n], out[n + 1] = m.link[link].bytes, m.link[link].flow_cycles
-        n += 2
-    for op in range(len(m.ran)):
-        out[n + op] = m.ran[op]
-    n += len(m.ran)
-    for member in range(m.pipe.shape[0]):
-        for pipe in range(m.pipe.shape[1]):
-            out[n], out[n + 1] = m.pipe[member, pipe].busy, m.pipe[member, pipe].done
-            n += 2
+    for n in range(s.total.size):
+        out[n] = s.memory[s.total[n]]
 
 
 @inline
-def grow_totals(m: EngineState, old: Ints, times: int) -> None:
+def grow_totals(m: EngineState, s: Snapshots, old: Ints, times: int) -> None:
     """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
-    n = 0
-    for e in range(len(m.engine)):
-        m.engine[e].done += times * (m.engine[e].done - old[n + DONE])
-        m.engine[e].busy += times * (m.engine[e].busy - old[n + BUSY])
-        m.engine[e].idle += times * (m.engine[e].idle - old[n + IDLE])
-        m.engine[e].waited += times * (m.engine[e].waited - old[n + WAITED])
-        n += ENGINE_TOTALS
-    for d in range(m.stack.shape[0]):
-        for level in range(m.stack.shape[1]):
-            m.stack[d, level].entry += times * (m.stack[d, level].entry - old[n])
-            m.stack[d, level].left += times * (m.stack[d, level].left - old[n + 1])
-            n += 2
-    for c in range(len(m.counter)):
-        m.counter[c].count += times * (m.counter[c].count - old[n])
-        m.counter[c].stalled += times * (m.counter[c].stalled - old[n + 1])
-        n += 2
-    for link in range(len(m.link)):
-        m.link[link].bytes += times * (m.link[link].bytes - old[n])
-        m.link[link].flow_cycles += times * (m.link[link].flow_cycles - old[n + 1])
-        n += 2
-    for op in range(len(m.ran)):
-        m.ran[op] += times * (m.ran[op] - old[n + op])
-    n += len(m.ran)
-    for member in range(m.pipe.shape[0]):
-        for pipe in range(m.pipe.shape[1]):
-            m.pipe[member, pipe].busy += times * (m.pipe[member, pipe].busy - old[n])
-            m.pipe[member, pipe].done += times * (m.pipe[member, pipe].done - old[n + 1])
-            n += 2
+    for n in range(2 * len(m.engine), s.total.size):
+        s.memory[s.total[n]] += times * (s.memory[s.total[n]] - old[n])
 
 
 # ---------------------------------------------------------------- periods
@@ -215,32 +320,32 @@ def grow_totals(m: EngineState, old: Ints, times: int) -> None:
 @inline
 def periods_left(m: EngineState, old: Ints, elapsed: int) -> int:
     """Return how often what happened since a snapshot of equal state will happen again at least."""
-    at, times = len(m.engine) * ENGINE_TOTALS, NEVER
+    engines, times = len(m.engine), NEVER
     for d in range(len(m.dispatcher)):
         levels = 0 if m.dispatcher[d].pending == HALTED else m.dispatcher[d].level
-        for level in range(m.stack.shape[1]):
-            fewer = old[at + 1] - m.stack[d, level].left
-            if level < levels and fewer:
+        for level in range(levels):
+            at = 3 * engines + d * m.stack.shape[1] + level
+            fewer = old[at + m.stack.size] - m.stack[d, level].left
+            if fewer:
                 if fewer < 0 or old[at] != m.stack[d, level].entry:
                     return 0
                 times = min(times, m.stack[d, level].left // fewer)
-            at += 2
     if times == NEVER:
         return 0
-    for e in range(len(m.engine)):
-        n, engine = e * ENGINE_TOTALS, m.engine[e]
-        if engine.done == old[n + DONE]:
+    for e in range(engines):
+        engine = m.engine[e]
+        if engine.done == old[2 * engines + e]:
             continue
-        if engine.end - old[n + LAST] != elapsed:
+        if engine.end - old[engines + e] != elapsed:
             return 0
-        if engine.op == NOTHING and engine.free - old[n + FREE] != elapsed:
+        if engine.op == NOTHING and engine.free - old[e] != elapsed:
             return 0
     return times
 
 
 @inline
 def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times: int) -> None:
-    """Move the machine on by ``times`` periods, ``shift`` cycles in all.
+    """Move the state on by ``times`` periods, ``shift`` cycles in all.
 
     Times that nothing can notice any more stay as they are; so do those of whoever is through.
     """
@@ -256,22 +361,22 @@ def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times:
         m.event[at].key += shift
     for at in range(m.size[REQUESTS]):
         m.request[at].key += shift * len(m.engine)
-    at = len(old) - 2 * m.pipe.size
+    at = 3 * len(m.engine) + 2 * m.stack.size + len(m.counter)
     for member in range(m.pipe.shape[0]):
         for pipe in range(m.pipe.shape[1]):
-            if m.pipe[member, pipe].done != old[at + 1]:
+            if m.pipe[member, pipe].done != old[at]:
                 m.pipe[member, pipe].free += shift
-            at += 2
+            at += 1
     for link in range(len(m.link)):
         if m.link[link].flows:
             m.link[link].updated += shift
             m.link[link].due += shift
-    for member in range(len(m.room)):
-        m.room[member].updated += shift
+    for member in range(len(m.core)):
+        m.core[member].updated += shift
     for at in range(1, len(m.due)):
         if m.due[at] < NEVER:
             m.due[at] += shift
-    grow_totals(m, old, times)
+    grow_totals(m, s, old, times)
 
 
 @inline
@@ -283,7 +388,7 @@ def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shif
         if p.pair[at].peer == peer:
             owner = member * len(p.queue) + p.endpoint[p.pair[at].own].owner
             floor = min(floor, s.engine_floor[owner])
-    count = old[len(m.engine) * ENGINE_TOTALS + 2 * m.stack.size + 2 * c]
+    count = old[3 * len(m.engine) + 2 * m.stack.size + c]
     turn = times * (m.counter[c].count - count)
     for at in range(mask + 1):
         time = m.visible[c, at]
@@ -296,7 +401,7 @@ def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shif
 def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shift: int) -> None:
     """Move the times of an engine and of its queue."""
     depth, at, clock = p.queue[e % len(p.queue)].depth, m.engine[e].head, dispatcher_of(p, e)
-    worked = m.engine[e].done != old[e * ENGINE_TOTALS + DONE]
+    worked = m.engine[e].done != old[2 * len(m.engine) + e]
     clock = s.issue_floor[clock]
     next_entry = m.entry[e, at].time if m.engine[e].length else clock
     is_idle = m.engine[e].op == NOTHING and not worked and m.engine[e].free <= next_entry
@@ -321,11 +426,11 @@ def look_back(p: Program, m: EngineState, s: Snapshots) -> int:
     kept = len(s.length) // len(s.taken)
     slot = level * kept + s.taken[level] % kept
     s.taken[level] += 1
-    moment, words = issue_floor(p, m, m.size[MASTER]), s.words[slot]
+    moment, words = issue_floor(p, m, m.size[WATCHED]), s.words[slot]
     length = note_state(p, m, s, moment, words)
     s.length[slot], s.moment[slot] = length, moment
     s.digest[slot] = digest = digest_of(words, length)
-    note_totals(m, s.totals[slot])
+    note_totals(s, s.totals[slot])
     for other in range(len(s.length)):
         if other == slot or s.digest[other] != digest or s.length[other] != length:
             continue
@@ -358,8 +463,14 @@ def is_same(a: Ints, b: Ints, length: int) -> bool:
 
 
 @kernel
-def run_steady(p: Program, m: EngineState, s: Snapshots, start: int) -> None:
-    """Run until nobody can go on any more, skipping what repeats."""
+def run_engine(p: Program, m: EngineState, s: Snapshots, start: int) -> int:
+    """Run until nobody can go on any more, skipping what repeats; return the time of the last event.
+
+    Where an engine leads, its ``TARGET`` ends the run too: ``CROSSED`` is set, and slot 0 has the state.
+    """
     now = advance(p, m, start)
-    while m.size[CROSSED]:
+    while m.size[CROSSED] and m.size[WATCHED] >= 0:
         now = advance(p, m, now + look_back(p, m, s))
+    if m.size[CROSSED]:
+        s.length[0] = note_state(p, m, s, m.size[MOMENT], s.words[0])
+    return now

@@ -1,65 +1,95 @@
-"""One simulation on flat arrays: classes of equal core groups, phase after phase, and its result."""
+"""One compiled engine: core groups in arrays, phase after phase, and what they took.
+
+It is cycle-identical to ``npusim.timing.des`` (cycles, busy and waiting times by cause, bytes of every link), at
+millions of operations a second, and has two switches that change nothing but how long it takes: one core group of
+each class stands for all of them (``fold``), and whole periods are added at once where the joint state of all
+classes repeats, at iterations of every loop, of key tiles and of blocks alike (``steady``).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import DeadlockError
 from npusim.ir.content import uncollected
-from npusim.timing.block_machine import SPANS, TODO, build_machine
+from npusim.timing.engine_arrays import SPANS, TODO, WATCHED, build_state
+from npusim.timing.engine_code import code_of, equal_groups
 from npusim.timing.gpu_pipes import PIPE_BUSY, pipe_uses, span_of
 from npusim.timing.result import QueueUse, Span, TimingResult
+from npusim.timing.stream import Streams
 from npusim.timing.summary import NO_INSTRUCTION, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
-    from npusim.ir.program import ProgramPhase
-    from npusim.timing.block_code import Code
-    from npusim.timing.block_machine import EngineState, Ints, Program
-    from npusim.timing.fold import Classes
-    from npusim.timing.stream import Streams
-
-    #: Runs a phase from a cycle on; the last argument is the dispatcher whose loops tell the most.
-    RunPhase = Callable[[Program, EngineState, int, int], None]
+    from npusim.config.device import DeviceSpec
+    from npusim.ir.program import ProgramPhase, TileProgram
+    from npusim.timing.engine_arrays import Ints
+    from npusim.timing.engine_code import Classes, Code
 
 #: Waiting engines that a message about a deadlock lists, as in ``des``.
 SHOWN = 8
 
 
-def run_whole(program: Program, machine: EngineState, start: int, _master: int) -> None:
-    """Run a phase operation by operation."""
-    from npusim.timing.steady_kernel import UNUSED, run_steady
+def simulate(
+    program: TileProgram,
+    device: DeviceSpec,
+    *,
+    method: str,
+    trace_groups: Collection[int] = (),
+    streams: Streams | None = None,
+) -> TimingResult:
+    """Return the time of ``program`` on all core groups of ``device``.
 
-    run_steady(program, machine, UNUSED, start)
+    ``method``: ``block`` simulates all core groups, ``fold`` one of each class, ``steady`` too and adds whole
+    periods at once, unless ``trace_groups`` asks for spans.  Groups of one class share their
+    :class:`~npusim.timing.result.QueueUse`, which carry the number of the class's first group.
+
+    Raises :class:`~npusim.errors.DeadlockError` naming the waiting engines, and
+    :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
+    """
+    code = code_of(streams or Streams(program, device))
+    classes = equal_groups(code)
+    if method == "block":
+        classes = classes.one_by_one()
+    return Run(code, classes, trace_groups, periodic=method == "steady").result(method)
 
 
 class Run:
-    """The machine of one simulation of a program."""
+    """One simulation of a program: the arrays of one core group of each class, and how far they are.
 
-    def __init__(self, code: Code, classes: Classes, trace_groups: Collection[int] = ()) -> None:
+    ``done_before`` are the operations that each queue had done when the latest phase began.
+    """
+
+    def __init__(
+        self, code: Code, classes: Classes, trace_groups: Collection[int] = (), *, periodic: bool = False
+    ) -> None:
+        from npusim.timing.periodic import UNUSED, build_snapshots
+
         self.code, self.classes, self.streams = code, classes, code.streams
         self.trace_groups = frozenset(trace_groups)
-        self.starts = [[code.sequence(own) if own else -1 for own in phase] for phase in classes.blocks]
-        self.masters = [busiest_dispatcher(code, phase) for phase in classes.blocks]
+        self.starts = [[code.sequence(blocks) if blocks else -1 for blocks in phase] for phase in classes.blocks]
         is_traced = [not self.trace_groups.isdisjoint(groups) for groups in classes.groups]
         self.program = code.program([len(groups) for groups in classes.groups], is_traced)
         spans = sum(
-            code.operation_count(block)
+            code.operation_count(blocks)
             for phase in classes.blocks
-            for own, traced in zip(phase, is_traced, strict=True)
+            for blocks, traced in zip(phase, is_traced, strict=True)
             if traced
-            for block in own
         )
-        self.machine = build_machine(self.program, history_of(self.streams), code.levels, spans)
+        self.state = build_state(self.program, history_of(self.streams), code.levels, spans)
+        is_periodic = periodic and not self.trace_groups
+        self.snapshots = build_snapshots(self.program, self.state) if is_periodic else UNUSED
+        self.done_before = self.state.engine["done"].copy()
         self.cycles = self.now = 0
 
-    def result(self, method: str, run: RunPhase = run_whole) -> TimingResult:
-        """Run every phase with ``run`` and return what it took."""
-        streams, m = self.streams, self.machine
+    def result(self, method: str) -> TimingResult:
+        """Run every phase and return what it took."""
+        streams, m = self.streams, self.state
         ends = []
         for phase in range(len(self.starts)):
-            self.run_phase(phase, run)
+            self.run_phase(phase)
             ends.append(self.cycles)
         ran = m.ran.tolist()
         counts = {op.key: n for op, n in zip(self.code.operations, ran, strict=True) if n}
@@ -69,13 +99,15 @@ class Run:
         uses = self._with_pipes(uses_of(streams, self.classes.groups, booked))
         return summarise(streams, method, ends, uses, links, counts, self._spans())
 
-    def run_phase(self, phase: int, run: RunPhase) -> None:
+    def run_phase(self, phase: int) -> None:
         """Let every member with blocks begin, and run until all are through."""
-        starts, master = self.starts[phase], self.masters[phase]
-        m, queues, issuers = self.machine, len(self.program.queue), len(self.streams.issuers)
+        from npusim.timing.periodic import UNUSED, run_engine
+
+        m, queues, issuers = self.state, len(self.program.queue), len(self.streams.issuers)
         dispatch = self.streams.device.timed_launch().block_dispatch_cycles.value
         begin, engines = self.now, len(m.engine)
-        for member, start in enumerate(starts):
+        self.done_before = m.engine["done"].copy()
+        for member, start in enumerate(self.starts[phase]):
             if start < 0:
                 continue
             self.now = begin + dispatch
@@ -85,7 +117,9 @@ class Run:
                 m.todo[m.size[TODO]] = engines + d
                 m.is_todo[engines + d] = 1
                 m.size[TODO] += 1
-        run(self.program, m, begin, master)
+        if self.snapshots is not UNUSED:
+            m.size[WATCHED] = busiest_dispatcher(self.code, self.classes.blocks[phase])
+        run_engine(self.program, m, self.snapshots, begin)
         if (m.engine["op"] >= 0).any() or m.engine["length"].any():
             raise DeadlockError(self._describe(self.streams.program.phases[phase]))
         # A phase is over when its last result is there; one without work still is dispatched.
@@ -96,24 +130,24 @@ class Run:
         names = self.streams.pipes
         if not names:
             return uses
-        found = list(uses)
-        waited = self.machine.engine["waited"].reshape(len(self.classes.groups), -1).tolist()
-        pipes = (self.machine.pipe[key].tolist() for key in ("busy", "done", "free"))
+        with_pipes = list(uses)
+        waited = self.state.engine["waited"].reshape(len(self.classes.groups), -1).tolist()
+        pipes = (self.state.pipe[key].tolist() for key in ("busy", "done", "free"))
         for groups, waits, *used in zip(self.classes.groups, waited, *pipes, strict=True):
             for use, cycles in zip(uses[groups[0]], waits, strict=True):
                 if cycles:
                     use.stalls[PIPE_BUSY] = cycles
-            own = (*uses[groups[0]], *pipe_uses(names, groups[0], *used))
+            of_class = (*uses[groups[0]], *pipe_uses(names, groups[0], *used))
             for group in groups:
-                found[group] = own
-        return tuple(found)
+                with_pipes[group] = of_class
+        return tuple(with_pipes)
 
     @uncollected()
     def _spans(self) -> tuple[Span, ...]:
         """Return the operations of the traced groups, each class's once for each of its groups."""
         queues, operations = self.streams.program.queues, self.code.operations
         kept = []
-        for e, op, start, end in self.machine.span[: self.machine.size[SPANS]].tolist():
+        for e, op, start, end in self.state.span[: self.state.size[SPANS]].tolist():
             member, queue = divmod(e, len(queues))
             for group in self.classes.groups[member]:
                 if group in self.trace_groups:
@@ -123,7 +157,7 @@ class Run:
 
     def _describe(self, phase: ProgramPhase) -> str:
         """Return who waits for what, as ``des`` says it."""
-        m, p, queues = self.machine, self.program, self.streams.program.queues
+        m, p, queues = self.state, self.program, self.streams.program.queues
         named = []
         for e in (m.engine["op"] >= 0).nonzero()[0].tolist():
             own = p.wait[m.engine[e]["wait_at"]]["own"]
@@ -164,7 +198,7 @@ def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) 
     for e in streams.endpoints:
         causes[e.queue].append((e.index, str(e)))
     busy, done, end, idle, stalled = (a.ravel().tolist() for a in booked)
-    found: dict[int, tuple[QueueUse, ...]] = {}
+    by_group: dict[int, tuple[QueueUse, ...]] = {}
     for member, groups in enumerate(members):
         counters = member * len(streams.endpoints)
         uses = []
@@ -175,14 +209,17 @@ def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) 
                 if cycles:
                     stalls[cause] = stalls.get(cause, 0) + cycles
             uses.append(QueueUse(name, groups[0], busy[e], done[e], stalls, end[e]))
-        found |= dict.fromkeys(groups, tuple(uses))
-    return tuple(found[group] for group in sorted(found))
+        by_group |= dict.fromkeys(groups, tuple(uses))
+    return tuple(by_group[group] for group in sorted(by_group))
 
 
 def busiest_dispatcher(code: Code, members: Sequence[Sequence[int]]) -> int:
     """Return the dispatcher that issues most, of the member that runs most."""
-    issuers = len(code.streams.issuers)
-    known = {b: code.operations_by_issuer(b) for own in members for b in set(own)}
-    totals = [[sum(known[b][i] for b in own) for i in range(issuers)] for own in members]
-    longest = max(range(len(totals)), key=lambda member: sum(totals[member]))
-    return longest * issuers + max(range(issuers), key=lambda i: totals[longest][i])
+    sizes = [code.operation_count(blocks) for blocks in members]
+    busiest = sizes.index(max(sizes))
+    issuers = code.streams.issuers
+    issued = [0] * len(issuers)
+    for block, often in Counter(members[busiest]).items():
+        for queue, count in zip(code.streams.program.queues, code.operations_by_queue(block), strict=True):
+            issued[issuers.index(queue.issuer)] += often * count
+    return busiest * len(issuers) + issued.index(max(issued))

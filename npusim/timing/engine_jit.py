@@ -1,8 +1,12 @@
-"""How kernels see the engine's arrays: by their addresses, so that a call passes one pointer for all of them.
+"""Compiles the engine as ``npusim.formats.jit`` does, but that it counts no references and sees arrays by address.
+
+Its functions pass tuples of arrays to one another and allocate nothing; counting the references of all of them
+at each call would take longer than the work itself.
 
 A tuple of arrays that is handed from function to function costs numba hundreds of values a call, to
-translate and to optimise.  Here a tuple becomes a table of addresses and lengths, and reading a field of it a
-load that never changes; indices are not negative, and nothing checks them.
+translate and to optimise.  Here a tuple becomes a table of addresses and lengths, so that a call passes one pointer
+for all of them, and reading a field of it is a load that never changes; indices are not negative, and nothing checks
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -28,6 +32,13 @@ from numba.extending import (
     register_model,
     unbox,
 )
+
+from npusim.formats import jit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
 
 #: Bits of an address and of a length.
 WORD_BITS = 64
@@ -224,3 +235,30 @@ def _size(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 @lower_builtin(len, RowsType)
 def _len(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return _lengths(context, builder, sig.args[0], args[0])[0]
+
+
+# ---------------------------------------------------------------- compilation
+
+
+inline = functools.partial(jit.inline, _nrt=False)
+
+
+def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Compile ``function`` on first call, and keep the machine code on disk where there is room.
+
+    Tuples of arrays reach it as tables of addresses.
+    """
+    compiled = jit.kernel(function, _nrt=False)
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Result:
+        result: Result = compiled(*map(argument, args))
+        return result
+
+    called.is_missing = functools.partial(jit.is_missing, compiled)  # type: ignore[attr-defined]
+    return called
+
+
+def argument(value: Any) -> Any:
+    """Return what a kernel takes for a tuple of arrays: its table; anything else as it is."""
+    return Table(value) if jit.internals and isinstance(value, tuple) else value

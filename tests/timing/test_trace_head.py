@@ -6,9 +6,9 @@ import pytest
 
 from npusim.errors import SpecError
 from npusim.run import run
-from npusim.timing import auto, prefix
-from npusim.timing.prefix import first_spans
+from npusim.timing import auto, trace_head
 from npusim.timing.stream import Streams
+from npusim.timing.trace_head import first_spans
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_first_operations_are_those_of_the_whole_run(schedule: str, options: dic
 def test_long_run_has_its_beginning_and_refuses_what_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "FEW_OPERATIONS", 100)
     long = {"numerics": False, "tiling": {"block_kv": 64}}
-    monkeypatch.setattr(prefix, "ENOUGH_SPANS", 300)
+    monkeypatch.setattr(trace_head, "ENOUGH_SPANS", 300)
     result = run("flash", seq=2048, trace_groups=(0,), **long)  # type: ignore[arg-type]
     timing = result.timing
     assert timing is not None
@@ -43,6 +43,6 @@ def test_long_run_has_its_beginning_and_refuses_what_would_take_too_long(monkeyp
     assert further is not None
     assert further.traced_cycles is not None
     assert further.traced_cycles > 30e-6 * timing.clock_hz
-    monkeypatch.setattr(prefix, "MOST_OPERATIONS", 1000)
+    monkeypatch.setattr(trace_head, "MOST_OPERATIONS", 1000)
     with pytest.raises(SpecError, match=r"window up to 30\.00 us: more than 1,000 operations"):
         run("flash", seq=2048, trace_groups=(0,), window=(0.0, 30.0), **long)  # type: ignore[arg-type]

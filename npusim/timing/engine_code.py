@@ -1,21 +1,27 @@
-"""Turns a tile program into the flat arrays of ``block_machine``: operations, bodies, block sequences.
+"""Turns a tile program into the flat arrays of ``engine_arrays``: operations, bodies, block sequences, classes.
 
 A body is written once for each scalar unit, as code of operations, loops and calls; loops stay
 loops.  Blocks that differ only in how often their loops run share one body and bring the counts as
 operands.  A core group's blocks become a sequence of calls in which repetitions are loops too, so
 that the arrays grow with the number of different bodies, not with the size of the problem.
+
+Core groups of one class run the same blocks and do the same at the same tick, so that one of them tells all: its
+transfers weigh as much on the links as those of the whole class (``npusim.timing.link``).  160 equal blocks on 24
+groups are two classes: sixteen groups with seven blocks, eight with six.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.timing.block_machine import (
+from npusim.ir.content import uncollected
+from npusim.timing.engine_arrays import (
     CALL,
     CODE_TYPE,
     END,
@@ -40,30 +46,39 @@ from npusim.timing.block_machine import (
 from npusim.timing.link import bytes_per_cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from npusim.timing.block_machine import Records
-    from npusim.timing.fold import Classes
+    from npusim.ir.program import ProgramPhase
+    from npusim.timing.engine_arrays import Ints, Records
     from npusim.timing.stream import Streams, TimedBody, TimedOp
 
 #: In place of the work that an operation does beside other warp groups.
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
-#: A run of operations, or a loop: its count and its body.
-Part = tuple[int, ...] | tuple[str, int, int]
+
+
+class InnerBody(NamedTuple):
+    """A loop's body in another, and how often it runs; None: as often as the block says."""
+
+    count: int | None
+    body: int
+
+
+#: A run of operations, or a loop.
+Part = tuple[int, ...] | InnerBody
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledBody:
-    """Code of one body: where each scalar unit's begins, how many operations it runs, how deep it nests.
+    """Code of one body: where each scalar unit's begins, operations of each queue, how deep it nests.
 
-    ``repeats`` are the loops whose counts a block brings: body and first instruction by issuer.
+    ``repeats`` are the bodies whose counts a block brings; ``operations`` are without theirs.
     """
 
     parts: tuple[Part, ...]
     entry: tuple[int, ...]
     operations: tuple[int, ...]
     depth: int
-    repeats: tuple[tuple[int, tuple[int, ...]], ...]
+    repeats: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +107,7 @@ class Code:
     _tables: Program | None = None
     _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _inners: dict[int, int] = field(default_factory=dict)
-
-    #: Core groups by class, once that was asked for (`npusim.timing.fold.equal_groups`).
+    #: Core groups by class, once that was asked for (`equal_groups`).
     classes: Classes | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +124,7 @@ class Code:
                 parts.append(self._run(part))
             else:
                 inner = self._inner(part.body)
-                parts.append(("call" if part.count == 1 else "repeat", 1, inner))
+                parts.append(InnerBody(1 if part.count == 1 else None, inner))
                 if part.count > 1:
                     counts.append(part.count)
         return self.block_of(self._body(tuple(parts)), tuple(counts))
@@ -126,19 +140,36 @@ class Code:
             self.blocks.append(Block(body, counts, self._operands[counts]))
         return self._blocks[key]
 
-    def operation_count(self, block: int) -> int:
-        """Return how many operations a block runs."""
-        return sum(self.operations_by_issuer(block))
+    def operation_count(self, blocks: Iterable[int]) -> int:
+        """Return how many operations a sequence of blocks runs."""
+        return sum(often * sum(self.operations_by_queue(block)) for block, often in Counter(blocks).items())
 
-    def operations_by_issuer(self, block: int) -> list[int]:
-        """Return how many operations each scalar unit issues in a block."""
+    def operations_by_queue(self, block: int) -> list[int]:
+        """Return how many operations each queue has in a block."""
         chosen = self.blocks[block]
         body = self.bodies[chosen.body]
-        found = list(body.operations)
-        for count, (inner, _) in zip(chosen.counts, body.repeats, strict=True):
-            for issuer, operations in enumerate(self.bodies[inner].operations):
-                found[issuer] += count * operations
-        return found
+        operations = list(body.operations)
+        for count, inner in zip(chosen.counts, body.repeats, strict=True):
+            for queue, inside in enumerate(self.bodies[inner].operations):
+                operations[queue] += count * inside
+        return operations
+
+    def runs_of_operations(self, blocks: Iterable[int]) -> Ints:
+        """Return how often each operation runs in a sequence of blocks."""
+        times = Counter[int]()
+        for number, often in Counter(blocks).items():
+            block = self.blocks[number]
+            times[block.body] += often
+            for count, inner in zip(block.counts, self.bodies[block.body].repeats, strict=True):
+                times[inner] += often * count
+        runs = np.zeros(len(self.operations), np.int64)
+        for body in range(len(self.bodies) - 1, -1, -1):  # a body is written after those inside it
+            for part in self.bodies[body].parts if times[body] else ():
+                if not isinstance(part, InnerBody):
+                    np.add.at(runs, list(part), times[body])
+                elif part.count is not None:
+                    times[part.body] += times[body] * part.count
+        return runs
 
     # ---------------------------------------------------------------- bodies
 
@@ -151,9 +182,7 @@ class Code:
 
     def _inner_parts(self, body: TimedBody) -> tuple[Part, ...]:
         parts: list[Part] = [
-            self._run(part)
-            if isinstance(part, tuple)
-            else ("call" if part.count == 1 else "loop", part.count, self._inner(part.body))
+            self._run(part) if isinstance(part, tuple) else InnerBody(part.count, self._inner(part.body))
             for part in body.parts
         ]
         return tuple(parts)
@@ -184,33 +213,35 @@ class Code:
         return known
 
     def _write(self, parts: tuple[Part, ...]) -> CompiledBody:
-        queues, issuers = self.streams.program.queues, self.streams.issuers
-        entry, operations, depth = [], [], 1
-        repeats: list[tuple[int, list[int]]] = [(p[2], []) for p in parts if p and p[0] == "repeat"]
-        for index, issuer in enumerate(issuers):
+        queues = self.streams.program.queues
+        inners = [part for part in parts if isinstance(part, InnerBody)]
+        operations = [0] * len(queues)
+        for part in parts:
+            if not isinstance(part, InnerBody):
+                for op in part:
+                    operations[self.operations[op].queue] += 1
+            elif part.count is not None:
+                for queue, inside in enumerate(self.bodies[part.body].operations):
+                    operations[queue] += part.count * inside
+        entry = []
+        for issuer in self.streams.issuers:
             entry.append(len(self.instructions))
-            count, repeat = 0, 0
+            repeat = 0
             for part in parts:
-                if not part or not isinstance(part[0], str):
-                    own = [(OP, op, 0) for op in part if queues[self.operations[op].queue].issuer == issuer]
-                    self.instructions += own
-                    count += len(own)
-                    continue
-                kind, times, inner = part
-                depth = max(depth, 1 + (kind != "call") + self.bodies[inner].depth)
-                if kind == "repeat":
+                if not isinstance(part, InnerBody):
+                    issued = (op for op in part if queues[self.operations[op].queue].issuer == issuer)
+                    self.instructions += [(OP, op, 0) for op in issued]
+                elif part.count is None:
                     self.instructions.append((REPEAT, repeat, 0))
-                    repeats[repeat][1].append(len(self.instructions))
+                    self._call(part.body, 0, 1)
+                    self.instructions.append((END, 0, 0))
                     repeat += 1
                 else:
-                    count += times * self.bodies[inner].operations[index]
-                self._call(inner, 0, times if kind == "loop" else 1)
-                if kind == "repeat":
-                    self.instructions.append((END, 0, 0))
+                    self._call(part.body, 0, part.count)
             self.instructions.append((RET, 0, 0))
-            operations.append(count)
-        found = tuple((inner, tuple(at)) for inner, at in repeats)
-        return CompiledBody(parts, tuple(entry), tuple(operations), depth, found)
+        depth = max((1 + (inner.count != 1) + self.bodies[inner.body].depth for inner in inners), default=1)
+        repeats = tuple(inner.body for inner in inners if inner.count is None)
+        return CompiledBody(parts, tuple(entry), tuple(operations), depth, repeats)
 
     def _call(self, body: int, operand: int, times: int) -> None:
         if times > 1:
@@ -241,7 +272,7 @@ class Code:
             self._call(block.body, block.operand, len(list(same)))
 
     def window(self, calls: int) -> int:
-        """Make room for calls that are written later, and return where it begins."""
+        """Leave space for calls that are written later, and return where it begins."""
         start = len(self.instructions)
         self.instructions += [(HALT, 0, 0)] * (calls + 1)
         return start
@@ -268,6 +299,67 @@ class Code:
             entry=entry.reshape(-1, issuers),
             member=_records(MEMBER_TYPE, list(zip(weights, is_traced, strict=True))),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Core groups by class, and each phase's blocks of each class, as numbers of :class:`Code`.
+
+    The class with the most blocks comes first.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def every_block(self) -> Iterator[int]:
+        """Yield the blocks of one core group of each class."""
+        for phase in self.blocks:
+            yield from chain(*phase)
+
+    def one_by_one(self) -> Classes:
+        """Return the same core groups, each as a class of its own."""
+        member = {g: i for i, groups in enumerate(self.groups) for g in groups}
+        order = sorted(member)
+        phases = (tuple(phase[member[g]] for g in order) for phase in self.blocks)
+        return Classes(tuple((g,) for g in order), tuple(phases))
+
+
+@uncollected()
+def equal_groups(code: Code) -> Classes:
+    """Return the core groups that run the same blocks in every phase, together."""
+    if code.classes is None:
+        phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
+        code.classes = fold_groups(list(zip(*phases, strict=True)))
+    return code.classes
+
+
+def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
+    """Return core groups by class; each is given by its blocks, phase by phase."""
+    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for group, runs in enumerate(groups):
+        found.setdefault(runs, []).append(group)
+    ordered = sorted(found, key=lambda runs: -sum(len(r) for r in runs))
+    return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
+
+
+def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
+    streams, known = code.streams, dict[Any, int]()
+    count = streams.device.group_count.value
+
+    def number(block: Any) -> int:
+        shape = phase.shape(block)
+        found = known.get(shape)
+        if found is None:
+            template = streams.templates.of(phase, block)
+            found = known[shape] = code.block(streams.timed(template, None))
+        return found
+
+    chosen = range(count) if groups is None else groups
+    return [tuple(map(number, phase.blocks_of_group(group, count))) for group in chosen]
+
+
+# ---------------------------------------------------------------- arrays
 
 
 def code_of(streams: Streams) -> Code:

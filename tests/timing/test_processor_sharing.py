@@ -12,8 +12,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.ir.program import Share
 from npusim.numerics.executor import execute
-from npusim.timing.gpu_pipes import ONE, Rules
-from npusim.timing.processor_sharing import ProcessorSharing
+from npusim.timing.gpu_pipes import ONE, ProcessorSharing, Rules
 
 METHODS = ("des", "block", "fold", "steady", "auto")
 #: One wave and a bit of few heads: some cores with two blocks, some with one.

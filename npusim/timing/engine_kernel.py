@@ -1,28 +1,29 @@
-"""The run-to-block engine: each queue runs ahead until a flag, an instruction or a link holds it up.
+"""The compiled engine: each queue runs ahead until a flag, an instruction or a link holds it up.
 
 Only transfers on shared links need to happen in order of time.  Everything else is a maximum of
 times that are known: an engine goes through its queue at once, up to the first operation whose
-flag has not been set, and a scalar unit issues up to the first queue without room.  An operation
+flag has not been set, and a scalar unit issues up to the first queue that is full.  An operation
 with transfers that begins later is an event; so is the end of the next transfer on each link.
-Within a tick the order is of no consequence (``npusim.timing.link``); shared pipes are granted last.
+Within a tick the order is of no consequence (``npusim.timing.link``); pipes that serve
+first come, first served are granted last.
 """
 
 from __future__ import annotations
 
-from npusim.timing.block_heap import pop, push
-from npusim.timing.block_jit import inline
-from npusim.timing.block_machine import (
+from npusim.timing.engine_arrays import (
     ASKING,
     CALL,
     CROSSED,
     END,
     EVENTS,
     FETCHED,
+    FRACTION_BITS,
+    HALTED,
     LEADER,
     LOOP,
-    MASTER,
     MOMENT,
     NEVER,
+    NOTHING,
     OP,
     RANGE_BITS,
     REPEAT,
@@ -31,24 +32,46 @@ from npusim.timing.block_machine import (
     SPANS,
     TARGET,
     TODO,
+    WATCHED,
     WINDOW_AT,
     EngineState,
     Program,
+    Records,
 )
-from npusim.timing.block_shared import (
-    begin_beside,
-    first_due,
-    join,
-    next_through,
-    note_due,
-    note_pipes_free,
-    serve,
-    serve_room,
-)
+from npusim.timing.engine_jit import inline
+from npusim.timing.gpu_pipes import ONE, ONE_BITS
 
-#: An operation on an engine, and what a dispatcher fetches at its end.
-NOTHING = -1
-HALTED = -2
+# ---------------------------------------------------------------- heaps of a key and an engine, least key first
+
+
+@inline
+def push(heap: Records, size: int, key: int, engine: int) -> None:
+    """Add to a heap of ``size`` that has its least key first."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[above].key <= key:
+            break
+        heap[at].key, heap[at].engine = heap[above].key, heap[above].engine
+        at = above
+    heap[at].key, heap[at].engine = key, engine
+
+
+@inline
+def pop(heap: Records, size: int) -> None:
+    """Take the first off a heap that has ``size`` left after that."""
+    key, engine, at = heap[size].key, heap[size].engine, 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and heap[below + 1].key < heap[below].key:
+            below += 1
+        if heap[below].key >= key:
+            break
+        heap[at].key, heap[at].engine = heap[below].key, heap[below].engine
+        at = below
+    heap[at].key, heap[at].engine = key, engine
 
 
 # ---------------------------------------------------------------- scalar units
@@ -71,7 +94,7 @@ def fetch(p: Program, m: EngineState, d: int) -> int:
             enter(m, d, level, pc, 0, argument - 1)
             level += 1
         elif kind == END:
-            if d == m.size[MASTER]:
+            if d == m.size[WATCHED]:
                 m.size[CROSSED] = level if m.size[CROSSED] == 0 else min(m.size[CROSSED], level)
             if m.stack[d, level - 1].left > 0:
                 m.stack[d, level - 1].left -= 1
@@ -126,13 +149,13 @@ def issue(p: Program, m: EngineState, d: int) -> None:
         m.entry[e, slot].op = op
         m.engine[e].length += 1
         if m.engine[e].op == NOTHING:
-            remember(m, e)
+            enqueue(m, e)
         op = NOTHING
     m.dispatcher[d].clock, m.dispatcher[d].pending = clock, op
 
 
 @inline
-def remember(m: EngineState, who: int) -> None:
+def enqueue(m: EngineState, who: int) -> None:
     """Put an engine or dispatcher on the stack of those to look at."""
     if not m.is_todo[who]:
         m.is_todo[who] = 1
@@ -153,26 +176,26 @@ def work(p: Program, m: EngineState, e: int, now: int) -> None:
             if m.engine[e].length == 0:
                 return
             take(p, m, e)
-        if not flags_seen(p, m, e):
+        if not pass_waits(p, m, e):
             return
         op, begin = m.engine[e].op, m.engine[e].ready
         m.engine[e].wait_at = NOTHING
         m.engine[e].begun = begin
         if p.op[op].kind < 0 and p.op[op].takes != p.op[op + 1].takes:
-            m.engine[e].flying = ASKING
+            m.engine[e].in_flight = ASKING
             push(m.request, m.size[REQUESTS], begin * len(m.engine) + e, e)
             m.size[REQUESTS] += 1
             return
         if p.op[op].kind >= 0 or p.op[op].flows != p.op[op + 1].flows:
             if begin <= now:
-                begin_beside(p, m, e, now)
+                begin_shared(p, m, e, now)
             else:
                 push(m.event, m.size[EVENTS], begin, e)
                 m.size[EVENTS] += 1
             return
         complete(p, m, e, begin + p.op[op].occupancy)
         if m.size[CROSSED]:
-            remember(m, e)
+            enqueue(m, e)
             return
 
 
@@ -187,7 +210,7 @@ def take(p: Program, m: EngineState, e: int) -> None:
     m.engine[e].head = head + 1 if head + 1 < p.queue[p.op[op].queue].depth else 0
     m.engine[e].length -= 1
     if m.engine[e].blocked >= 0:
-        remember(m, len(m.engine) + m.engine[e].blocked)
+        enqueue(m, len(m.engine) + m.engine[e].blocked)
         m.engine[e].blocked = NOTHING
     m.engine[e].op = op
     m.engine[e].wait_at = p.op[op].waits
@@ -195,7 +218,7 @@ def take(p: Program, m: EngineState, e: int) -> None:
 
 
 @inline
-def flags_seen(p: Program, m: EngineState, e: int) -> bool:
+def pass_waits(p: Program, m: EngineState, e: int) -> bool:
     """Go through the waits; return False, as a waiter, if a flag has yet to be set.
 
     An endpoint's own counter stands at the generation it works on, since only its engine sets it.
@@ -248,7 +271,7 @@ def complete(p: Program, m: EngineState, e: int, end: int) -> None:
         waiter = m.counter[counter].waiter
         m.counter[counter].waiter = NOTHING
         while waiter != NOTHING:
-            remember(m, waiter)
+            enqueue(m, waiter)
             following = m.engine[waiter].next_waiter
             m.engine[waiter].next_waiter = NOTHING
             waiter = following
@@ -267,6 +290,34 @@ def keep_span(m: EngineState, e: int, op: int, end: int) -> None:
 
 
 @inline
+def join(p: Program, m: EngineState, e: int) -> None:
+    """Start the transfers of the operation that engine ``e`` begins now."""
+    op, begin = m.engine[e].op, m.engine[e].begun
+    weight = p.member[e // len(p.queue)].weight
+    m.engine[e].in_flight = p.op[op + 1].flows - p.op[op].flows
+    for at in range(p.op[op].flows, p.op[op + 1].flows):
+        link, size = p.flow[at].link, p.flow[at].bytes
+        serve(p, m, link, begin)
+        m.link[link].load += weight * p.link[link].unit
+        m.link[link].bytes += weight * size
+        key = m.link[link].units + (size << FRACTION_BITS)
+        push(m.transfer[link], m.link[link].flows, key, e)
+        m.link[link].flows += 1
+        m.link[link].due = begin  # looked at again before time goes on
+
+
+@inline
+def serve(p: Program, m: EngineState, link: int, now: int) -> None:
+    """Move a link's clock on to ``now``."""
+    elapsed = now - m.link[link].updated
+    if elapsed > 0:
+        if m.link[link].load:
+            m.link[link].units += elapsed * p.link[link].rate // m.link[link].load
+            m.link[link].flow_cycles += elapsed * m.link[link].flows
+        m.link[link].updated = now
+
+
+@inline
 def settle(p: Program, m: EngineState, link: int, now: int) -> None:
     """End the transfers that are through at ``now`` and find when the next one will be."""
     heap, flows = m.transfer[link], m.link[link].flows
@@ -278,10 +329,10 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
         flows -= 1
         pop(heap, flows)
         m.link[link].load -= p.member[e // len(p.queue)].weight * p.link[link].unit
-        m.engine[e].flying -= 1
-        if m.engine[e].flying == 0:
+        m.engine[e].in_flight -= 1
+        if m.engine[e].in_flight == 0:
             complete(p, m, e, max(now, m.engine[e].begun + p.op[m.engine[e].op].occupancy))
-            remember(m, e)
+            enqueue(m, e)
     m.link[link].flows = flows
     if flows == 0:
         m.link[link].load = p.link[link].others
@@ -296,17 +347,119 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
     m.link[link].due = now - (-rest // p.link[link].rate)
 
 
+# ---------------------------------------------------------------- pipes of a core: shared by all (processor sharing)
+
+
 @inline
-def settle_room(p: Program, m: EngineState, member: int, now: int) -> None:
-    """End the work of a core's warp groups that is through at ``now``."""
-    serve_room(m, member, now)
-    e = next_through(p, m, member)
-    while e != NOTHING:
-        note_pipes_free(p, m, e, now)
-        complete(p, m, e, now + p.op[m.engine[e].op].occupancy)
-        remember(m, e)
-        e = next_through(p, m, member)
+def share_core(p: Program, m: EngineState, e: int, now: int) -> None:
+    """Let the operation of engine ``e`` begin its work beside the other warp groups of its core."""
+    op, member = m.engine[e].op, e // len(p.queue)
+    for at in range(p.op[op].takes, p.op[op + 1].takes):
+        m.pipe[member, p.take[at].pipe].busy += p.take[at].cycles
+        m.pipe[member, p.take[at].pipe].done += 1
+    serve_core(m, member, now)
+    number = 2 * member + p.op[op].kind
+    server = m.server[number]
+    push(m.work[number], server.count, server.units + (p.op[op].work << ONE_BITS), e)
+    server.count += 1
+    change_load(p, m, member, op, 1)
+    m.engine[e].in_flight = 1
     note_due(m, member, now)
+
+
+@inline
+def serve_core(m: EngineState, member: int, now: int) -> None:
+    """Move a core's clocks on to ``now``."""
+    elapsed = now - m.core[member].updated
+    if elapsed > 0:
+        for number in range(2 * member, 2 * member + 2):
+            m.server[number].units += elapsed * m.server[number].speed
+        m.core[member].updated = now
+
+
+@inline
+def change_load(p: Program, m: EngineState, member: int, op: int, sign: int) -> None:
+    """Add or take away what an operation asks for, and find the speeds anew (`gpu_pipes.speeds`)."""
+    core, rule = m.core[member], p.rule[0]
+    core.slots += sign * p.op[op].slots
+    core.compare += sign * p.op[op].compare
+    core.special += sign * p.op[op].special
+    core.tensor += sign * p.op[op].tensor
+    core.memory += sign * p.op[op].memory
+    taken = rule.product_issue * min(core.tensor, ONE) >> ONE_BITS
+    compare = core.compare + (rule.product_compare * min(core.tensor, ONE) >> ONE_BITS)
+    product = max(ONE, core.tensor, core.memory)
+    if core.slots:
+        product = max(product, (rule.issue_product * core.slots >> ONE_BITS) + taken)
+    arithmetic = max(ONE, core.slots + taken, compare, core.special, core.memory)
+    m.server[2 * member].speed = (ONE << ONE_BITS) // arithmetic
+    m.server[2 * member + 1].speed = (ONE << ONE_BITS) // product
+
+
+@inline
+def pop_finished(p: Program, m: EngineState, member: int) -> int:
+    """Take out an engine whose work is through, or return -1."""
+    for number in range(2 * member, 2 * member + 2):
+        server = m.server[number]
+        if server.count and m.work[number, 0].key <= server.units:
+            e: int = m.work[number, 0].engine
+            server.count -= 1
+            pop(m.work[number], server.count)
+            m.engine[e].in_flight = 0
+            change_load(p, m, member, m.engine[e].op, -1)
+            return e
+    return -1
+
+
+@inline
+def free_pipes(p: Program, m: EngineState, e: int, now: int) -> None:
+    """Note that the pipes of engine ``e`` are its own no more."""
+    op, member = m.engine[e].op, e // len(p.queue)
+    for at in range(p.op[op].takes, p.op[op + 1].takes):
+        pipe = p.take[at].pipe
+        m.pipe[member, pipe].free = max(m.pipe[member, pipe].free, now)
+
+
+@inline
+def note_due(m: EngineState, member: int, now: int) -> None:
+    """Write down when the next work of a core ends; clocks of what is empty begin anew."""
+    due = NEVER
+    for number in range(2 * member, 2 * member + 2):
+        server = m.server[number]
+        if server.count:
+            due = min(due, now - (server.units - m.work[number, 0].key) // server.speed)
+        else:
+            server.units = 0
+    at = len(m.due) // 2 + member
+    m.due[at] = max(due, now) if due < NEVER else NEVER
+    while at > 1:
+        at >>= 1
+        m.due[at] = min(m.due[2 * at], m.due[2 * at + 1])
+
+
+@inline
+def first_due(m: EngineState) -> int:
+    """Return the core whose next work ends first."""
+    at = 1
+    while 2 * at < len(m.due):
+        at = 2 * at if m.due[2 * at] == m.due[at] else 2 * at + 1
+    return at - len(m.due) // 2
+
+
+@inline
+def settle_core(p: Program, m: EngineState, member: int, now: int) -> None:
+    """End the work of a core's warp groups that is through at ``now``."""
+    serve_core(m, member, now)
+    e = pop_finished(p, m, member)
+    while e != NOTHING:
+        free_pipes(p, m, e, now)
+        complete(p, m, e, now + p.op[m.engine[e].op].occupancy)
+        enqueue(m, e)
+        e = pop_finished(p, m, member)
+    note_due(m, member, now)
+
+
+# ---------------------------------------------------------------- pipes of a core: first come, first served
 
 
 @inline
@@ -325,10 +478,10 @@ def grant(p: Program, m: EngineState, now: int) -> None:
             m.pipe[member, pipe].busy += cycles
             m.pipe[member, pipe].done += 1
         m.engine[e].waited += begin - now
-        m.engine[e].begun, m.engine[e].flying = begin, 0
+        m.engine[e].begun, m.engine[e].in_flight = begin, 0
         if p.op[op].flows == p.op[op + 1].flows:
             complete(p, m, e, begin + p.op[op].occupancy)
-            remember(m, e)
+            enqueue(m, e)
         elif begin == now:
             join(p, m, e)
         else:
@@ -337,6 +490,15 @@ def grant(p: Program, m: EngineState, now: int) -> None:
 
 
 # ---------------------------------------------------------------- the run
+
+
+@inline
+def begin_shared(p: Program, m: EngineState, e: int, now: int) -> None:
+    """Let engine ``e`` begin what it does beside others: work on its core, or transfers."""
+    if p.op[m.engine[e].op].kind >= 0:
+        share_core(p, m, e, now)
+    else:
+        join(p, m, e)
 
 
 @inline
@@ -363,7 +525,7 @@ def next_event(m: EngineState) -> int:
 
 
 @inline
-def happen(p: Program, m: EngineState, now: int) -> None:
+def handle_tick(p: Program, m: EngineState, now: int) -> None:
     """Begin and end the transfers of this tick; once there are none, grant shared pipes."""
     is_quiet = True
     while m.size[EVENTS] and m.event[0].key == now:
@@ -371,14 +533,14 @@ def happen(p: Program, m: EngineState, now: int) -> None:
         e = m.event[0].engine
         m.size[EVENTS] -= 1
         pop(m.event, m.size[EVENTS])
-        begin_beside(p, m, e, now)
+        begin_shared(p, m, e, now)
     for link in range(len(m.link)):
         if m.link[link].due == now:
             is_quiet = False
             settle(p, m, link, now)
     while m.due[1] == now:
         is_quiet = False
-        settle_room(p, m, first_due(m), now)
+        settle_core(p, m, first_due(m), now)
     if is_quiet:
         grant(p, m, now)
 
@@ -393,4 +555,4 @@ def advance(p: Program, m: EngineState, start: int) -> int:
         if following == NEVER or m.size[CROSSED]:
             return now
         now = following
-        happen(p, m, now)
+        handle_tick(p, m, now)

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from npusim.run import run
+from npusim.timing.periodic import run_engine
 from npusim.timing.precompile import compile_engine, compiled_meanwhile
-from npusim.timing.steady_kernel import run_steady
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def test_what_is_compiled_ahead_is_what_a_run_takes() -> None:
     run("flash", numerics=False, seq=256)
-    compiled = run_steady.is_missing.args[0]  # type: ignore[attr-defined]
+    compiled = run_engine.is_missing.args[0]  # type: ignore[attr-defined]
     taken = list(compiled.signatures)
     compile_engine()
     assert compiled.signatures == taken
@@ -31,7 +31,7 @@ def test_no_file_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytes
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(run_steady, "is_missing", lambda: True)
+    monkeypatch.setattr(run_engine, "is_missing", lambda: True)
     with compiled_meanwhile() as wait:
         assert wait is not None
         assert wait() == 0

@@ -10,16 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.timing.block_code import code_of
-from npusim.timing.block_run import Run, run_whole
-from npusim.timing.fold import Classes, equal_groups
-from npusim.timing.reserved import operations_of
+from npusim.timing.engine import Run
+from npusim.timing.engine_code import Classes, code_of, equal_groups
+from npusim.timing.mean_field import operations_of
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from npusim.timing.block_machine import EngineState, Ints, Program
     from npusim.timing.result import Span
     from npusim.timing.stream import Streams
 
@@ -46,10 +44,9 @@ def first_spans(
                 f"window{asked}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
                 "choose an earlier window"
             )
-        begun = _Begun()
         run = Run(code, part, trace_groups)
-        result = run.result("fold", begun)
-        known = begun.known(run.machine, is_cut) if any(is_cut) else result.cycles
+        result = run.result("fold")
+        known = _known(run, is_cut) if any(is_cut) else result.cycles
         spans = tuple(s for s in result.spans if max(s.end, s.done) <= known)
         wanted = len(spans) >= ENOUGH_SPANS if until is None else known >= until
         if wanted or not any(is_cut):
@@ -68,18 +65,9 @@ def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
                 yield Classes(whole.groups, (*whole.blocks[:phase], cut)), is_cut
 
 
-class _Begun:
-    """Runs phases and remembers what every queue had done when the last of them began."""
-
-    def __init__(self) -> None:
-        self._done: Ints | None = None
-
-    def __call__(self, program: Program, machine: EngineState, start: int, master: int) -> None:
-        self._done = machine.engine["done"].copy()
-        run_whole(program, machine, start, master)
-
-    def known(self, machine: EngineState, is_cut: list[bool]) -> int:
-        """Return the first cycle at which a queue of those cut short has nothing left to do."""
-        worked = (machine.engine["done"] > self._done).reshape(len(is_cut), -1)
-        free = machine.engine["free"].reshape(len(is_cut), -1)
-        return min(int(free[m][worked[m]].min()) for m, cut in enumerate(is_cut) if cut)
+def _known(run: Run, is_cut: list[bool]) -> int:
+    """Return the first cycle at which a queue of those cut short in the last phase has nothing left to do."""
+    engine = run.state.engine
+    worked = (engine["done"] > run.done_before).reshape(len(is_cut), -1)
+    free = engine["free"].reshape(len(is_cut), -1)
+    return min(int(free[m][worked[m]].min()) for m, cut in enumerate(is_cut) if cut)

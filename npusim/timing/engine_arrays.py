@@ -1,7 +1,7 @@
-"""The flat integer records that the run-to-block engine works on: a program, and the state of a run.
+"""The flat integer records that the compiled engine works on: a program, and the state of a run.
 
-Every field is an int64.  A *member* is one simulated core group (``block``: each group; ``fold``:
-one of each class of equal groups); engine ``m * queues + q`` is queue q of member m, counter
+Every field is an int64.  A *member* is one simulated core group (each group, or one of each class of equal
+groups); engine ``m * queues + q`` is queue q of member m, counter
 ``m * endpoints + e`` is endpoint e, dispatcher ``m * issuers + i`` is scalar unit i.
 """
 
@@ -22,11 +22,12 @@ Records = Any
 #: Kinds of instructions of a dispatcher's code.  ``LOOP`` runs as often as its argument says,
 #: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
 OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
-#: Places of ``EngineState.size``: lengths of lists; which level of loops the scalar unit ``MASTER`` has
-#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations; when that was, by the links'
-#: clock (``NOW``) and by its own (``MOMENT``).  ``FETCHED`` marks the calls fetched since, counted
-#: from instruction ``WINDOW_AT``, bit by bit.
-(EVENTS, TODO, SPANS, CROSSED, MASTER, LEADER, TARGET, NOW, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(13)
+#: Entries of ``EngineState.size``: lengths of lists; which level of loops the watched scalar unit ``WATCHED`` has
+#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations, which it had at ``MOMENT``.  ``FETCHED``
+#: marks the calls fetched since, counted from instruction ``WINDOW_AT``, bit by bit.
+(EVENTS, TODO, SPANS, CROSSED, WATCHED, LEADER, TARGET, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(12)
+#: No operation on an engine, and what a dispatcher fetches at its end.
+NOTHING, HALTED = -1, -2
 #: Later than any event.
 NEVER = 1 << 62
 #: In place of transfers in flight: the operation waits for its turn on shared pipes.
@@ -37,9 +38,9 @@ FRACTION_BITS = 20
 RANGE_BITS = 60
 
 
-def record(*fields: str) -> np.dtype[Any]:
-    """Return a type of records of whole numbers."""
-    return np.dtype([(name, np.int64) for name in fields])
+def record(fields: str) -> np.dtype[Any]:
+    """Return a type of records of whole numbers, their names divided by spaces."""
+    return np.dtype([(name, np.int64) for name in fields.split()])
 
 
 class Program(NamedTuple):
@@ -64,37 +65,21 @@ class Program(NamedTuple):
 
 #: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.program.Share`); what
 #: follows is its cycles alone and what it asks for.
-OP_TYPE = record(
-    "queue",
-    "occupancy",
-    "latency",
-    "issue",
-    "waits",
-    "sets",
-    "flows",
-    "takes",
-    "kind",
-    "work",
-    "slots",
-    "compare",
-    "special",
-    "tensor",
-    "memory",
-)
-PAIR_TYPE = record("own", "peer")
-FLOW_TYPE = record("link", "bytes")
-TAKE_TYPE = record("pipe", "cycles")
-CODE_TYPE = record("kind", "argument", "operand")
-ENDPOINT_TYPE = record("lag", "period", "latency", "owner")
-QUEUE_TYPE = record("depth", "issuer")
+OP_TYPE = record("queue occupancy latency issue waits sets flows takes kind work slots compare special tensor memory")
+PAIR_TYPE = record("own peer")
+FLOW_TYPE = record("link bytes")
+TAKE_TYPE = record("pipe cycles")
+CODE_TYPE = record("kind argument operand")
+ENDPOINT_TYPE = record("lag period latency owner")
+QUEUE_TYPE = record("depth issuer")
 #: Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
-LINK_TYPE = record("rate", "unit", "others")
+LINK_TYPE = record("rate unit others")
 #: Core groups that the member stands for, and whether its spans are kept.
-MEMBER_TYPE = record("weight", "is_traced")
+MEMBER_TYPE = record("weight is_traced")
 
 
 class EngineState(NamedTuple):
-    """The state of a run; views of one block of memory (:func:`build_machine`)."""
+    """The state of a run; views of one block of memory (:func:`build_state`)."""
 
     engine: Records
     entry: Records  #: (engines, depth): the instruction queue, a ring
@@ -107,8 +92,9 @@ class EngineState(NamedTuple):
     event: Records  #: heap by the time at which an operation with transfers begins
     request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
     pipe: Records  #: (members, pipes)
-    room: Records  #: (members,) where warp groups work beside one another, else none
-    work: Records  #: (2 * members, queues): heaps by the clock value at which work of a kind ends
+    core: Records  #: (members,) where warp groups share the pipes of a core (processor sharing), else none
+    server: Records  #: (2 * members,): of arithmetic and of products of each of these cores
+    work: Records  #: (2 * members, queues): heaps by the server's clock value at which work ends
     due: Ints  #: tree of least values over the members: when the next work of each ends
     todo: Ints  #: stack of engines and dispatchers to look at
     is_todo: Ints
@@ -118,70 +104,43 @@ class EngineState(NamedTuple):
 
 
 #: ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
-#: far are over.  ``flying``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
-#: of the queue.  ``blocked``: dispatcher that waits for room, or -1.  ``next_waiter``: engine that waits for the same
-#: counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait for.
+#: far are over.  ``in_flight``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
+#: of the queue.  ``blocked``: dispatcher that waits for a free entry, or -1.  ``next_waiter``: engine that waits for
+#: the same counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait for.
 #: ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
-ENGINE_TYPE = record(
-    "op",
-    "wait_at",
-    "ready",
-    "begun",
-    "flying",
-    "head",
-    "length",
-    "blocked",
-    "next_waiter",
-    "free",
-    "end",
-    "busy",
-    "done",
-    "idle",
-    "waited",
-)
-#: ``time``: when the operation was issued, or when its place became free.
-ENTRY_TYPE = record("op", "time")
+ENGINE_TYPE = record("op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited")
+#: ``time``: when the operation was issued, or when its entry became free.
+ENTRY_TYPE = record("op time")
 #: ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
-COUNTER_TYPE = record("waiter", "count", "stalled")
+COUNTER_TYPE = record("waiter count stalled")
 #: ``pending``: operation fetched, -1 for none, -2 at the end.
-DISPATCHER_TYPE = record("clock", "pending", "pc", "level")
+DISPATCHER_TYPE = record("clock pending pc level")
 #: ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
 #: ``entry``: how often a loop or call was entered at this level.
-STACK_TYPE = record("pc", "operand", "left", "entry")
+STACK_TYPE = record("pc operand left entry")
 #: ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
 #: ``flow_cycles``: transfers in flight, summed over cycles.
-STATE_TYPE = record("units", "updated", "load", "due", "flows", "bytes", "flow_cycles")
-HEAP_TYPE = record("key", "engine")
-#: Clock, speed and number of arithmetic (0) and of products (1); what all of them ask for.
-ROOM_TYPE = record(
-    "units0",
-    "units1",
-    "speed0",
-    "speed1",
-    "count0",
-    "count1",
-    "slots",
-    "compare",
-    "special",
-    "tensor",
-    "memory",
-    "updated",
-)
-RULE_TYPE = record("product_issue", "product_compare", "issue_product")
+LINK_STATE_TYPE = record("units updated load due flows bytes flow_cycles")
+HEAP_TYPE = record("key engine")
+#: What all operations under way ask for.
+CORE_STATE_TYPE = record("slots compare special tensor memory updated")
+#: ``units``: the clock, served to each operation.  ``count``: operations under way.
+SERVER_TYPE = record("units speed count")
+RULE_TYPE = record("product_issue product_compare issue_product")
 #: ``free``: when the last operation on a pipe ends.
-USED_TYPE = record("free", "busy", "done")
-SPAN_TYPE = record("engine", "op", "start", "end")
+PIPE_STATE_TYPE = record("free busy done")
+SPAN_TYPE = record("engine op start end")
 
 
-def build_machine(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
-    """Return an idle machine: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
+def build_state(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
+    """Return the state before a run: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
     members, issuers = len(program.member), program.entry.shape[1]
     engines, counters = members * len(program.queue), members * len(program.endpoint)
     dispatchers, links = members * issuers, len(program.link)
     deepest = int(program.queue["depth"].max(initial=1))
     plain = np.dtype(np.int64)
-    rooms = members if len(program.rule) else 0
-    leaves = 1 << max(0, rooms - 1).bit_length()
+    cores = members if len(program.rule) else 0
+    leaves = 1 << max(0, cores - 1).bit_length()
     layout: dict[str, tuple[np.dtype[Any], Sequence[int]]] = {
         "engine": (ENGINE_TYPE, (engines,)),
         "entry": (ENTRY_TYPE, (engines, deepest)),
@@ -189,13 +148,14 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
         "visible": (plain, (counters, history)),
         "dispatcher": (DISPATCHER_TYPE, (dispatchers,)),
         "stack": (STACK_TYPE, (dispatchers, levels)),
-        "link": (STATE_TYPE, (links,)),
+        "link": (LINK_STATE_TYPE, (links,)),
         "transfer": (HEAP_TYPE, (links, engines)),
         "event": (HEAP_TYPE, (engines,)),
         "request": (HEAP_TYPE, (engines,)),
-        "pipe": (USED_TYPE, (members, len(program.pipe))),
-        "room": (ROOM_TYPE, (rooms,)),
-        "work": (HEAP_TYPE, (2 * rooms, len(program.queue))),
+        "pipe": (PIPE_STATE_TYPE, (members, len(program.pipe))),
+        "core": (CORE_STATE_TYPE, (cores,)),
+        "server": (SERVER_TYPE, (2 * cores,)),
+        "work": (HEAP_TYPE, (2 * cores, len(program.queue))),
         "due": (plain, (2 * leaves,)),
         "todo": (plain, (engines + dispatchers,)),
         "is_todo": (plain, (engines + dispatchers,)),
@@ -209,18 +169,26 @@ def build_machine(program: Program, history: int, levels: int, spans: int = 0) -
     for name, (kind, shape) in layout.items():
         parts[name] = memory[at : at + words[name]].view(kind).reshape(shape)
         at += words[name]
-    machine = EngineState(**parts)
+    state = EngineState(**parts)
     for field in ("op", "blocked", "next_waiter"):
-        machine.engine[field] = -1
-    machine.counter["waiter"] = -1
-    machine.dispatcher["pending"] = -2
-    machine.link["due"] = NEVER
-    machine.due[:] = NEVER
-    machine.size[MASTER] = machine.size[LEADER] = -1
-    return machine
+        state.engine[field] = -1
+    state.counter["waiter"] = -1
+    state.dispatcher["pending"] = HALTED
+    state.link["due"] = NEVER
+    state.due[:] = NEVER
+    state.size[WATCHED] = state.size[LEADER] = -1
+    return state
 
 
-def memory_of(machine: EngineState) -> Ints:
-    """Return the block of memory that all arrays of a machine are views of."""
-    memory: Ints = machine.size.base
+def memory_of(state: EngineState) -> Ints:
+    """Return the block of memory that all arrays of a state are views of."""
+    memory: Ints = state.size.base
     return memory
+
+
+def indices_of(state: EngineState) -> EngineState:
+    """Return arrays like those of a state, in which every number is its index in the state's memory."""
+    indices = np.arange(memory_of(state).size)
+    ends = np.cumsum([array.nbytes for array in state]) // indices.itemsize
+    parts = np.split(indices, ends[:-1])
+    return EngineState(*(part.view(a.dtype).reshape(a.shape) for part, a in zip(parts, state, strict=True)))
