@@ -7,13 +7,15 @@ groups); engine ``m * queues + q`` is queue q of member m, counter
 
 from __future__ import annotations
 
+import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Ints = npt.NDArray[np.int64]
 #: Arrays of records: numba reads and writes their fields as attributes.
@@ -44,7 +46,7 @@ def record(fields: str) -> np.dtype[Any]:
 
 
 class Program(NamedTuple):
-    """What is to be run; never changes during a run."""
+    """What is to be run; never changes during a run (`build_program`)."""
 
     op: Records  #: one more than there are: an operation's waits end where the next one's begin
     wait: Records
@@ -63,19 +65,38 @@ class Program(NamedTuple):
     rule: Records  #: how warp groups slow each other down (`npusim.timing.gpu_pipes.Rules`), if they do
 
 
-#: ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.program.Share`); what
-#: follows is its cycles alone and what it asks for.
-OP_TYPE = record("queue occupancy latency issue waits sets flows takes kind work slots compare special tensor memory")
-PAIR_TYPE = record("own peer")
-FLOW_TYPE = record("link bytes")
-TAKE_TYPE = record("pipe cycles")
-CODE_TYPE = record("kind argument operand")
-ENDPOINT_TYPE = record("lag period latency owner")
-QUEUE_TYPE = record("depth issuer")
-#: Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
-LINK_TYPE = record("rate unit others")
-#: Core groups that the member stands for, and whether its spans are kept.
-MEMBER_TYPE = record("weight is_traced")
+#: Types of the records of a program's arrays.
+PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        # ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups (`npusim.ir.program.Share`); what
+        # follows is its cycles alone and what it asks for.
+        "op": record(
+            "queue occupancy latency issue waits sets flows takes kind work slots compare special tensor memory"
+        ),
+        "wait": record("own peer"),
+        "flow": record("link bytes"),
+        "take": record("pipe cycles"),
+        "code": record("kind argument operand"),
+        "endpoint": record("lag period latency owner"),
+        "pair": record("own peer"),
+        "queue": record("depth issuer"),
+        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
+        "link": record("rate unit others"),
+        # Core groups that the member stands for, and whether its spans are kept.
+        "member": record("weight is_traced"),
+        "rule": record("product_issue product_compare issue_product"),
+    }
+)
+
+
+def build_program(entry: Ints, **rows: Sequence[Any]) -> Program:
+    """Return the arrays of these rows, empty ones where there are none; ``entry`` as it is."""
+    arrays = {}
+    for name in Program._fields:
+        array = np.array(rows.get(name, ()), np.int64)
+        kind = PROGRAM_TYPES.get(name)
+        arrays[name] = array if kind is None else array.reshape(-1, len(kind)).view(kind).ravel()
+    return Program(**{**arrays, "entry": entry})
 
 
 class EngineState(NamedTuple):
@@ -103,33 +124,43 @@ class EngineState(NamedTuple):
     span: Records
 
 
-#: ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
-#: far are over.  ``in_flight``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
-#: of the queue.  ``blocked``: dispatcher that waits for a free entry, or -1.  ``next_waiter``: engine that waits for
-#: the same counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait for.
-#: ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
-ENGINE_TYPE = record("op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited")
-#: ``time``: when the operation was issued, or when its entry became free.
-ENTRY_TYPE = record("op time")
-#: ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
-COUNTER_TYPE = record("waiter count stalled")
-#: ``pending``: operation fetched, -1 for none, -2 at the end.
-DISPATCHER_TYPE = record("clock pending pc level")
-#: ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
-#: ``entry``: how often a loop or call was entered at this level.
-STACK_TYPE = record("pc operand left entry")
-#: ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
-#: ``flow_cycles``: transfers in flight, summed over cycles.
-LINK_STATE_TYPE = record("units updated load due flows bytes flow_cycles")
 HEAP_TYPE = record("key engine")
-#: What all operations under way ask for.
-CORE_STATE_TYPE = record("slots compare special tensor memory updated")
-#: ``units``: the clock, served to each operation.  ``count``: operations under way.
-SERVER_TYPE = record("units speed count")
-RULE_TYPE = record("product_issue product_compare issue_product")
-#: ``free``: when the last operation on a pipe ends.
-PIPE_STATE_TYPE = record("free busy done")
-SPAN_TYPE = record("engine op start end")
+#: Types of the records of a state's arrays.
+STATE_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        # ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
+        # far are over.  ``in_flight``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
+        # of the queue.  ``blocked``: dispatcher that waits for a free entry, or -1.  ``next_waiter``: engine that waits
+        # for the same counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait
+        # for.  ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
+        "engine": record(
+            "op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited"
+        ),
+        # ``time``: when the operation was issued, or when its entry became free.
+        "entry": record("op time"),
+        # ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
+        "counter": record("waiter count stalled"),
+        # ``pending``: operation fetched, ``NOTHING``, or ``HALTED``.
+        "dispatcher": record("clock pending pc level"),
+        # ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
+        # ``entry``: how often a loop or call was entered at this level.
+        "stack": record("pc operand left entry"),
+        # ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
+        # ``flow_cycles``: transfers in flight, summed over cycles.
+        "link": record("units updated load due flows bytes flow_cycles"),
+        "transfer": HEAP_TYPE,
+        "event": HEAP_TYPE,
+        "request": HEAP_TYPE,
+        # ``free``: when the last operation on a pipe ends.
+        "pipe": record("free busy done"),
+        # What all operations under way ask for.
+        "core": record("slots compare special tensor memory updated"),
+        # ``units``: the clock, served to each operation.  ``count``: operations under way.
+        "server": record("units speed count"),
+        "work": HEAP_TYPE,
+        "span": record("engine op start end"),
+    }
+)
 
 
 def build_state(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
@@ -138,38 +169,36 @@ def build_state(program: Program, history: int, levels: int, spans: int = 0) -> 
     engines, counters = members * len(program.queue), members * len(program.endpoint)
     dispatchers, links = members * issuers, len(program.link)
     deepest = int(program.queue["depth"].max(initial=1))
-    plain = np.dtype(np.int64)
     cores = members if len(program.rule) else 0
     leaves = 1 << max(0, cores - 1).bit_length()
-    layout: dict[str, tuple[np.dtype[Any], Sequence[int]]] = {
-        "engine": (ENGINE_TYPE, (engines,)),
-        "entry": (ENTRY_TYPE, (engines, deepest)),
-        "counter": (COUNTER_TYPE, (counters,)),
-        "visible": (plain, (counters, history)),
-        "dispatcher": (DISPATCHER_TYPE, (dispatchers,)),
-        "stack": (STACK_TYPE, (dispatchers, levels)),
-        "link": (LINK_STATE_TYPE, (links,)),
-        "transfer": (HEAP_TYPE, (links, engines)),
-        "event": (HEAP_TYPE, (engines,)),
-        "request": (HEAP_TYPE, (engines,)),
-        "pipe": (PIPE_STATE_TYPE, (members, len(program.pipe))),
-        "core": (CORE_STATE_TYPE, (cores,)),
-        "server": (SERVER_TYPE, (2 * cores,)),
-        "work": (HEAP_TYPE, (2 * cores, len(program.queue))),
-        "due": (plain, (2 * leaves,)),
-        "todo": (plain, (engines + dispatchers,)),
-        "is_todo": (plain, (engines + dispatchers,)),
-        "ran": (plain, (len(program.op) - 1,)),
-        "size": (plain, (SIZES,)),
-        "span": (SPAN_TYPE, (spans,)),
+    shapes: dict[str, Sequence[int]] = {
+        "engine": (engines,),
+        "entry": (engines, deepest),
+        "counter": (counters,),
+        "visible": (counters, history),
+        "dispatcher": (dispatchers,),
+        "stack": (dispatchers, levels),
+        "link": (links,),
+        "transfer": (links, engines),
+        "event": (engines,),
+        "request": (engines,),
+        "pipe": (members, len(program.pipe)),
+        "core": (cores,),
+        "server": (2 * cores,),
+        "work": (2 * cores, len(program.queue)),
+        "due": (2 * leaves,),
+        "todo": (engines + dispatchers,),
+        "is_todo": (engines + dispatchers,),
+        "ran": (len(program.op) - 1,),
+        "size": (SIZES,),
+        "span": (spans,),
     }
-    words = {name: int(np.prod(shape)) * kind.itemsize // plain.itemsize for name, (kind, shape) in layout.items()}
-    memory = np.zeros(sum(words.values()), plain)
-    parts, at = {}, 0
-    for name, (kind, shape) in layout.items():
-        parts[name] = memory[at : at + words[name]].view(kind).reshape(shape)
-        at += words[name]
-    state = EngineState(**parts)
+    types = {name: STATE_TYPES.get(name, np.dtype(np.int64)) for name in shapes}
+    words = [math.prod(shape) * types[name].itemsize // types["size"].itemsize for name, shape in shapes.items()]
+    memory = np.zeros(sum(words), np.int64)
+    parts = np.split(memory, np.cumsum(words)[:-1])
+    arrays = zip(parts, shapes.items(), strict=True)
+    state = EngineState(**{name: part.view(types[name]).reshape(shape) for part, (name, shape) in arrays})
     for field in ("op", "blocked", "next_waiter"):
         state.engine[field] = -1
     state.counter["waiter"] = -1

@@ -23,25 +23,16 @@ from npusim.errors import ProgramError
 from npusim.ir.content import uncollected
 from npusim.timing.engine_arrays import (
     CALL,
-    CODE_TYPE,
     END,
-    ENDPOINT_TYPE,
-    FLOW_TYPE,
     FRACTION_BITS,
     HALT,
-    LINK_TYPE,
     LOOP,
-    MEMBER_TYPE,
     OP,
-    OP_TYPE,
-    PAIR_TYPE,
-    QUEUE_TYPE,
     RANGE_BITS,
     REPEAT,
     RET,
-    RULE_TYPE,
-    TAKE_TYPE,
     Program,
+    build_program,
 )
 from npusim.timing.link import bytes_per_cycle
 
@@ -49,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.program import ProgramPhase
-    from npusim.timing.engine_arrays import Ints, Records
+    from npusim.timing.engine_arrays import Ints
     from npusim.timing.stream import Streams, TimedBody, TimedOp
 
 #: In place of the work that an operation does beside other warp groups.
@@ -288,16 +279,14 @@ class Code:
         """Return the arrays of everything written so far, for members of these weights."""
         if self._tables is None or len(self._tables.op) <= len(self.operations):
             self._tables = build_tables(self.streams, self.operations)
-        tables, issuers = self._tables, len(self.streams.issuers)
+        tables = self._tables
         largest = int(tables.flow["bytes"].max(initial=0))
         check_range(largest, sum(weights) * len(tables.queue))
-        entry = np.array([b.entry for b in self.bodies], np.int64)
+        entry = np.array([b.entry for b in self.bodies], np.int64).reshape(-1, len(self.streams.issuers))
+        members = list(zip(weights, is_traced, strict=True))
+        written = build_program(entry, code=self.instructions, operand=self.operands, member=members)
         return tables._replace(
-            link=tables.link.copy(),
-            code=_records(CODE_TYPE, self.instructions),
-            operand=np.array(self.operands, np.int64),
-            entry=entry.reshape(-1, issuers),
-            member=_records(MEMBER_TYPE, list(zip(weights, is_traced, strict=True))),
+            link=tables.link.copy(), **{name: getattr(written, name) for name in ("code", "operand", "entry", "member")}
         )
 
 
@@ -385,28 +374,20 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
     op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take), *NO_SHARE))
     depths = zip(streams.queue_depths(), (streams.issuers.index(q.issuer) for q in queues), strict=True)
     ends = [(e.lag, e.period, streams.flag_latency(e.index), owners[e.queue]) for e in endpoints]
-    nothing = np.zeros((0, len(streams.issuers)), np.int64)
-    return Program(
-        op=_records(OP_TYPE, op),
-        wait=_records(PAIR_TYPE, wait),
-        set=np.array(sets, np.int64),
-        flow=_records(FLOW_TYPE, flow),
-        take=_records(TAKE_TYPE, take),
-        pipe=np.zeros(len(streams.pipes), np.int64),
-        code=_records(CODE_TYPE, []),
-        operand=np.zeros(0, np.int64),
-        entry=nothing,
-        endpoint=_records(ENDPOINT_TYPE, ends),
-        pair=_records(PAIR_TYPE, [(e.index, q) for e in endpoints for q in e.peers]),
-        queue=_records(QUEUE_TYPE, list(depths)),
-        link=_records(LINK_TYPE, [(rate, 1, 0) for rate in link_rates(streams)]),
-        member=_records(MEMBER_TYPE, []),
-        rule=_records(RULE_TYPE, [streams.sharing] if streams.sharing else []),
+    return build_program(
+        np.zeros((0, len(streams.issuers)), np.int64),
+        op=op,
+        wait=wait,
+        set=sets,
+        flow=flow,
+        take=take,
+        pipe=[0] * len(streams.pipes),
+        endpoint=ends,
+        pair=[(e.index, q) for e in endpoints for q in e.peers],
+        queue=list(depths),
+        link=[(rate, 1, 0) for rate in link_rates(streams)],
+        rule=[streams.sharing] if streams.sharing else (),
     )
-
-
-def _records(kind: np.dtype[Any], rows: Sequence[Sequence[int]]) -> Records:
-    return np.array(rows, np.int64).reshape(-1, len(kind)).view(kind).ravel()
 
 
 def link_rates(streams: Streams) -> list[int]:

@@ -134,9 +134,6 @@ class _RowsAttributes(AttributeTemplate):
     def resolve_shape(self, rows: Any) -> Any:
         return types.UniTuple(types.intp, rows.dims)
 
-    def resolve_size(self, rows: Any) -> Any:
-        return types.intp
-
 
 @infer_global(operator.getitem)
 class _Get(AbstractTemplate):
@@ -225,11 +222,6 @@ def _lengths(context: Any, builder: Any, kind: Any, value: Any) -> list[Any]:
 @lower_getattr(RowsType, "shape")
 def _shape(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return cgutils.pack_array(builder, _lengths(context, builder, kind, value))
-
-
-@lower_getattr(RowsType, "size")
-def _size(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    return functools.reduce(builder.mul, _lengths(context, builder, kind, value))
 
 
 @lower_builtin(len, RowsType)

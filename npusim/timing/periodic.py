@@ -35,6 +35,10 @@ from npusim.timing.engine_kernel import advance
 
 #: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.
 KEPT = 16
+#: Totals that are looked at: the ends of every engine's operation and of its result, and its operations done; entries
+#: of every level of loops, and iterations left there; counts of flags; operations of shared pipes.
+TOTALS = 7
+FREE, LAST, DONE, ENTERED, LEFT, COUNTS, PIPES_DONE = range(TOTALS)
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
 PRIME = 0x100000001B3
 
@@ -43,9 +47,8 @@ class Snapshots(NamedTuple):
     """The latest snapshots of each level of loops; slot ``level * kept + n``.
 
     ``total`` holds indices into the ``memory`` of the state: of what a snapshot keeps beside what bears on the
-    future.  First come the ends of every engine's operation and result, which are times; then what grows from
-    period to period: operations done, entries of every level of loops, iterations left there, counts of flags,
-    operations of pipes; at last what is only booked.
+    future.  ``at`` says where each of ``TOTALS`` begins; all but the first two, which are times, grow from period
+    to period, as does what follows them and is only booked.
     """
 
     words: Ints  #: (slots, words)
@@ -59,6 +62,7 @@ class Snapshots(NamedTuple):
     issue_floor: Ints
     memory: Ints
     total: Ints
+    at: Ints
 
 
 #: For runs in which no loop is watched.
@@ -80,11 +84,11 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
         + 2 * engines
     )
     at = indices_of(state)
-    times = at.engine["free"], at.engine["end"]
-    compared = at.engine["done"], at.stack["entry"], at.stack["left"], at.counter["count"], at.pipe["done"]
+    totals = [at.engine[name] for name in ("free", "end", "done")]
+    totals += [at.stack["entry"], at.stack["left"], at.counter["count"], at.pipe["done"]]
     booked = [at.engine[name] for name in ("busy", "idle", "waited")]
     booked += [at.counter["stalled"], at.link["bytes"], at.link["flow_cycles"], at.ran, at.pipe["busy"]]
-    total = np.concatenate([indices.ravel() for indices in (*times, *compared, *booked)])
+    total = np.concatenate([indices.ravel() for indices in (*totals, *booked)])
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
@@ -101,6 +105,7 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
         issue_floor=zeros(len(state.dispatcher)),
         memory=memory_of(state),
         total=total,
+        at=np.cumsum([0, *(indices.size for indices in totals[:-1])]),
     )
 
 
@@ -256,11 +261,11 @@ def note_link(m: EngineState, link: int, moment: int, out: Ints, start: int) -> 
 def note_core(m: EngineState, member: int, moment: int, out: Ints, start: int) -> int:
     """Write down the work under way on a core."""
     arithmetic, product = m.server[2 * member], m.server[2 * member + 1]
-    out[start], out[start + 1] = arithmetic.count, product.count
+    out[start], out[start + 1], n = arithmetic.count, product.count, start + 2
     if arithmetic.count + product.count == 0:
-        return start + 2
-    out[start + 2] = m.core[member].updated - moment
-    n = note_heap(m.work[2 * member], arithmetic.count, arithmetic.units, out, start + 3)
+        return n
+    out[n] = m.core[member].updated - moment
+    n = note_heap(m.work[2 * member], arithmetic.count, arithmetic.units, out, n + 1)
     return note_heap(m.work[2 * member + 1], product.count, product.units, out, n)
 
 
@@ -303,14 +308,14 @@ def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints)
 @inline
 def note_totals(s: Snapshots, out: Ints) -> None:
     """Write down what grows without bearing on what follows, and the iterations left."""
-    for n in range(s.total.size):
+    for n in range(len(s.total)):
         out[n] = s.memory[s.total[n]]
 
 
 @inline
-def grow_totals(m: EngineState, s: Snapshots, old: Ints, times: int) -> None:
+def grow_totals(s: Snapshots, old: Ints, times: int) -> None:
     """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
-    for n in range(2 * len(m.engine), s.total.size):
+    for n in range(s.at[DONE], len(s.total)):
         s.memory[s.total[n]] += times * (s.memory[s.total[n]] - old[n])
 
 
@@ -318,27 +323,27 @@ def grow_totals(m: EngineState, s: Snapshots, old: Ints, times: int) -> None:
 
 
 @inline
-def periods_left(m: EngineState, old: Ints, elapsed: int) -> int:
+def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
     """Return how often what happened since a snapshot of equal state will happen again at least."""
-    engines, times = len(m.engine), NEVER
+    times = NEVER
     for d in range(len(m.dispatcher)):
         levels = 0 if m.dispatcher[d].pending == HALTED else m.dispatcher[d].level
         for level in range(levels):
-            at = 3 * engines + d * m.stack.shape[1] + level
-            fewer = old[at + m.stack.size] - m.stack[d, level].left
+            at = d * m.stack.shape[1] + level
+            fewer = old[s.at[LEFT] + at] - m.stack[d, level].left
             if fewer:
-                if fewer < 0 or old[at] != m.stack[d, level].entry:
+                if fewer < 0 or old[s.at[ENTERED] + at] != m.stack[d, level].entry:
                     return 0
                 times = min(times, m.stack[d, level].left // fewer)
     if times == NEVER:
         return 0
-    for e in range(engines):
+    for e in range(len(m.engine)):
         engine = m.engine[e]
-        if engine.done == old[2 * engines + e]:
+        if engine.done == old[s.at[DONE] + e]:
             continue
-        if engine.end - old[engines + e] != elapsed:
+        if engine.end - old[s.at[LAST] + e] != elapsed:
             return 0
-        if engine.op == NOTHING and engine.free - old[e] != elapsed:
+        if engine.op == NOTHING and engine.free - old[s.at[FREE] + e] != elapsed:
             return 0
     return times
 
@@ -361,7 +366,7 @@ def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times:
         m.event[at].key += shift
     for at in range(m.size[REQUESTS]):
         m.request[at].key += shift * len(m.engine)
-    at = 3 * len(m.engine) + 2 * m.stack.size + len(m.counter)
+    at = s.at[PIPES_DONE]
     for member in range(m.pipe.shape[0]):
         for pipe in range(m.pipe.shape[1]):
             if m.pipe[member, pipe].done != old[at]:
@@ -376,7 +381,7 @@ def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times:
     for at in range(1, len(m.due)):
         if m.due[at] < NEVER:
             m.due[at] += shift
-    grow_totals(m, s, old, times)
+    grow_totals(s, old, times)
 
 
 @inline
@@ -388,7 +393,7 @@ def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shif
         if p.pair[at].peer == peer:
             owner = member * len(p.queue) + p.endpoint[p.pair[at].own].owner
             floor = min(floor, s.engine_floor[owner])
-    count = old[3 * len(m.engine) + 2 * m.stack.size + c]
+    count = old[s.at[COUNTS] + c]
     turn = times * (m.counter[c].count - count)
     for at in range(mask + 1):
         time = m.visible[c, at]
@@ -401,7 +406,7 @@ def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shif
 def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shift: int) -> None:
     """Move the times of an engine and of its queue."""
     depth, at, clock = p.queue[e % len(p.queue)].depth, m.engine[e].head, dispatcher_of(p, e)
-    worked = m.engine[e].done != old[2 * len(m.engine) + e]
+    worked = m.engine[e].done != old[s.at[DONE] + e]
     clock = s.issue_floor[clock]
     next_entry = m.entry[e, at].time if m.engine[e].length else clock
     is_idle = m.engine[e].op == NOTHING and not worked and m.engine[e].free <= next_entry
@@ -437,7 +442,7 @@ def look_back(p: Program, m: EngineState, s: Snapshots) -> int:
         elapsed = moment - s.moment[other]
         if elapsed <= 0 or not is_same(words, s.words[other], length):
             continue
-        times = periods_left(m, s.totals[other], elapsed)
+        times = periods_left(m, s, s.totals[other], elapsed)
         if times > 0:
             jump(p, m, s, s.totals[other], times * elapsed, times)
             return times * elapsed

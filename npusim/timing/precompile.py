@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npusim.timing.engine_arrays import (
-    CODE_TYPE,
-    ENDPOINT_TYPE,
-    FLOW_TYPE,
-    LINK_TYPE,
-    MEMBER_TYPE,
-    OP_TYPE,
-    PAIR_TYPE,
-    QUEUE_TYPE,
-    RULE_TYPE,
-    TAKE_TYPE,
-    Program,
-    build_state,
-)
+from npusim.timing.engine_arrays import PROGRAM_TYPES, build_program, build_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,24 +49,7 @@ def compile_engine() -> None:
     """Run a program of nothing: the kernel is compiled, and kept on disk."""
     from npusim.timing.periodic import UNUSED, run_engine
 
-    nothing = np.zeros(0, np.int64)
-    program = Program(
-        op=np.zeros(1, OP_TYPE),
-        wait=nothing.view(PAIR_TYPE),
-        set=nothing,
-        flow=nothing.view(FLOW_TYPE),
-        take=nothing.view(TAKE_TYPE),
-        pipe=nothing,
-        code=nothing.view(CODE_TYPE),
-        operand=nothing,
-        entry=np.zeros((0, 1), np.int64),
-        endpoint=nothing.view(ENDPOINT_TYPE),
-        pair=nothing.view(PAIR_TYPE),
-        queue=nothing.view(QUEUE_TYPE),
-        link=nothing.view(LINK_TYPE),
-        member=nothing.view(MEMBER_TYPE),
-        rule=nothing.view(RULE_TYPE),
-    )
+    program = build_program(np.zeros((0, 1), np.int64), op=[(0,) * len(PROGRAM_TYPES["op"])])
     run_engine(program, build_state(program, 1, 1), UNUSED, 0)
 
 
