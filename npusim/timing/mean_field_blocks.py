@@ -98,7 +98,10 @@ class BlockTable:
         self.state = build_state(self.program, history_of(code.streams), code.levels)
         self.memory = memory_of(self.state)
         self.snapshots = build_snapshots(self.program, self.state)
-        self._run_engine, self._arguments = run_engine, [argument(arrays) for arrays in (self.program, self.state, self.snapshots)]
+        self._run_engine, self._arguments = (
+            run_engine,
+            [argument(arrays) for arrays in (self.program, self.state, self.snapshots)],
+        )
         self.slack = slack(self.program)
         self._states: dict[object, int] = {None: 0}
         self._entered = [self._first_state()]
