@@ -195,8 +195,8 @@ def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) 
     """Return the use of every queue, group by group; the groups of a member share theirs."""
     names = [q.name for q in streams.program.queues]
     causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
-    for e in streams.endpoints:
-        causes[e.queue].append((e.index, str(e)))
+    for endpoint in streams.endpoints:
+        causes[endpoint.queue].append((endpoint.index, str(endpoint)))
     busy, done, end, idle, stalled = (a.ravel().tolist() for a in booked)
     by_group: dict[int, tuple[QueueUse, ...]] = {}
     for member, groups in enumerate(members):

@@ -211,8 +211,8 @@ def build_state(program: Program, history: int, levels: int, spans: int = 0) -> 
 
 def memory_of(state: EngineState) -> Ints:
     """Return the block of memory that all arrays of a state are views of."""
-    memory: Ints = state.size.base
-    return memory
+    assert state.size.base is not None
+    return state.size.base
 
 
 def indices_of(state: EngineState) -> EngineState:

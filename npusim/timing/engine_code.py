@@ -50,7 +50,7 @@ NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 class InnerBody(NamedTuple):
     """A loop's body in another, and how often it runs; None: as often as the block says."""
 
-    count: int | None
+    times: int | None
     body: int
 
 
@@ -147,19 +147,19 @@ class Code:
 
     def runs_of_operations(self, blocks: Iterable[int]) -> Ints:
         """Return how often each operation runs in a sequence of blocks."""
-        times = Counter[int]()
+        runs_of = Counter[int]()
         for number, often in Counter(blocks).items():
             block = self.blocks[number]
-            times[block.body] += often
+            runs_of[block.body] += often
             for count, inner in zip(block.counts, self.bodies[block.body].repeats, strict=True):
-                times[inner] += often * count
+                runs_of[inner] += often * count
         runs = np.zeros(len(self.operations), np.int64)
         for body in range(len(self.bodies) - 1, -1, -1):  # a body is written after those inside it
-            for part in self.bodies[body].parts if times[body] else ():
+            for part in self.bodies[body].parts if runs_of[body] else ():
                 if not isinstance(part, InnerBody):
-                    np.add.at(runs, list(part), times[body])
-                elif part.count is not None:
-                    times[part.body] += times[body] * part.count
+                    np.add.at(runs, list(part), runs_of[body])
+                elif part.times is not None:
+                    runs_of[part.body] += runs_of[body] * part.times
         return runs
 
     # ---------------------------------------------------------------- bodies
@@ -211,9 +211,9 @@ class Code:
             if not isinstance(part, InnerBody):
                 for op in part:
                     operations[self.operations[op].queue] += 1
-            elif part.count is not None:
+            elif part.times is not None:
                 for queue, inside in enumerate(self.bodies[part.body].operations):
-                    operations[queue] += part.count * inside
+                    operations[queue] += part.times * inside
         entry = []
         for issuer in self.streams.issuers:
             entry.append(len(self.instructions))
@@ -222,16 +222,16 @@ class Code:
                 if not isinstance(part, InnerBody):
                     issued = (op for op in part if queues[self.operations[op].queue].issuer == issuer)
                     self.instructions += [(OP, op, 0) for op in issued]
-                elif part.count is None:
+                elif part.times is None:
                     self.instructions.append((REPEAT, repeat, 0))
                     self._call(part.body, 0, 1)
                     self.instructions.append((END, 0, 0))
                     repeat += 1
                 else:
-                    self._call(part.body, 0, part.count)
+                    self._call(part.body, 0, part.times)
             self.instructions.append((RET, 0, 0))
-        depth = max((1 + (inner.count != 1) + self.bodies[inner.body].depth for inner in inners), default=1)
-        repeats = tuple(inner.body for inner in inners if inner.count is None)
+        depth = max((1 + (inner.times != 1) + self.bodies[inner.body].depth for inner in inners), default=1)
+        repeats = tuple(inner.body for inner in inners if inner.times is None)
         return CompiledBody(parts, tuple(entry), tuple(operations), depth, repeats)
 
     def _call(self, body: int, operand: int, times: int) -> None:
@@ -363,7 +363,11 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
     links = {name: index for index, name in enumerate(streams.device.links)}
     queues, endpoints = streams.program.queues, streams.endpoints
     owners = {q.name: i for i, q in enumerate(queues)}
-    op, wait, sets, flow, take = [], [], [], [], []
+    op: list[Sequence[int]] = []
+    wait: list[tuple[int, int]] = []
+    sets: list[int] = []
+    flow: list[tuple[int, int]] = []
+    take: list[tuple[int, int]] = []
     for o in operations:
         costs = (o.queue, o.occupancy, o.latency, o.issue_cycles)
         op.append((*costs, len(wait), len(sets), len(flow), len(take), *(o.share or NO_SHARE)))

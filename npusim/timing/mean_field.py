@@ -250,7 +250,7 @@ def _loop_of(code: Code, number: int, queue: int) -> tuple[int, int]:
         if not isinstance(part, InnerBody):
             before += sum(code.operations[op].queue == queue for op in part)
             continue
-        inner, count = code.bodies[part.body].operations[queue], part.count
+        inner, count = code.bodies[part.body].operations[queue], part.times
         if count is None:
             count = next(counts)
             if count == longest:

@@ -5,7 +5,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from npusim.timing.block_code import Code
 
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
