@@ -8,6 +8,7 @@ as a weight that stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,10 +99,7 @@ class BlockTable:
         self.state = build_state(self.program, history_of(code.streams), code.levels)
         self.memory = memory_of(self.state)
         self.snapshots = build_snapshots(self.program, self.state)
-        self._run_engine, self._arguments = (
-            run_engine,
-            [argument(arrays) for arrays in (self.program, self.state, self.snapshots)],
-        )
+        self._run_engine = partial(run_engine, *map(argument, (self.program, self.state, self.snapshots)))
         self.slack = slack(self.program)
         self._states: dict[object, int] = {None: 0}
         self._entered = [self._first_state()]
@@ -183,7 +181,7 @@ class BlockTable:
         """Run until the leading engine has done ``target`` operations, or to the end where that is `NEVER`."""
         m = self.state
         m.size[TARGET], m.size[CROSSED] = target, 0
-        now = self._run_engine(*self._arguments, now)
+        now = self._run_engine(now)
         is_through = not (m.engine["op"] >= 0).any() and not m.engine["length"].any()
         if not (is_through if target == NEVER else m.size[CROSSED]):
             raise self._refusal()
