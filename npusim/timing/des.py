@@ -187,30 +187,19 @@ class Engine:
     def _launch(self, now: int) -> None:
         """Schedule the operation, which starts when the last of its flags is seen.
 
-        Its end is known at once unless it shares links: those it joins when it starts.
+        Its end is known at once unless it shares links or pipes: those it joins when it starts.
         """
         op = self.op
         assert op is not None
-        self._started = self._ready
-        if op.share is not None:
-            if self._ready > now:
-                self._start.set(self._ready - now)
-            else:
-                self._enter()
-        elif op.pipes:
-            self._is_served = False
-            if self._ready > now:
-                self._start.set(self._ready - now)
-            else:
-                self._pipes.ask(self._number, self)
-        elif not op.flows:
+        self._started, self._is_served = self._ready, False
+        if op.share is None and not op.pipes and not op.flows:
             self._finish.set(self._ready + op.occupancy - now)
         elif self._ready > now:
             self._start.set(self._ready - now)
         else:
-            self._join()
+            self._begin()
 
-    def _begin(self, _event: Event) -> None:
+    def _begin(self, _event: Event | None = None) -> None:
         op = self.op
         assert op is not None
         if op.share is not None:

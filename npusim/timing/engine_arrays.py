@@ -34,8 +34,6 @@ NOTHING, HALTED = -1, -2
 NEVER = 1 << 62
 #: In place of transfers in flight: the operation waits for its turn on shared pipes.
 ASKING = -1
-#: Sub-units of a byte in a link's clock, as in ``npusim.timing.link``.
-FRACTION_BITS = 20
 #: Bits of an int64 that a product of bytes in flight and their number may take; two are left for sums.
 RANGE_BITS = 60
 

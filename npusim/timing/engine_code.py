@@ -21,20 +21,8 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.ir.content import uncollected
-from npusim.timing.engine_arrays import (
-    CALL,
-    END,
-    FRACTION_BITS,
-    HALT,
-    LOOP,
-    OP,
-    RANGE_BITS,
-    REPEAT,
-    RET,
-    Program,
-    build_program,
-)
-from npusim.timing.link import bytes_per_cycle
+from npusim.timing.engine_arrays import CALL, END, HALT, LOOP, OP, RANGE_BITS, REPEAT, RET, Program, build_program
+from npusim.timing.link import FRACTION_BITS, bytes_per_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -17,7 +17,6 @@ from npusim.timing.engine_arrays import (
     END,
     EVENTS,
     FETCHED,
-    FRACTION_BITS,
     HALTED,
     LEADER,
     LOOP,
@@ -39,7 +38,11 @@ from npusim.timing.engine_arrays import (
     Records,
 )
 from npusim.timing.engine_jit import inline
-from npusim.timing.gpu_pipes import ONE, ONE_BITS
+from npusim.timing.gpu_pipes import ONE_BITS
+from npusim.timing.gpu_pipes import speeds as pipe_speeds
+from npusim.timing.link import FRACTION_BITS
+
+speeds = inline(pipe_speeds)
 
 # ---------------------------------------------------------------- heaps of a key and an engine, least key first
 
@@ -379,21 +382,15 @@ def serve_core(m: EngineState, member: int, now: int) -> None:
 
 @inline
 def change_load(p: Program, m: EngineState, member: int, op: int, sign: int) -> None:
-    """Add or take away what an operation asks for, and find the speeds anew (`gpu_pipes.speeds`)."""
-    core, rule = m.core[member], p.rule[0]
+    """Add or take away what an operation asks for, and find the speeds anew."""
+    core = m.core[member]
     core.slots += sign * p.op[op].slots
     core.compare += sign * p.op[op].compare
     core.special += sign * p.op[op].special
     core.tensor += sign * p.op[op].tensor
     core.memory += sign * p.op[op].memory
-    taken = rule.product_issue * min(core.tensor, ONE) >> ONE_BITS
-    compare = core.compare + (rule.product_compare * min(core.tensor, ONE) >> ONE_BITS)
-    product = max(ONE, core.tensor, core.memory)
-    if core.slots:
-        product = max(product, (rule.issue_product * core.slots >> ONE_BITS) + taken)
-    arithmetic = max(ONE, core.slots + taken, compare, core.special, core.memory)
-    m.server[2 * member].speed = (ONE << ONE_BITS) // arithmetic
-    m.server[2 * member + 1].speed = (ONE << ONE_BITS) // product
+    arithmetic, product = speeds(p.rule[0], core.slots, core.compare, core.special, core.tensor, core.memory)
+    m.server[2 * member].speed, m.server[2 * member + 1].speed = arithmetic, product
 
 
 @inline

@@ -23,9 +23,9 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.timing.engine import Booked, Run, uses_of
-from npusim.timing.engine_arrays import FRACTION_BITS
 from npusim.timing.engine_code import Classes, Code, InnerBody, code_of, equal_groups, fold_groups
 from npusim.timing.gpu_pipes import refuse_shared_pipes
+from npusim.timing.link import FRACTION_BITS
 from npusim.timing.mean_field_blocks import AFTER, BEFORE, PART_BITS, BlockResult, BlockTable, CutBlock
 from npusim.timing.stream import Streams
 from npusim.timing.summary import summarise

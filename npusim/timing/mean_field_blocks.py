@@ -20,7 +20,6 @@ from npusim.timing.engine_arrays import (
     CALL,
     CROSSED,
     FETCHED,
-    FRACTION_BITS,
     HALT,
     HALTED,
     LEADER,
@@ -34,6 +33,7 @@ from npusim.timing.engine_arrays import (
     memory_of,
 )
 from npusim.timing.engine_code import check_range
+from npusim.timing.link import FRACTION_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
