@@ -177,11 +177,11 @@ class Code:
         waits = tuple((own, peer) for own, peer, _, _ in op.waits)
         cost = (op.queue, op.occupancy, op.latency, op.issue_cycles)
         key = (cost, waits, op.sets, op.flows, op.pipes, op.share, op.label, op.terms)
-        place = self._operations.get(key)
-        if place is None:
-            place = self._operations[key] = len(self.operations)
+        number = self._operations.get(key)
+        if number is None:
+            number = self._operations[key] = len(self.operations)
             self.operations.append(op)
-        return place
+        return number
 
     def _body(self, parts: tuple[Part, ...]) -> int:
         known = self._bodies.get(parts)
@@ -312,11 +312,11 @@ def equal_groups(code: Code) -> Classes:
 
 def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
     """Return core groups by class; each is given by its blocks, phase by phase."""
-    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for group, runs in enumerate(groups):
-        found.setdefault(runs, []).append(group)
-    ordered = sorted(found, key=lambda runs: -sum(len(r) for r in runs))
-    return Classes(tuple(tuple(found[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
+        classes.setdefault(runs, []).append(group)
+    ordered = sorted(classes, key=lambda runs: -sum(len(r) for r in runs))
+    return Classes(tuple(tuple(classes[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
 
 
 def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
@@ -326,11 +326,11 @@ def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | Non
 
     def number(block: Any) -> int:
         shape = phase.shape(block)
-        found = known.get(shape)
-        if found is None:
+        block_number = known.get(shape)
+        if block_number is None:
             template = streams.templates.of(phase, block)
-            found = known[shape] = code.block(streams.timed(template, None))
-        return found
+            block_number = known[shape] = code.block(streams.timed(template, None))
+        return block_number
 
     chosen = range(count) if groups is None else groups
     return [tuple(map(number, phase.blocks_of_group(group, count))) for group in chosen]

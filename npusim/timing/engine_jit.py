@@ -62,9 +62,9 @@ class TableType(types.Type):
     """Arrays by name, and the word of the table at which each is described."""
 
     def __init__(self, name: str, fields: tuple[tuple[str, RowsType], ...]) -> None:
-        self.fields, self.place, at = dict(fields), dict[str, int](), 0
+        self.fields, self.first_word, at = dict(fields), dict[str, int](), 0
         for field, rows in fields:
-            self.place[field] = at
+            self.first_word[field] = at
             at += 1 + rows.dims
         shapes = "".join(f"{field}{rows}" for field, rows in fields)
         super().__init__(f"{name}_{_short(shapes)}")
@@ -152,8 +152,8 @@ class _Set(AbstractTemplate):
         rows, index, _ = args
         if not isinstance(rows, RowsType):
             return None
-        place = types.intp if isinstance(index, types.Integer) else types.UniTuple(types.intp, 2)
-        return signature(types.none, rows, place, rows.item)
+        position = types.intp if isinstance(index, types.Integer) else types.UniTuple(types.intp, 2)
+        return signature(types.none, rows, position, rows.item)
 
 
 @infer_global(len)
@@ -168,13 +168,13 @@ class _Len(AbstractTemplate):
 @lower_getattr_generic(TableType)
 def _field(context: Any, builder: Any, table: Any, value: Any, name: str) -> Any:
     """Read where a field's array is and how long: the same for as long as the kernel runs."""
-    words, at = builder.bitcast(value, WORD.as_pointer()), table.place[name]
+    words, at = builder.bitcast(value, WORD.as_pointer()), table.first_word[name]
     rows = cgutils.create_struct_proxy(table.fields[name])(context, builder)
 
     def word(n: int) -> Any:
-        found = builder.load(builder.gep(words, [ir.Constant(WORD, at + n)]))
-        found.set_metadata("invariant.load", builder.module.add_metadata([]))
-        return found
+        loaded = builder.load(builder.gep(words, [ir.Constant(WORD, at + n)]))
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return loaded
 
     rows.data = builder.inttoptr(word(0), cgutils.voidptr_t)
     for n in range(table.fields[name].dims):
@@ -196,14 +196,14 @@ def _pointer(context: Any, builder: Any, kind: Any, rows: Any, index: Any) -> An
 @lower_builtin(operator.getitem, RowsType, types.Integer)
 @lower_builtin(operator.getitem, RowsType, types.BaseTuple)
 def _get(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    kind, found = sig.args[0], sig.return_type
+    kind, result = sig.args[0], sig.return_type
     rows = cgutils.create_struct_proxy(kind)(context, builder, value=args[0])
     pointer = _pointer(context, builder, kind, rows, args[1])
-    if isinstance(found, RowsType):
-        row = cgutils.create_struct_proxy(found)(context, builder)
+    if isinstance(result, RowsType):
+        row = cgutils.create_struct_proxy(result)(context, builder)
         row.data, row.size0 = builder.bitcast(pointer, cgutils.voidptr_t), rows.size1
         return row._getvalue()
-    return pointer if isinstance(found, types.Record) else builder.load(pointer)
+    return pointer if isinstance(result, types.Record) else builder.load(pointer)
 
 
 @lower_builtin(operator.setitem, RowsType, types.Integer, types.Integer)

@@ -52,7 +52,7 @@ SAMPLE_OPERATIONS, SAMPLE_PARTS, MOST_SAMPLED = 400_000, 40, 20_000_000
 LEAST_BAND, BAND_FACTOR = 0.01, 1.0
 #: Where the part lies in what each group runs; more of them where groups queue for a link that is busy
 #: for such a share of the time.
-PLACES, PLACES_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
+POSITIONS, POSITIONS_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
 #: Rounds over the links in which the groups' first blocks find each other's transfers.
 ROUNDS = 2
 #: Significant bits of a number of others: results are shared by groups that agree in them.
@@ -76,10 +76,10 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     short = short_phases(code, classes)
     result = MeanField(code, classes, short).result()
     crowd = max((result.bound_cycles[link] for link in result.link_bytes), default=0)
-    places = PLACES_CROWDED if crowd > CROWDED * result.cycles else PLACES
+    positions = POSITIONS_CROWDED if crowd > CROWDED * result.cycles else POSITIONS
     error = 0.0
-    for place in places:
-        part = sample_of(code, classes, short, place, len(places))
+    for position in positions:
+        part = sample_of(code, classes, short, position, len(positions))
         exact, approximation = Run(code, part).result("fold"), MeanField(code, part, short).result()
         error = max(error, abs(approximation.cycles / exact.cycles - 1))
     band = LEAST_BAND + BAND_FACTOR * error
@@ -175,35 +175,35 @@ def short_phases(code: Code, classes: Classes) -> tuple[int, ...]:
     return tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
 
 
-def sample_of(code: Code, classes: Classes, short: Collection[int], place: float, places: int) -> Classes:
-    """Return one of ``places`` parts on which this method is held against an exact one, without
+def sample_of(code: Code, classes: Classes, short: Collection[int], position: float, positions: int) -> Classes:
+    """Return one of ``positions`` parts on which this method is held against an exact one, without
     ``short`` phases.
 
     Raises :class:`ProgramError` where groups go in step in all of it: that would say nothing.
     """
     operations = operations_of(code, classes)
-    limit = max(SAMPLE_OPERATIONS, min(operations // SAMPLE_PARTS, MOST_SAMPLED // places))
+    limit = max(SAMPLE_OPERATIONS, min(operations // SAMPLE_PARTS, MOST_SAMPLED // positions))
     while limit < operations:
-        part = part_at(place, code, classes, limit, short)
+        part = part_at(position, code, classes, limit, short)
         if len(part.groups) > FEW_CLASSES:
             return part
         limit *= 2
     raise ProgramError(f"{code.streams.program.name}: core groups go in step; use method steady")
 
 
-def part_at(place: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:
-    """Return whole blocks from ``place`` of what every core group runs, some ``limit`` operations in all."""
+def part_at(position: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:
+    """Return whole blocks from ``position`` of what every core group runs, some ``limit`` operations in all."""
     phases: list[list[tuple[int, ...]]] = []
     for number, phase in enumerate(classes.one_by_one().blocks):
         turns = 0 if number in short else max(map(len, phase))
-        first = last = int(place * turns)
-        left = limit // (len(classes.blocks) - len(short))
-        while left > 0 and last - first < turns:
+        first = last = int(position * turns)
+        budget = limit // (len(classes.blocks) - len(short))
+        while budget > 0 and last - first < turns:
             if last < turns:
                 at, last = last, last + 1
             else:
                 at = first = first - 1
-            left -= code.operation_count(blocks[at] for blocks in phase if at < len(blocks))
+            budget -= code.operation_count(blocks[at] for blocks in phase if at < len(blocks))
         phases.append([blocks[first:last] for blocks in phase])
     return fold_groups(list(zip(*phases, strict=True)))
 
@@ -285,7 +285,7 @@ class MeanTraffic:
 
     def __init__(self, table: BlockTable, blocks: Iterable[Sequence[tuple[CutBlock, int]]]) -> None:
         self.table, self.rates = table, table.program.link["rate"].tolist()
-        self.groups = [GroupState(own, len(self.rates)) for own in blocks]
+        self.groups = [GroupState(sequence, len(self.rates)) for sequence in blocks]
         self.busy = [group for group in self.groups if group.extras]
         self.total = [0] * len(self.rates)
 

@@ -184,13 +184,13 @@ def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, o
     out[n], out[n + 1] = floor - moment, max(m.engine[e].end - floor, 0)
     n += 2
     depth, slot = p.queue[e % len(p.queue)].depth, m.engine[e].head
-    for place in range(depth):
+    for position in range(depth):
         time = m.entry[e, slot].time
-        if place < m.engine[e].length:
+        if position < m.engine[e].length:
             out[n], out[n + 1] = m.entry[e, slot].op, max(time - floor, 0)
             n += 2
         elif time > clock:
-            out[n], out[n + 1] = -place, time - clock
+            out[n], out[n + 1] = -position, time - clock
             n += 2
         slot = slot + 1 if slot + 1 < depth else 0
     return n
@@ -417,8 +417,8 @@ def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shi
     if m.engine[e].op != NOTHING:
         m.engine[e].ready += shift
         m.engine[e].begun += shift
-    for place in range(depth):
-        if place < m.engine[e].length or m.entry[e, at].time > clock:
+    for position in range(depth):
+        if position < m.engine[e].length or m.entry[e, at].time > clock:
             m.entry[e, at].time += shift
         at = at + 1 if at + 1 < depth else 0
 

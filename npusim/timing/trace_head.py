@@ -56,12 +56,12 @@ def first_spans(
 
 def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
     """Yield ever longer beginnings of all core groups, the whole last, and who would have gone on."""
-    for phase, own in enumerate(whole.blocks):
-        longest = max(map(len, own))
+    for phase, runs in enumerate(whole.blocks):
+        longest = max(map(len, runs))
         for count in (*(1 << n for n in range((longest - 1).bit_length())), longest):
-            is_cut = [len(blocks) > count for blocks in own]
+            is_cut = [len(blocks) > count for blocks in runs]
             if any(is_cut) or phase + 1 == len(whole.blocks):
-                cut = tuple(blocks[:count] for blocks in own)
+                cut = tuple(blocks[:count] for blocks in runs)
                 yield Classes(whole.groups, (*whole.blocks[:phase], cut)), is_cut
 
 
