@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,16 @@ def operations_of(code: Code, classes: Classes) -> int:
     return code.operation_count(classes.every_block())
 
 
+class PhaseBooking(NamedTuple):
+    """Cycles that a phase takes at least, and what every group books in it, from its beginning."""
+
+    least: int
+    busy: Ints  #: (groups, queues), as are ``idle`` and ``end``, the last results
+    idle: Ints
+    stalled: Ints  #: (groups, endpoints)
+    end: Ints
+
+
 class MeanField:
     """One approximate simulation; phases with few classes of core groups, and those in
     ``short``, are simulated exactly.
@@ -107,66 +117,58 @@ class MeanField:
         refuse_shared_pipes(code.streams, "reserved")
         self.code, self.streams = code, code.streams
         self.classes, self.short = classes.one_by_one(), short
-        self.cycles = 0
+        self._widths = len(self.streams.program.queues), len(self.streams.endpoints)
 
     def result(self) -> TimingResult:
         """Run every phase and return what it took."""
         code, streams, groups = self.code, self.streams, len(self.classes.groups)
-        queues, endpoints = len(streams.program.queues), len(streams.endpoints)
-        columns = (queues, queues, queues, queues, endpoints)
-        booked = Booked(*(np.zeros((groups, width), np.int64) for width in columns))
-        ends = []
+        (queues, endpoints), cycles, ends = self._widths, 0, []
+        widths = (queues, queues, queues, queues, endpoints)
+        busy, done, end, idle, stalled = (np.zeros((groups, width), np.int64) for width in widths)
         for number, phase in enumerate(self.classes.blocks):
             folded = fold_groups([(blocks,) for blocks in phase])
-            if len(folded.groups) <= FEW_CLASSES or number in self.short:
-                self._run_exactly(folded, booked)
-            else:
-                self._run_phase(phase, booked)
-            self.cycles = max(self.cycles, int(booked.end.max(initial=0)))
-            ends.append(self.cycles)
+            is_exact = len(folded.groups) <= FEW_CLASSES or number in self.short
+            taken = self._exactly(folded) if is_exact else self._beside_others(phase)
+            busy += taken.busy
+            idle += taken.idle
+            stalled += taken.stalled
+            has_ended = taken.end > 0
+            end[has_ended] = cycles + taken.end[has_ended]
+            cycles = max(cycles + taken.least, int(end.max(initial=0)))
+            ends.append(cycles)
         sequences = [list(chain(*blocks)) for blocks in zip(*self.classes.blocks, strict=True)]
-        done = {block: np.array(code.operations_by_queue(block)) for block in set(chain(*sequences))}
+        work = {block: np.array(code.operations_by_queue(block)) for block in set(chain(*sequences))}
         for group, blocks in enumerate(sequences):
-            booked.done[group] = sum(done[block] for block in blocks)
+            done[group] = sum(work[block] for block in blocks)
         runs = code.runs_of_operations(chain(*sequences)).tolist()
         links = dict.fromkeys(streams.device.links, 0)
         for op, count in zip(code.operations, runs, strict=True):
             for link, size in op.flows:
                 links[link] += count * size
         times = {o.key: n for o, n in zip(code.operations, runs, strict=True) if n}
-        uses = uses_of(streams, self.classes.groups, booked)
+        uses = uses_of(streams, self.classes.groups, Booked(busy, done, end, idle, stalled))
         return summarise(streams, "reserved", ends, uses, links, times, ())
 
-    def _run_exactly(self, folded: Classes, booked: Booked) -> None:
-        """Run one phase folded, skipping what repeats, and add what it books."""
+    def _exactly(self, folded: Classes) -> PhaseBooking:
+        """Run one phase folded, skipping what repeats."""
         run = Run(self.code, folded, periodic=True)
         run.run_phase(0)
-        members, engine = len(folded.groups), run.state.engine
-        stalled = run.state.counter["stalled"].reshape(members, -1)
-        for member, groups in enumerate(folded.groups):
-            of_member = engine.reshape(members, -1)[member]
-            for group in groups:
-                booked.busy[group] += of_member["busy"]
-                booked.idle[group] += of_member["idle"]
-                booked.stalled[group] += stalled[member]
-                has_ended = of_member["end"] > 0
-                booked.end[group, has_ended] = self.cycles + of_member["end"][has_ended]
-        self.cycles += run.now
+        member = np.empty(sum(map(len, folded.groups)), np.int64)
+        for number, groups in enumerate(folded.groups):
+            member[list(groups)] = number
+        engine = run.state.engine.reshape(len(folded.groups), -1)[member]
+        stalled = run.state.counter["stalled"].reshape(len(folded.groups), -1)[member]
+        return PhaseBooking(run.now, engine["busy"], engine["idle"], stalled, engine["end"])
 
-    def _run_phase(self, phase: Sequence[Sequence[int]], booked: Booked) -> None:
-        """Run one phase group by group from where the one before it ended, and add what it books."""
+    def _beside_others(self, phase: Sequence[Sequence[int]]) -> PhaseBooking:
+        """Run one phase group by group, each beside the mean traffic of the others."""
         cut, leader = cut_blocks(self.code, phase)
         traffic = MeanTraffic(BlockTable(self.code, len(phase), leader), [[cut[b] for b in blocks] for blocks in phase])
         traffic.run()
-        queues, endpoints = len(self.streams.program.queues), len(self.streams.endpoints)
-        for number, group in enumerate(traffic.groups):
-            if group.ends is not None:
-                busy, idle, stalled, _ = np.split(group.booked, [queues, 2 * queues, 2 * queues + endpoints])
-                booked.busy[number] += busy
-                booked.idle[number] += idle
-                booked.stalled[number] += stalled
-                has_ended = group.ends > 0
-                booked.end[number, has_ended] = self.cycles + group.ends[has_ended]
+        queues, endpoints = self._widths
+        booked = np.array([group.booked for group in traffic.groups])
+        busy, idle, stalled, _ = np.split(booked, [queues, 2 * queues, 2 * queues + endpoints], axis=1)
+        return PhaseBooking(0, busy, idle, stalled, np.array([group.ends for group in traffic.groups]))
 
 
 def short_phases(code: Code, classes: Classes) -> tuple[int, ...]:
@@ -268,13 +270,12 @@ class GroupState:
 
     __slots__ = ("blocks", "booked", "ends", "extras", "in_flight", "index", "state", "time", "unnoticed")
 
-    def __init__(self, blocks: Sequence[tuple[CutBlock, int]], links: int) -> None:
+    def __init__(self, table: BlockTable, blocks: Sequence[tuple[CutBlock, int]]) -> None:
         self.blocks = [*[None] * BEFORE, *(block for block, _ in blocks), *[None] * AFTER]
         self.extras = [extra for _, extra in blocks]
         self.index = self.state = self.time = 0
-        self.in_flight, self.unnoticed = [0] * links, [0] * links
-        self.booked: Ints | int = 0
-        self.ends: Ints | None = None
+        self.in_flight, self.unnoticed = ([0] * len(table.program.link) for _ in range(2))
+        self.booked, self.ends = np.zeros_like(table.booked()), np.zeros(len(table.program.queue), np.int64)
 
 
 class MeanTraffic:
@@ -285,7 +286,7 @@ class MeanTraffic:
 
     def __init__(self, table: BlockTable, blocks: Iterable[Sequence[tuple[CutBlock, int]]]) -> None:
         self.table, self.rates = table, table.program.link["rate"].tolist()
-        self.groups = [GroupState(sequence, len(self.rates)) for sequence in blocks]
+        self.groups = [GroupState(table, sequence) for sequence in blocks]
         self.busy = [group for group in self.groups if group.extras]
         self.total = [0] * len(self.rates)
 

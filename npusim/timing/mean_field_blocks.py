@@ -143,20 +143,20 @@ class BlockTable:
         m, block, is_last = self.state, window[BEFORE], window[BEFORE + 1] is None
         assert block is not None
         moment, now = self._enter(state, window, others)
-        done, before = int(m.engine[self.leader]["done"]), self._booked()
+        done, before = int(m.engine[self.leader]["done"]), self.booked()
         span_cycles, span_booked = 0, np.zeros_like(before)
         if block.until:
             now = self._run(now, done + block.since)
-            span_cycles, span_booked = -int(m.size[MOMENT]), -self._booked()
+            span_cycles, span_booked = -int(m.size[MOMENT]), -self.booked()
             now = self._run(now, done + block.until)
             span_cycles += int(m.size[MOMENT])
-            span_booked += self._booked()
+            span_booked += self.booked()
         now = self._run(now, NEVER if is_last else done + block.work)
         m.link["load"] -= others
         ends = m.engine["end"] - moment
         fetched = int(m.size[FETCHED])
         neighbours = tuple((i - BEFORE, _number(b)) for i, b in enumerate(window) if fetched >> i & 1 and i != BEFORE)
-        booked = self._booked() - before
+        booked = self.booked() - before
         cycles = max(0, int(ends.max())) if is_last else int(m.size[MOMENT]) - moment
         following = -1 if is_last else self._leave(now, window[-1])
         return BlockResult(following, cycles, booked, span_cycles, span_booked, ends, neighbours)
@@ -212,7 +212,7 @@ class BlockTable:
             self._entered.append((self.memory.copy(), now, int(m.size[MOMENT])))
         return number
 
-    def _booked(self) -> Ints:
+    def booked(self) -> Ints:
         """Return all that the group has booked so far."""
         e, link = self.state.engine, self.state.link
         columns = e["busy"], e["idle"], self.state.counter["stalled"], link["bytes"], link["flow_cycles"]
