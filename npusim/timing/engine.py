@@ -220,6 +220,6 @@ def busiest_dispatcher(code: Code, members: Sequence[Sequence[int]]) -> int:
     issuers = code.streams.issuers
     issued = [0] * len(issuers)
     for block, often in Counter(members[busiest]).items():
-        for queue, count in zip(code.streams.program.queues, code.operations_by_queue(block), strict=True):
+        for queue, count in zip(code.streams.program.queues, code.blocks[block].operations, strict=True):
             issued[issuers.index(queue.issuer)] += often * count
     return busiest * len(issuers) + issued.index(max(issued))

@@ -62,11 +62,15 @@ class CompiledBody:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A body with the counts of its loops; ``operand`` is where they begin in the table of counts."""
+    """A body with the counts of its loops; ``operand`` is where they begin in the table of counts.
+
+    ``operations`` are those of each queue, all loops run.
+    """
 
     body: int
     counts: tuple[int, ...]
     operand: int
+    operations: tuple[int, ...]
 
 
 @dataclass
@@ -115,23 +119,17 @@ class Code:
             if counts not in self._operands:
                 self._operands[counts] = len(self.operands)
                 self.operands += counts
+            operations = list(self.bodies[body].operations)
+            for count, inner in zip(counts, self.bodies[body].repeats, strict=True):
+                for queue, inside in enumerate(self.bodies[inner].operations):
+                    operations[queue] += count * inside
             self._blocks[key] = len(self.blocks)
-            self.blocks.append(Block(body, counts, self._operands[counts]))
+            self.blocks.append(Block(body, counts, self._operands[counts], tuple(operations)))
         return self._blocks[key]
 
     def operation_count(self, blocks: Iterable[int]) -> int:
         """Return how many operations a sequence of blocks runs."""
-        return sum(often * sum(self.operations_by_queue(block)) for block, often in Counter(blocks).items())
-
-    def operations_by_queue(self, block: int) -> list[int]:
-        """Return how many operations each queue has in a block."""
-        chosen = self.blocks[block]
-        body = self.bodies[chosen.body]
-        operations = list(body.operations)
-        for count, inner in zip(chosen.counts, body.repeats, strict=True):
-            for queue, inside in enumerate(self.bodies[inner].operations):
-                operations[queue] += count * inside
-        return operations
+        return sum(often * sum(self.blocks[block].operations) for block, often in Counter(blocks).items())
 
     def runs_of_operations(self, blocks: Iterable[int]) -> Ints:
         """Return how often each operation runs in a sequence of blocks."""

@@ -137,7 +137,7 @@ class MeanField:
             cycles = max(cycles + taken.least, int(end.max(initial=0)))
             ends.append(cycles)
         sequences = [list(chain(*blocks)) for blocks in zip(*self.classes.blocks, strict=True)]
-        work = {block: np.array(code.operations_by_queue(block)) for block in set(chain(*sequences))}
+        work = {block: np.array(code.blocks[block].operations) for block in set(chain(*sequences))}
         for group, blocks in enumerate(sequences):
             done[group] = sum(work[block] for block in blocks)
         runs = code.runs_of_operations(chain(*sequences)).tolist()
@@ -216,7 +216,7 @@ def cut_blocks(code: Code, groups: Iterable[Sequence[int]]) -> tuple[dict[int, t
     The engine with most operations leads; blocks are told apart by what it is at.
     """
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
-    work = {number: code.operations_by_queue(number) for number, _ in cut.values()}
+    work = {number: code.blocks[number].operations for number, _ in cut.values()}
     leader = int(np.argmax(np.sum(list(work.values()), axis=0)))
     if not all(operations[leader] for operations in work.values()):
         raise ProgramError(f"{code.streams.program.name}: no queue has operations in every block")
