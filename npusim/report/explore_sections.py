@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
 from npusim.explore.store import FIGURES, read_store
-from npusim.report import charts, more_charts
+from npusim.report import charts
 from npusim.report.page import PagePart
 from npusim.report.pipes import read_csv
 from npusim.report.sections import Figure, FigureTile
@@ -178,4 +178,4 @@ def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
         elif bound is not None and cell["value"] is None and (cell["bound"] is None or bound < cell["bound"]):
             cell.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
     ordered = [cells[at] for at in sorted(cells, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
-    return more_charts.heatmap(ordered, x, y), ordered
+    return charts.heatmap(ordered, x, y), ordered

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import track_of
-from npusim.report import charts, more_charts
+from npusim.report import charts
 from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, main_stall, queues_of
 from npusim.report.text import percent, whole
 from npusim.timing.summary import NO_INSTRUCTION
@@ -277,7 +277,7 @@ def _roofline(record: RunRecord, timing: TimingRecord) -> Figure:
         "by the bytes that crossed each memory."
     )
     header = ("memory", "bytes moved", "bandwidth", "ridge, op/byte", "this run, op/byte", "of its roof")
-    spec = more_charts.roofline(levels, at.peak_flops_per_s)
+    spec = charts.roofline(levels, at.peak_flops_per_s)
     return Figure("roofline", "Roofline", text, spec, header, rows)
 
 
@@ -299,7 +299,7 @@ def _memories(found: Sequence[Row]) -> Figure:
         "time; the line is the capacity."
     )
     header = ("memory", "allocated", "capacity", "share", "held at most")
-    return Figure("memories", "Buffers against capacity", text, more_charts.memory_bars(found), header, rows)
+    return Figure("memories", "Buffers against capacity", text, charts.memory_bars(found), header, rows)
 
 
 # ---------------------------------------------------------------- bits
@@ -326,7 +326,7 @@ def _errors(record: RunRecord, drawn: dict[str, Any]) -> Figure:
         text += f"Worst where finite: head {worst['head']}, {rows_of}, {worst['error']:.2e}."
     sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
     header = ("head", "rows", "relative error", "rows not finite", "overflows")
-    return Figure("errors", "Error over rows and heads", text + sample, more_charts.grid_of_errors(found), header, rows)
+    return Figure("errors", "Error over rows and heads", text + sample, charts.grid_of_errors(found), header, rows)
 
 
 def _scores(scores: dict[str, Any]) -> Figure:
@@ -347,7 +347,7 @@ def _scores(scores: dict[str, Any]) -> Figure:
         "scores",
         "Scores against the range of their format",
         text,
-        more_charts.score_bars(scores),
+        charts.score_bars(scores),
         ("magnitude", "scores", "share"),
         rows,
     )
