@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from npusim.baseline.outcome import CheckOutcome, Row, Status, Update, request_of, said
 from npusim.config.cases import ExpectedCycles, UnitCycles
 from npusim.errors import NpusimError
-from npusim.report.compare_tables import reason
+from npusim.report.compare import reason
 from npusim.report.parts import breakdown
 from npusim.report.sheet import Sheet, Unit, sheet_of
 from npusim.simulation.simulate import run_request

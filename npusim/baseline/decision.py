@@ -17,8 +17,7 @@ from npusim.explore.exploration import search
 from npusim.explore.points import at
 from npusim.explore.search import Options
 from npusim.explore.store import read_store
-from npusim.report.compare import compare
-from npusim.report.compare_tables import reason
+from npusim.report.compare import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
 

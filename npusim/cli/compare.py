@@ -50,8 +50,7 @@ def compare(
     The first run is the one that others are compared with. Options are for schedules that are run on the spot.
     """
     from npusim.report.compare import compare as compare_runs
-    from npusim.report.compare import comparison_document
-    from npusim.report.compare_tables import comparison_table
+    from npusim.report.compare import comparison_document, comparison_table
 
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")

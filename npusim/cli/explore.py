@@ -188,7 +188,7 @@ def _show(
     is_pareto: bool,
     robust: bool,
 ) -> None:
-    from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
+    from npusim.report.search import assurances, exploration_blocks, what_if_blocks
 
     scene_names = found.setting.scene_names if found is not None else ("schedule",)
     swayed = found.swayed_by() if found is not None and robust else {}
@@ -208,8 +208,8 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
     if best is not None and found.best is not None:
         files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
     if plot is not None:
-        from npusim.report.explore_sections import front_of, map_of, ranking_of, varied
         from npusim.report.page import svg
+        from npusim.report.search import front_of, map_of, ranking_of, varied
 
         rows = [o.row() for o in found.outcomes]
         names = varied(rows)

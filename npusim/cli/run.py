@@ -139,11 +139,11 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
 
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
+    from npusim.report.advice import Trial
     from npusim.report.record import record_of
     from npusim.report.result_json import result_document
     from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
-    from npusim.report.trial import Trial
     from npusim.simulation.sensitivity import sensitivity
 
     record = record_of(result)

@@ -7,12 +7,15 @@ A specification holds its data and says what is to be seen, never a colour: thos
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from npusim.report.text import Grid
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
@@ -21,6 +24,28 @@ TILE_COLOURS = 5
 #: Share of a chart's width that a letter of a label needs.
 LETTER = 0.0085
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
+
+
+@dataclass(frozen=True)
+class FigureTile:
+    """One of the few numbers at the head of a page; ``is_bad`` where it should alarm."""
+
+    name: str
+    value: str
+    note: str = ""
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with a heading, what it shows (``text``), and its numbers; ``is_wide``: scrolled, not squeezed."""
+
+    key: str
+    title: str
+    text: str
+    spec: Spec | None
+    table: Grid
+    is_wide: bool = False
 
 
 def altair() -> Any:

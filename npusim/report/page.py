@@ -22,7 +22,7 @@ from npusim.sanitize import json_safe, visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.report.sections import Figure, FigureTile
+    from npusim.report.charts import Figure, FigureTile
     from npusim.report.text import Block
 
 TEMPLATES = Path(__file__).with_name("template")

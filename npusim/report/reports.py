@@ -6,22 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.compare import compare
-from npusim.report.compare_sections import comparison_part
-from npusim.report.explore_sections import exploration_part, rows_of
+from npusim.report.compare import compare, comparison_part
 from npusim.report.figures import load_figures
 from npusim.report.page import PagePart, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
-from npusim.report.sections import run_figures, run_tiles
-from npusim.report.tables import asked_text, run_table
+from npusim.report.search import exploration_part, rows_of
+from npusim.report.tables import asked_text, run_figures, run_table, run_tiles
 from npusim.report.text import Facts, Heading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.report.advice import Trial
     from npusim.report.compare import Comparison
     from npusim.report.record import RunRecord
-    from npusim.report.trial import Trial
 
 REPORT_FILE = "report.html"
 #: Endings of what a search writes.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.sanitize import visible
 
@@ -46,7 +47,7 @@ class Heading:
 class Facts:
     """Labelled lines; a fact of several cells takes several lines under one label."""
 
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,57 @@ class Grid:
 
 
 Block = Heading | Facts | Grid
+#: A line of `Facts`: its label and its cells.
+Fact = tuple[str, tuple[Cell, ...]]
 
 
-def cells(*texts: str) -> tuple[Cell, ...]:
-    """Return plain cells."""
-    return tuple(Cell(text) for text in texts)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a table says of each row under ``title``.
+
+    ``value`` is an attribute or a key of the row, or a function of it; ``form`` a format specification, or a function,
+    that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of the row.
+    """
+
+    title: str
+    value: str | Callable[[Any], object]
+    form: str | Callable[[Any], str] = ""
+    align: Literal["<", ">"] = "<"
+    style: Style | Callable[[Any], Style] = ""
+
+    def of(self, row: Any) -> Any:
+        """Return the value itself."""
+        if not isinstance(self.value, str):
+            return self.value(row)
+        return row[self.value] if isinstance(row, Mapping) else getattr(row, self.value)
+
+    def cell(self, row: Any) -> Cell:
+        """Return the value as it is written."""
+        value = self.of(row)
+        written = "-" if value is None else self.form(value) if callable(self.form) else format(value, self.form)
+        return Cell(written, self.style(row) if callable(self.style) else self.style)
+
+
+class Table:
+    """Columns, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+
+    def grid(self, rows: Iterable[Any]) -> Grid:
+        """Return rows of any kind, written."""
+        header, align = tuple(c.title for c in self.columns), "".join(c.align for c in self.columns)
+        return Grid(header, align, tuple(tuple(c.cell(row) for c in self.columns) for row in rows))
+
+    def records(self, rows: Iterable[Any], *keys: str) -> list[dict[str, Any]]:
+        """Return the values themselves under ``keys``, one a column; by title without any."""
+        names = keys or tuple(c.title for c in self.columns)
+        return [{name: c.of(row) for name, c in zip(names, self.columns, strict=True)} for row in rows]
+
+
+def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
+    """Return cells of one style."""
+    return tuple(Cell(text, style) for text in texts)
 
 
 def percent(share: float) -> str:
