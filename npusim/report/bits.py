@@ -163,9 +163,7 @@ def scores_figure(scores: dict[str, Any]) -> Figure:
         f"{largest:,.6g}. {'None lies' if not beyond else f'{percent(beyond / total)} lie'} beyond it."
     )
     table = Table(
-        Column("magnitude", lambda row: row[0]),
-        Column("scores", lambda row: row[1], whole),
-        Column("share", lambda row: row[1] / total, percent),
+        Column("magnitude", 0), Column("scores", 1, whole), Column("share", lambda row: row[1] / total, percent)
     )
     title = "Scores against the range of their format"
     return Figure("scores", title, text, charts.score_bars(scores), table.grid(rows))

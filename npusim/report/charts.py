@@ -66,7 +66,7 @@ def chart_of(name: str) -> Any:
 def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
     """Return a specification as wide as its place; rows come last, since Altair would check every one."""
     spec: Spec = chart.properties(width="container", height=height).to_dict(validate=False)
-    return {**spec, "datasets": {name: list(found) for name, found in rows.items()}}
+    return {**spec, "datasets": {name: list(data) for name, data in rows.items()}}
 
 
 def names_of(rows: Iterable[Row], key: str) -> list[str]:
@@ -105,18 +105,11 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
     room = (end_us - start_us) * LETTER
     rows = []
     for s in slices:
-        is_roomy = s["kind"] == "operation" and s["end_us"] - s["start_us"] > room * (len(s["name"]) + 1)
+        is_operation, name = s["kind"] == "operation", s["name"]
+        is_roomy = is_operation and s["end_us"] - s["start_us"] > room * (len(name) + 1)
         tile = None if s.get("tile") is None else str(s["tile"] % TILE_COLOURS)
-        what = s["name"] if s["kind"] == "operation" else f"waits: {s['name']}"
-        rows.append(
-            {
-                **s,
-                "colour": tile,
-                "label": s["name"] if is_roomy else "",
-                "what": what,
-                "events": "; ".join(s.get("events", ())),
-            }
-        )
+        seen = {"colour": tile, "label": name if is_roomy else "", "what": name if is_operation else f"waits: {name}"}
+        rows.append({**s, **seen, "events": "; ".join(s.get("events", ()))})
     names = names_of(rows, "track")
     x = alt.X("start_us:Q", title="time, us", scale={"domain": [start_us, end_us], "nice": False})
     tips = tooltip(
@@ -218,14 +211,14 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
         yOffset=alt.YOffset("run:N", sort=runs),
         tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value:Q", format=form)],
     )
-    told = alt.Text("value:Q", format=form)
+    written = alt.Text("value:Q", format=form)
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
     colour = alt.Color("run:N", title=None, sort=runs, scale={"range": "category"}, legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
     for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
         if any((row["value"] < 0) is is_less for row in rows):
             beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
-            layers.append(beside.encode(text=told))
+            layers.append(beside.encode(text=written))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
@@ -238,9 +231,9 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
         y=alt.Y("error:Q", title="relative RMSE", scale={"padding": 20, "type": "log"}, axis=errors),
         tooltip=tooltip(name="what", latency_us="us|number", error="relative RMSE|number"),
     )
-    has_front = any(point.get("is_front") for point in points)
+    joined = base.transform_filter("datum.is_front").mark_line(interpolate="step-after")
     layers = [
-        *([base.transform_filter("datum.is_front").mark_line(interpolate="step-after")] if has_front else ()),
+        *([joined] if any(point.get("is_front") for point in points) else ()),
         base.mark_point(shape="diamond", size=120, filled=True, style="mark"),
         base.transform_filter("!datum.below").mark_text(style="label", dy=-13).encode(text="name:N"),
         base.transform_filter("datum.below").mark_text(style="label", dy=14).encode(text="name:N"),
@@ -252,16 +245,16 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
 def _apart(points: Sequence[Row]) -> list[Row]:
     """Return points with the names of some below them, where the one to the left is too near."""
     reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
-    found: list[Row] = []
+    placed: list[Row] = []
     for point in sorted(points, key=lambda p: p["latency_us"]):
         near = [
             p
-            for p in found
+            for p in placed
             # An eighth of the width is a name, a factor of 1.3 its height.
             if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
         ]
-        found.append({**point, "below": bool(near) and not near[-1]["below"]})
-    return found
+        placed.append({**point, "below": bool(near) and not near[-1]["below"]})
+    return placed
 
 
 # ---------------------------------------------------------------- roofs and memories
@@ -275,8 +268,8 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
     """
     alt = altair()
     ridges = [peak / level["bytes_per_s"] for level in levels]
-    found = [level["intensity"] for level in levels]
-    low, high = min((*ridges, *found)) / 4, max((*ridges, *found)) * 4
+    shown = [*ridges, *(level["intensity"] for level in levels)]
+    low, high = min(shown) / 4, max(shown) * 4
     roofs = [
         {"name": level["name"], "x": x, "y": min(peak, x * level["bytes_per_s"]) / 1e12}
         for level, ridge in zip(levels, ridges, strict=True)
@@ -373,13 +366,9 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
         legend={"format": ".1e", "orient": "top", "tickCount": 3},
     )
     middle = at.transform_calculate(mid="(datum.first_row + datum.end) / 2").encode(x="mid:Q")
-    has_errors = any(r["error"] for r in shown)
+    wrong = base.transform_filter("datum.error > 0").mark_bar(height={"band": 0.92}).encode(color=colour)
     layers = [
-        *(
-            [base.transform_filter("datum.error > 0").mark_bar(height={"band": 0.92}).encode(color=colour)]
-            if has_errors
-            else ()
-        ),
+        *([wrong] if any(r["error"] for r in shown) else ()),
         base.transform_filter("datum.error === 0").mark_bar(height={"band": 0.92}, style="quiet"),
         base.transform_filter("datum.nonfinite_rows > 0").mark_bar(height={"band": 0.92}, style="broken"),
         *(
@@ -406,19 +395,17 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     known = [c["value"] for c in cells if c["value"] is not None]
     dark = (min(known) + max(known)) / 2 if known else 0.0
     colour = alt.Color("value:Q", title="us", scale={"range": "ramp"}, legend={"orient": "top"})
-    told = alt.Text("value:Q", format=",.1f")
+    written = alt.Text("value:Q", format=",.1f")
     there = base.transform_filter("datum.value != null")
     layers = [there.mark_rect().encode(color=colour)]
     if any(value <= dark for value in known):
-        layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=told))
+        layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=written))
     if any(value > dark for value in known):
-        layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=told))
+        layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=written))
     if any(c["value"] is None and c.get("bound") for c in cells):
         bounded = base.transform_filter("datum.value == null && datum.bound")
-        layers.append(bounded.mark_rect(style="quiet"))
-        least = alt.Text("least:N")
-        told = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
-        layers.append(told.mark_text(style="label").encode(text=least))
+        least = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
+        layers += [bounded.mark_rect(style="quiet"), least.mark_text(style="label").encode(text="least:N")]
     if any(c["value"] is None and not c.get("bound") for c in cells):
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))

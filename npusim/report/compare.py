@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row
     from npusim.report.parts import Part, PartStep
-    from npusim.report.record import NumericRecord, RunRecord, TimingRecord
+    from npusim.report.record import RunRecord
     from npusim.report.sheet import Sheet
     from npusim.simulation.result import RunData
 
@@ -230,13 +230,13 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
     """Return the inputs that differ, by dotted key; a profiler's file says nothing of its own."""
     known = [s for s in sheets if s.record is not None]
     keys = dict.fromkeys(key for s in known for key in s.inputs)
-    values = {key: tuple(s.inputs.get(key) for s in sheets) for key in keys}
-    return {key: found for key, found in values.items() if len({repr(s.inputs.get(key)) for s in known}) > 1}
+    changed = [key for key in keys if len({repr(s.inputs.get(key)) for s in known}) > 1]
+    return {key: tuple(s.inputs.get(key) for s in sheets) for key in changed}
 
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
     """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
-    found: list[Moved] = []
+    moved: list[Moved] = []
     seen: dict[str, set[object]] = {}
     for unit in dict.fromkeys(u for s in sheets for u in s.units):
         kind, _, pipe = unit.partition(".")
@@ -244,8 +244,8 @@ def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
         twins = seen.setdefault(f"{kind.rstrip('0123456789')}.{pipe}", set())
         if rows not in twins:
             twins.add(rows)
-            found += _of_unit(sheets, unit)
-    yield from sorted(found, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
+            moved += _of_unit(sheets, unit)
+    yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
 
 
 def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
@@ -259,54 +259,40 @@ def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
 def _figures(sheets: Sequence[Sheet]) -> Iterator[ComparedFigure]:
     """Yield every figure that any run has."""
     values = [_values(s) for s in sheets]
-    for name, kind in dict.fromkeys(key for found in values for key in found):
-        yield ComparedFigure(name, kind, tuple(found.get((name, kind)) for found in values))
+    for name, kind in dict.fromkeys(key for of_run in values for key in of_run):
+        yield ComparedFigure(name, kind, tuple(of_run.get((name, kind)) for of_run in values))
 
 
 def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
-    found: dict[tuple[str, Kind], Value] = {}
-    record = sheet.record
+    """Return the figures of one run by name and kind."""
+    values: dict[tuple[str, Kind], Value] = {}
+    record, cycles = sheet.record, sheet.cycles or 1
     if sheet.cycles is not None:
-        found["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
-        found["kernel cycles", "cycles"] = sheet.cycles
+        values["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
+        values["kernel cycles", "cycles"] = sheet.cycles
     if record is None:
-        for name, unit in sheet.units.items():
-            found[f"{_core(name)} busy", "share"] = unit.busy / (sheet.cycles or 1)
-        return found
-    timing = record.timing
+        return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
+    timing, bits = record.timing, record.numerics
     if timing is not None:
         busiest = bottleneck(timing)
-        found["latency us", "time"] = timing.latency_us
-        found["method", "text"] = method_text(timing.method, timing.band)
-        found["operations", "count"] = timing.operations
-        found["busiest pipe", "text"] = None if busiest is None else busiest.pipe
-        found.update({(name, "share"): share for name, share in _busy(timing).items()})
-        found.update({(f"{n} bytes", "bytes"): size for n, size in timing.link_bytes.items()})
-    if record.numerics is not None and record.numerics.against != "float64":
-        found["errors against", "text"] = record.numerics.against
-    for name, value in _numeric_values(record.numerics).items():
-        found[name, "error" if name in ("relative RMSE", "max |error|") else "count"] = value
-    return found
-
-
-def _numeric_values(bits: NumericRecord | None) -> dict[str, Value]:
-    if bits is None:
-        return {}
-    return {
-        "relative RMSE": bits.rmse,
-        "max |error|": bits.max_abs_error,
-        "max ULP": bits.max_ulp,
-        "overflow": sum(bits.overflow_counts.values()),
-        "NaN": sum(bits.nan_counts.values()),
-        "NaN in output": bits.nan_count,
-        "Inf in output": bits.inf_count,
-    }
-
-
-def _busy(timing: TimingRecord) -> dict[str, float]:
-    """Return the busy shares in the core group that ends last, its core called ``cubecore0``."""
-    queues = queues_of(timing, deciding_group(timing))
-    return {f"{_core(q.queue)} busy": q.busy_cycles / (timing.cycles or 1) for q in queues}
+        values["latency us", "time"] = timing.latency_us
+        values["method", "text"] = method_text(timing.method, timing.band)
+        values["operations", "count"] = timing.operations
+        values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
+        for queue in queues_of(timing, deciding_group(timing)):
+            values[f"{_core(queue.queue)} busy", "share"] = queue.busy_cycles / (timing.cycles or 1)
+        values |= {(f"{name} bytes", "bytes"): size for name, size in timing.link_bytes.items()}
+    if bits is not None:
+        if bits.against != "float64":
+            values["errors against", "text"] = bits.against
+        values["relative RMSE", "error"] = bits.rmse
+        values["max |error|", "error"] = bits.max_abs_error
+        values["max ULP", "count"] = bits.max_ulp
+        values["overflow", "count"] = sum(bits.overflow_counts.values())
+        values["NaN", "count"] = sum(bits.nan_counts.values())
+        values["NaN in output", "count"] = bits.nan_count
+        values["Inf in output", "count"] = bits.inf_count
+    return values
 
 
 def _core(queue: str) -> str:
@@ -415,7 +401,7 @@ def _parts_grid(latency: Breakdown) -> Grid:
         changes["cycles"] = lambda row, run: _signed(cycles(row, run))
     titles = [f"{s.label} us" for s in latency.sheets]
     columns = _beside(titles, lambda row, run: f"{us(row, run):,.2f}", style, lambda row: row[2], **changes)
-    return Table(Column("", lambda row: row[0], style=lambda row: row[2] or "label"), *columns).grid(rows)
+    return Table(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
 
 
 def _moved_grid(c: Comparison) -> Grid:
@@ -576,7 +562,7 @@ def _busy_figure(c: Comparison) -> Iterator[Figure]:
     ]
     if rows:
         table = Table(
-            Column("pipe", lambda row: row[0]),
+            Column("pipe", 0),
             *(Column(label, _of(i, lambda row, run: row[1][run]), percent) for i, label in enumerate(c.labels)),
         )
         spec = charts.changes(rows, x_title="share of the kernel", form=".0%")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report.compare import compare, comparison_part
 from npusim.report.figures import load_figures
+from npusim.report.inputs import asked_text
 from npusim.report.page import PagePart, page_html
 from npusim.report.result_json import RESULT_FILE, load_result
 from npusim.report.search import exploration_part, rows_of
-from npusim.report.tables import asked_text, run_figures, run_table, run_tiles
+from npusim.report.tables import run_figures, run_table, run_tiles
 from npusim.report.text import Facts, Heading
 
 if TYPE_CHECKING:

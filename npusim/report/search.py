@@ -52,29 +52,34 @@ FRONT = Table(
 # ---------------------------------------------------------------- as text
 
 
-def exploration_blocks(
+def exploration_table(
     name: str,
     outcomes: Sequence[PointOutcome],
-    scene_names: Sequence[str],
+    exploration: Exploration | None,
     *,
     total: int,
     top: int,
     is_pareto: bool,
-    swayed_by: Mapping[int, str] | None = None,
-) -> list[Block]:
-    """Return the ranking of each problem and device, the fastest first, and what became of the other points."""
+    is_robust: bool,
+) -> tuple[Block, ...]:
+    """Return the ranking of each problem and device, the fastest first, and what became of the other points.
+
+    ``exploration`` is None where the search was interrupted: ``outcomes`` are then those of ``total`` that are done.
+    """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
     statuses = ", ".join(f"{counts[status]} {words}" for status, words in _COUNTED.items() if counts[status])
     blocks: list[Block] = [Heading(f"{name}: {count}", statuses)]
-    apart = [n for n in scene_names if n != "schedule"]
+    apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
+    swayed_by = exploration.swayed_by() if exploration is not None and is_robust else {}
     scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
     for o in outcomes:
         scenes[tuple(o.point.get(n) for n in apart)].append(o)
     for scene, of_scene in scenes.items():
         if len(scenes) > 1:
             blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
-        blocks += _ranking_blocks(of_scene, apart, front(of_scene) if is_pareto else None, top, swayed_by or {})
+        chosen = front(of_scene) if is_pareto and exploration is not None else None
+        blocks += _ranking_blocks(of_scene, apart, chosen, top, swayed_by)
     ignored = next((o.ignored for o in outcomes if o.ignored), "")
     if ignored:
         blocks.append(Facts((("ignored", cells(ignored, style="warn")),)))
@@ -82,7 +87,31 @@ def exploration_blocks(
         if counts[status]:
             reasons = tuple(_reasons([o for o in outcomes if o.status == status]))
             blocks.append(Facts(((_COUNTED[status], reasons),)))
-    return blocks
+    if exploration is not None:
+        blocks += _assurances(exploration)
+        blocks += _what_if(outcomes, exploration.setting.device_keys, exploration.setting.schedules)
+    return tuple(blocks)
+
+
+def exploration_document(
+    schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None
+) -> dict[str, object]:
+    """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
+    best = best_of(outcomes)
+
+    def point(outcome: PointOutcome) -> dict[str, object]:
+        row = outcome.row()
+        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
+
+    return {
+        "schema_version": 1,
+        "kind": "npusim.explore",
+        "schedule": schedule,
+        "complete": exploration is not None,
+        "best": point(best) if best else None,
+        "front": [] if exploration is None else [*map(point, exploration.front)],
+        "points": [*map(point, outcomes)],
+    }
 
 
 def _ranking_blocks(
@@ -155,8 +184,8 @@ def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
         yield Cell(f"and {len(ranked) - _SHOWN_REASONS} other causes, in the store", "dim")
 
 
-def assurances(exploration: Exploration) -> list[Block]:
-    """Return what is to be said of the schedules searched, and how far pruned points were checked for races."""
+def _assurances(exploration: Exploration) -> list[Block]:
+    """Return notes on the schedules searched, and how far pruned points were checked for races."""
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     counts = exploration.counts()
     if pruned := counts.get("pruned", 0):
@@ -169,9 +198,7 @@ def assurances(exploration: Exploration) -> list[Block]:
     return [Facts(tuple(facts))] if facts else []
 
 
-def what_if_blocks(
-    outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]
-) -> list[Block]:
+def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
     """Return, for each change of the device, what the best of each schedule gains over its first value."""
     if not device_keys:
         return []
@@ -226,6 +253,18 @@ def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
     statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
     figures = tuple(_figures(rows, ranked, axes))
     return PagePart(title, f"{whole(len(rows))} points: {statuses}", _tiles(ranked, axes), (), figures)
+
+
+def drawings_of(exploration: Exploration) -> dict[str, Spec]:
+    """Return ranking, front and heatmaps of a search, those that its points allow, by the names of their files."""
+    rows = [o.row() for o in exploration.outcomes]
+    axes = varied(rows)
+    specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}
+    if exploration.front:
+        specs = {"front": front_of(rows, axes)[0], **specs}
+    if exploration.best is not None:
+        specs = {"ranking": ranking_of([o.row() for o in exploration.feasible], axes), **specs}
+    return specs
 
 
 def varied(rows: Sequence[Row]) -> list[str]:

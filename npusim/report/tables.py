@@ -9,8 +9,8 @@ from npusim.report import bits, times
 from npusim.report.advice import advise, decoding
 from npusim.report.bottleneck import bottleneck
 from npusim.report.charts import FigureTile
+from npusim.report.inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
-from npusim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,36 +42,6 @@ def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...
         tries = (Cell(f"try: {advice.command}", "good", whole=True),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
     return (*blocks, Facts(tuple(after)))
-
-
-def problem_text(problem: dict[str, object]) -> str:
-    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
-
-    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``.
-    """
-    p = problem
-    if "bytes" in p:
-        return format_bytes(int(str(p["bytes"])))
-    if "heads" not in p:
-        return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
-    heads = f"N{p['heads']}" if p["heads"] == p["kv_heads"] else f"N{p['heads']}/{p['kv_heads']}"
-    seq = f"S{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"S{p['seq_q']}x{p['seq_kv']}"
-    dim = f"d{p['head_dim']}"
-    if p["value_head_dim"] != p["head_dim"]:
-        dim += f"/{p['value_head_dim']}"
-    mask = "causal" if p["causal"] else "full"
-    return f"B{p['batch']} {heads} {seq} {dim} {mask} {p['dtype']}"
-
-
-def asked_text(record: RunRecord) -> str:
-    """Return the sizes of what a run computes; attention's are led by the workload's name."""
-    text = problem_text(record.problem)
-    return f"{record.workload}: {text}" if "heads" in record.problem else text
-
-
-def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields as they are typed, without those left to the schedule."""
-    return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
 def _inputs(record: RunRecord) -> Iterator[Fact]:

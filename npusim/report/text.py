@@ -68,21 +68,24 @@ Fact = tuple[str, tuple[Cell, ...]]
 class Column:
     """What a table says of each row under ``title``.
 
-    ``value`` is an attribute or a key of the row, or a function of it; ``form`` a format specification, or a function,
-    that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of the row.
+    ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
+    function, that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
+    the row.
     """
 
     title: str
-    value: str | Callable[[Any], object]
+    value: str | int | Callable[[Any], object]
     form: str | Callable[[Any], str] = ""
     align: Literal["<", ">"] = "<"
     style: Style | Callable[[Any], Style] = ""
 
     def of(self, row: Any) -> Any:
         """Return the value itself."""
-        if not isinstance(self.value, str):
+        if callable(self.value):
             return self.value(row)
-        return row[self.value] if isinstance(row, Mapping) else getattr(row, self.value)
+        if isinstance(self.value, int) or isinstance(row, Mapping):
+            return row[self.value]
+        return getattr(row, self.value)
 
     def cell(self, row: Any) -> Cell:
         """Return the value as it is written."""
@@ -135,12 +138,12 @@ def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
             yield ()
         match block:
             case Heading():
-                found: Iterable[Line] = _heading(block, width)
+                block_lines = _heading(block, width)
             case Facts():
-                found = _facts(block, width)
+                block_lines = _facts(block, width)
             case Grid():
-                found = _grid(block, width)
-        for line in found:
+                block_lines = _grid(block, width)
+        for line in block_lines:
             yield tuple((visible(text).replace("\n", " "), style) for text, style in line)
         after_grid = is_grid
 
@@ -207,8 +210,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
     """Return ``text`` in lines of at most ``width``, cut between words; all of it where that is None."""
     if width is None or len(text) <= width:
         return [text]
-    found = textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False)
-    return found or [""]
+    return textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _grid(grid: Grid, width: int | None) -> Iterator[Line]:

@@ -58,7 +58,7 @@ SLICES = Table(
     Column("block", "block"),
 )
 USE = Table(
-    Column("pipe", lambda row: row[0]),
+    Column("pipe", 0),
     Column("mean", lambda row: sum(row[1]) / len(row[1]), percent),
     Column("least", lambda row: min(row[1]), percent),
     Column("most", lambda row: max(row[1]), percent),
@@ -140,7 +140,7 @@ def pipes_grid(timing: TimingRecord) -> Grid:
         return ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
 
     table = Table(
-        Column(_pipes_title(timing), lambda row: row[0]),
+        Column(_pipes_title(timing), 0),
         Column("pipe", lambda row: track_of(row[1].group, row[1].queue).pipe),
         Column(
             "busy", lambda row: row[1].busy_cycles / total, percent, ">", lambda row: "warn" if row[1] == limit else ""
@@ -193,8 +193,8 @@ def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
         return f"{row[1] / timing.compulsory_bytes:,.2f}x" if timing.compulsory_bytes else ""
 
     table = Table(
-        Column("link", lambda row: row[0]),
-        Column("bytes", lambda row: row[1], format_bytes, ">"),
+        Column("link", 0),
+        Column("bytes", 1, format_bytes, ">"),
         Column("of compulsory", least, align=">"),
         Column("achieved", rate, _gb_per_s, ">"),
         Column("of its bandwidth", lambda row: rate(row) / rates[row[0]], percent, ">"),
