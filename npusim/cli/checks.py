@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,15 +79,11 @@ def check(
 
     if reason and not update:
         raise SpecError(f"--reason {reason}: goes with --update")
-    done: list[CheckOutcome] = []
+    share, number = _share(tolerance), count(1)
     with progress("checking") as advance:
-
-        def on_case(outcome: "CheckOutcome", total: int) -> None:
-            done.append(outcome)
-            advance(len(done), total)
-
-        share = _share(tolerance)
-        outcomes = check_baselines(folder, tolerance=share, update=update, reason=reason, on_case=on_case)
+        outcomes = check_baselines(
+            folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
+        )
     if json:
         show_document("check", version=2, cases=[*map(_case, outcomes)], passed=all(one.passed for one in outcomes))
     else:
@@ -211,14 +208,14 @@ def validate(
     from npusim.report.validation import validation_document, validation_table
     from npusim.validate import validate as hold
 
+    number = count(1)
     with progress("predicting") as advance:
-        done: list[str] = []
 
-        def note(name: str) -> None:
-            done.append(name)
-            advance(len(done) - 1, max(len(done), 1))
+        def begin(name: str) -> None:  # how many there will be is not known
+            begun = next(number)
+            advance(begun - 1, begun)
 
-        report = hold(file, only=only, band=band, method=method, progress=note)
+        report = hold(file, only=only, band=band, method=method, progress=begin)
     if json:
         show_json(validation_document(report))
     else:

@@ -162,8 +162,8 @@ def use_of_tracks(parts: Sequence[Row]) -> Spec:
     return finished(chart, ROW_HEIGHT * len(names), parts=parts)
 
 
-def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, unit: str = "us") -> Spec:
-    """Return one bar a ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
+def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
+    """Return the time of each ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
     alt = altair()
     names, order = names_of(rows, "track"), {kind: at for at, kind in enumerate(kinds)}
     ordered = [{**row, "order": order[row["kind"]]} for row in rows]
@@ -171,7 +171,7 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, uni
         chart_of("parts")
         .mark_bar(height={"band": 0.78}, style="tile")
         .encode(
-            x=alt.X("value:Q", title=x_title, stack="zero"),
+            x=alt.X("value:Q", title="time, us", stack="zero"),
             y=rows_axis(names),
             color=alt.Color(
                 "kind:N",
@@ -180,7 +180,7 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, uni
                 legend={"columns": 2, "labelLimit": 200, "orient": "top"},
             ),
             order="order:Q",
-            tooltip=tooltip(track="track", cause="what", value=f"{unit}|number", share="of the kernel|share"),
+            tooltip=tooltip(track="track", cause="what", value="us|number", share="of the kernel|share"),
         )
     )
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)

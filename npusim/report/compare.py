@@ -541,7 +541,7 @@ def _latencies(c: Comparison, latency: Breakdown) -> Figure:
             if latency.us(p, i)
         ]
     used = {row["kind"] for row in rows}
-    spec = charts.stacked_bars(rows, [kind for kind in PART_KINDS.values() if kind in used], x_title="time, us")
+    spec = charts.stacked_bars(rows, [kind for kind in PART_KINDS.values() if kind in used])
     text = f"The account of {_units(latency)}, in the core group that ends last, and the launch."
     return Figure("whole", "What the latency is spent on", text, spec, SPENT.grid(rows))
 

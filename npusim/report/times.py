@@ -224,7 +224,7 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
     """Yield where the time goes: over the whole run, in windows of it, and under the roofs."""
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
-    spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used], x_title="time, us")
+    spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used])
     yield Figure("time", "Where the time goes", _time_text(timing), spec, PARTS.grid(rows))
     for number, window in enumerate(drawn.get("windows", ())):
         yield _window(f"window{number}", window)
