@@ -12,7 +12,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, show, show_document, show_json
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.report.text import Block, Column, Facts, Table, cells, percent
+from npusim.report.text import Block, Column, Columns, Facts, cells, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def _change(outcome: "CheckOutcome") -> str:
     return first.why if first.change is None else f"{first.change * 100:+.2f} %"
 
 
-def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Table:
-    return Table(
+def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns:
+    return Columns(
         Column(kind, "name"),
         Column("accepted", lambda outcome: outcome.rows[0].old if outcome.rows else None, _text, align),
         Column("today", lambda outcome: outcome.rows[0].new if outcome.rows else None, _text, align),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report import charts
 from npusim.report.charts import Figure
-from npusim.report.text import Cell, Column, Fact, Table, cells, percent, whole
+from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whole
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
 
-ERRORS = Table(
+ERRORS = Columns(
     Column("head", "head"),
     Column("rows", lambda r: f"{r['first_row']}..{r['last_row']}"),
     Column("relative error", lambda r: "not finite" if r["error"] is None else scientific(r["error"])),
@@ -162,7 +162,7 @@ def scores_figure(scores: dict[str, Any]) -> Figure:
         f"Magnitudes of {whole(total)} scores before they are stored as {scores['format']}, whose largest number is "
         f"{largest:,.6g}. {'None lies' if not beyond else f'{percent(beyond / total)} lie'} beyond it."
     )
-    table = Table(
+    table = Columns(
         Column("magnitude", 0), Column("scores", 1, whole), Column("share", lambda row: row[1] / total, percent)
     )
     title = "Scores against the range of their format"

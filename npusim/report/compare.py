@@ -20,12 +20,12 @@ from npusim.report.text import (
     Block,
     Cell,
     Column,
+    Columns,
     Fact,
     Facts,
     Grid,
     Heading,
     Style,
-    Table,
     cells,
     percent,
     plain,
@@ -66,13 +66,13 @@ PART_KINDS = MappingProxyType(
         "launch": "launch",
     }
 )
-SPENT = Table(
+SPENT = Columns(
     Column("run", "track"),
     Column("what", "cause"),
     Column("us", "value", ",.2f"),
     Column("of the latency", "share", percent),
 )
-POINTS = Table(
+POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
 
@@ -401,7 +401,7 @@ def _parts_grid(latency: Breakdown) -> Grid:
         changes["cycles"] = lambda row, run: _signed(cycles(row, run))
     titles = [f"{s.label} us" for s in latency.sheets]
     columns = _beside(titles, lambda row, run: f"{us(row, run):,.2f}", style, lambda row: row[2], **changes)
-    return Table(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
+    return Columns(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
 
 
 def _moved_grid(c: Comparison) -> Grid:
@@ -411,7 +411,7 @@ def _moved_grid(c: Comparison) -> Grid:
         lambda m, run: whole(m.part.cycles[run]),
         change=lambda m, run: _signed(m.part.cycles[run] - m.part.cycles[0]),
     )
-    grid = Table(
+    grid = Columns(
         Column("moved: unit", "unit", style="label"),
         Column("operation, or wait", "part", str),
         *columns,
@@ -426,7 +426,7 @@ def _moved_grid(c: Comparison) -> Grid:
 def _figures_grid(c: Comparison) -> Grid:
     columns = _beside(c.labels, _written, _style, change=ComparedFigure.change)
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
-    return Table(Column("", "name", style="label"), *columns).grid(rows)
+    return Columns(Column("", "name", style="label"), *columns).grid(rows)
 
 
 def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
@@ -514,7 +514,7 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
         for i in runs
         for name, parts in drawn
     ]
-    table = Table(
+    table = Columns(
         Column("part", str),
         *(Column(f"{label} us", _of(i, latency.us), ",.2f") for i, label in enumerate(c.labels)),
         *(Column(f"{c.labels[i]}, change us", _of(i, latency.change_us), "+,.2f") for i in runs),
@@ -561,7 +561,7 @@ def _busy_figure(c: Comparison) -> Iterator[Figure]:
         if isinstance(share, float)
     ]
     if rows:
-        table = Table(
+        table = Columns(
             Column("pipe", 0),
             *(Column(label, _of(i, lambda row, run: row[1][run]), percent) for i, label in enumerate(c.labels)),
         )

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Fact, Facts, Heading, Style, Table, cells, percent
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, percent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ def _change(share: float) -> str:
     return f"{share * 100:+.1f} %"
 
 
-SENSITIVITY = Table(
+SENSITIVITY = Columns(
     Column("constant", "key"),
     Column("value", "value", "g", ">"),
     Column("basis", "basis"),
@@ -65,7 +65,7 @@ def _tried(finding: Finding) -> str:
     return ", ".join(t.what for t in finding.tried if not t.reason) or "nothing: no such choice here"
 
 
-ASPECTS = Table(
+ASPECTS = Columns(
     Column("vary", "aspect", style="label"),
     Column("changes bits", lambda f: _VERDICTS[f.verdict][0], style=lambda f: _VERDICTS[f.verdict][1]),
     Column("tried", _tried),

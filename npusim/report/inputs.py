@@ -9,7 +9,7 @@ from npusim.config.device_tables import validated_schedules
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
 from npusim.errors import SpecError
-from npusim.report.text import Block, Cell, Column, Facts, Heading, Table, cells
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def _allowed(field: TilingField) -> str:
     return ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
 
 
-DEVICES = Table(Column("device", "name"), Column("family", "family"), Column("description", "description"))
+DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
 #: Rows are keys of a device file with what stands there.
-NUMBERS = Table(
+NUMBERS = Columns(
     Column("key", 0),
     Column("value", lambda row: getattr(row[1], "value", ""), _number, ">"),
     Column(
@@ -74,7 +74,7 @@ NUMBERS = Table(
     ),
     Column("source", lambda row: row[1].source, style="dim"),
 )
-WORKLOADS = Table(
+WORKLOADS = Columns(
     Column("workload", "name"),
     Column("heads", lambda w: f"{w.heads}" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads}", align=">"),
     Column("head_dim", "head_dim", align=">"),
@@ -82,7 +82,7 @@ WORKLOADS = Table(
     Column("devices", "tensor_parallel", align=">"),
     Column("description", "description"),
 )
-FIELDS = Table(
+FIELDS = Columns(
     Column("-t field", "name"),
     Column("default", lambda f: "auto" if f.default is None else f.default, str, ">"),
     Column("allowed", _allowed),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from itertools import combinations
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
@@ -18,7 +19,7 @@ from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile
 from npusim.report.page import PagePart
 from npusim.report.pipes import read_csv
-from npusim.report.text import Cell, Column, Facts, Heading, Table, cells, percent, whole
+from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, percent, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,16 +36,18 @@ _SHOWN_REASONS = 3
 #: Points that a chart names, and that a table lists; pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3
 #: How points without a time are counted, in the order of the heading.
-_COUNTED = {
-    "ok": "simulated",
-    "pruned": "pruned with proof",
-    "infeasible": "do not fit",
-    "merged": "merged",
-    "rejected": "rejected",
-    "failed": "failed",
-}
+_COUNTED = MappingProxyType(
+    {
+        "ok": "simulated",
+        "pruned": "pruned with proof",
+        "infeasible": "do not fit",
+        "merged": "merged",
+        "rejected": "rejected",
+        "failed": "failed",
+    }
+)
 
-FRONT = Table(
+FRONT = Columns(
     Column("point", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
 
@@ -136,7 +139,7 @@ def _ranking_blocks(
     def axis(name: str) -> Column:
         return Column(name, lambda o: str(o.point.get(name, "")), align=">")
 
-    table = Table(
+    table = Columns(
         *(axis(n) for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart),
         Column("latency us", "latency_us", ",.2f", ">"),
         Column("cycles", lambda o: o.cycles or 0, whole, ">"),
@@ -217,7 +220,7 @@ def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], sched
 
         return Column(name, text, align=">")
 
-    table = Table(
+    table = Columns(
         Column("device", lambda key: " ".join(f"{k}={v}" for k, v in zip(device_keys, key, strict=True))),
         *map(best, schedules),
     )
@@ -306,7 +309,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
     left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
     if left:
         text = f"{whole(len(left))} points, each with its reason."
-        reasons = Table(
+        reasons = Columns(
             Column("point", lambda r: _name(r, axes)),
             Column("status", "status", str),
             Column("reason", lambda r: r.get("reason") or "", str),
@@ -338,7 +341,7 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
     def axis(name: str) -> Column:
         return Column(name, lambda r: str(r.get(name)))
 
-    table = Table(
+    table = Columns(
         *map(axis, axes),
         Column("latency us", "latency_us", ",.2f"),
         Column("cycles", lambda r: int(r.get("cycles") or 0), whole),
@@ -357,7 +360,7 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
     text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
     for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
         spec, places = map_of(alike, x, y)
-        table = Table(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
+        table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
         yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(places))
 
 

@@ -94,8 +94,8 @@ class Column:
         return Cell(written, self.style(row) if callable(self.style) else self.style)
 
 
-class Table:
-    """Columns, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
+class Columns:
+    """A table, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns

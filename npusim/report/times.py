@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import track_of
@@ -10,7 +11,7 @@ from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE
 from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, group_ends, main_stall, queues_of
 from npusim.report.charts import Figure
-from npusim.report.text import Cell, Column, Fact, Grid, Table, cells, percent, whole
+from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
 from npusim.timing.result import KINDS, method_text
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
@@ -36,20 +37,22 @@ SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
 #: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
 LISTED, NAMED = 12, 2
 _WEAK_BASES = ("assumed", "fitted", "unknown")
-_WINDOWS = {
-    "Prologue": "How the pipeline fills.",
-    "Steady state": "Amid the run: what repeats.",
-    "Epilogue": "How it drains.",
-    "Beginning": "The run is too long to keep every operation: this is its beginning.",
-}
+_WINDOWS = MappingProxyType(
+    {
+        "Prologue": "How the pipeline fills.",
+        "Steady state": "Amid the run: what repeats.",
+        "Epilogue": "How it drains.",
+        "Beginning": "The run is too long to keep every operation: this is its beginning.",
+    }
+)
 
-PARTS = Table(
+PARTS = Columns(
     Column("pipe", "track"),
     Column("what", "cause"),
     Column("us", "value", ",.2f"),
     Column("of the kernel", "share", percent),
 )
-SLICES = Table(
+SLICES = Columns(
     Column("pipe", "track"),
     Column("what", lambda s: s["name"] if s["kind"] == "operation" else f"waits: {s['name']}"),
     Column("from, us", "start_us", ".3f"),
@@ -57,20 +60,20 @@ SLICES = Table(
     Column("loop", "at"),
     Column("block", "block"),
 )
-USE = Table(
+USE = Columns(
     Column("pipe", 0),
     Column("mean", lambda row: sum(row[1]) / len(row[1]), percent),
     Column("least", lambda row: min(row[1]), percent),
     Column("most", lambda row: max(row[1]), percent),
 )
-MEMORIES = Table(
+MEMORIES = Columns(
     Column("memory", "name"),
     Column("allocated", "used_bytes", format_bytes),
     Column("capacity", "capacity_bytes", format_bytes),
     Column("share", lambda m: m["used_bytes"] / m["capacity_bytes"], percent),
     Column("held at most", "held_bytes", format_bytes),
 )
-CONSTANTS = Table(Column("constant", "key"), Column("basis", "basis"), Column("share", "share", percent))
+CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column("share", "share", percent))
 
 
 # ---------------------------------------------------------------- the terminal's table
@@ -139,7 +142,7 @@ def pipes_grid(timing: TimingRecord) -> Grid:
         stall = main_stall(row[1])
         return ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
 
-    table = Table(
+    table = Columns(
         Column(_pipes_title(timing), 0),
         Column("pipe", lambda row: track_of(row[1].group, row[1].queue).pipe),
         Column(
@@ -192,7 +195,7 @@ def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
     def least(row: tuple[str, int]) -> str:
         return f"{row[1] / timing.compulsory_bytes:,.2f}x" if timing.compulsory_bytes else ""
 
-    table = Table(
+    table = Columns(
         Column("link", 0),
         Column("bytes", 1, format_bytes, ">"),
         Column("of compulsory", least, align=">"),
@@ -331,7 +334,7 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
         for name, size in timing.link_bytes.items()
         if size
     ]
-    table = Table(
+    table = Columns(
         Column("memory", "name"),
         Column("bytes moved", lambda lv: timing.link_bytes[lv["name"]], format_bytes),
         Column("bandwidth", "bytes_per_s", _gb_per_s),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from npusim.report.text import Cell, Column, Facts, Grid, Heading, Table, cells, lines, markdown, plain, pre_html
+from npusim.report.text import Cell, Column, Columns, Facts, Grid, Heading, cells, lines, markdown, plain, pre_html
 
 BLOCKS = (
     Heading("flash", "ascend"),
@@ -39,7 +39,7 @@ def test_grid_without_rows_is_its_header() -> None:
 
 
 def test_a_table_declared_once_is_read_as_text_markdown_and_records() -> None:
-    table = Table(Column("pipe", "name"), Column("busy", lambda row: row["busy"] / 2, ".1f", ">"))
+    table = Columns(Column("pipe", "name"), Column("busy", lambda row: row["busy"] / 2, ".1f", ">"))
     rows = [{"name": "CUBE", "busy": 1}, {"name": None, "busy": 3}]
     assert plain([table.grid(rows)]) == "  pipe  busy\n  CUBE   0.5\n  -      1.5\n"
     assert markdown([table.grid(rows)]).splitlines()[2] == "| CUBE | 0.5 |"
